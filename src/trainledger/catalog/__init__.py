@@ -308,6 +308,25 @@ def published(device_name: str) -> tuple[Published, ...]:
     )
 
 
+def published_runs() -> list[str]:
+    """The table of published runs and their predictions, a line each, the names of columns first.
+
+    Tabs separate the columns; `plan.published` reads them.
+    """
+    return _lines("published.tsv")
+
+
+@cache
+def published_sources() -> dict[str, str]:
+    """What the column ``source`` of `published_runs` stands for."""
+    return dict(line.split("\t") for line in _lines("published_sources.tsv")[1:])
+
+
+def _lines(name: str) -> list[str]:
+    with open(os.path.join(_HERE, name), encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
 def scaling_laws() -> dict[str, dict[str, Any]]:
     """The published scaling laws by name, each with its coefficients and its source.
 

@@ -10,9 +10,11 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.layouts.result import as_toml
 from trainledger.plan.plan import Plan, by_causal
+from trainledger.plan.published import Resemblance, nearest
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb
 from trainledger.predict.forecast import Bar, Forecast
 from trainledger.predict.predict import ALONE
+from trainledger.report import published
 from trainledger.report.device_memory import device_lines, memory_data
 from trainledger.report.heading import model_line, of_run
 from trainledger.report.plain_data import plain, run_data
@@ -41,7 +43,7 @@ BASES = {
 
 def document(plan: Plan) -> Document:
     """The whole plan, and the layout that was searched for, to paste into a run file."""
-    forecast = plan.forecast
+    forecast, found = plan.forecast, nearest(plan.run)
     return Document(
         title=f"The plan of {plan.run.model.name}",
         sections=sections(
@@ -51,11 +53,12 @@ def document(plan: Plan) -> Document:
             _memory_of_ranks(plan) if plan.ranks else _memory(plan),
             section("Of the whole model on one device:" if plan.ranks else "", rules_table(plan.rules)),
             _napkin(plan),
+            published.nearest_section(found),
             notes(map(sentence, forecast.notes)),
             _found_layout(plan.run) if plan.run.origin.searched else None,
         ),
         about=tuple(about(plan)),
-        data=lambda: _data(plan),
+        data=lambda: _data(plan, found),
         figures=lambda: _figures(plan),
     )
 
@@ -287,7 +290,7 @@ def _napkin(plan: Plan) -> tuple[str, ...]:
     return (f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}")
 
 
-def _data(plan: Plan) -> dict[str, Any]:
+def _data(plan: Plan, found: tuple[Resemblance, ...]) -> dict[str, Any]:
     forecast = plain(plan.forecast, more={Bar: ("seconds",)})
     forecast["device_title"] = forecast.pop("device")
     napkin = None if plan.napkin is None else plain(plan.napkin)
@@ -303,6 +306,7 @@ def _data(plan: Plan) -> dict[str, Any]:
         "napkin": napkin,
         "memory_nbytes": plan.memory_nbytes,
         "device_memory": memory_data(plan.device_memory),
+        "nearest_published": published.data(found),
         **({"ranks": [_rank_data(each) for each in plan.ranks]} if plan.ranks else {}),
     }
 
