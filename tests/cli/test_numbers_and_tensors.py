@@ -94,7 +94,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("dtype", "1e-400"), "is too small for fp64 and would be read as zero; nearest that works: 5e-324"),
     (("dtype", "-0.2e-323"), "nearest that works: -5e-324"),
     (("tensor", "float32"), "tensor = 'float32': must be a format and a shape in brackets"),
-    (("tensor", "float32[4,8]", "viiew"), "chain = 'viiew': is no operation that is known here ("),
+    (("tensor", "float32[4,8]", "viiew"), "operations = 'viiew': is no operation that is known here ("),
     (("tensor", "float32[4,8]", "--at", "9,9"), "--at = '9,9': fp32[4, 8] has 4 in dim 0, and the index asks for 9"),
     (("tensor", "float32[4,8]", "t", "--at", "x"), "--at = 'x': is no index; write it like 1,2"),
     (("tensor", "mxfp4[32]", "t"), "so that no element has an address of its own; nearest that works: uint8"),

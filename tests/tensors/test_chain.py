@@ -297,10 +297,10 @@ def test_failures_are_sentences_and_the_steps_before_stay(tensor, operations, se
 
 
 @pytest.mark.parametrize(("operations", "sentence"), [
-    ("transposee", "chain = 'transposee': is no operation that is known here ("),
+    ("transposee", "operations = 'transposee': is no operation that is known here ("),
     ("transposee", "nearest that works: transpose"),
-    ("view(4,", "chain = 'view(4,': is no operation such as transpose(0,1), view(4,8), contiguous or [:,1]; nearest "
-                "that works: view"),
+    ("view(4,", "operations = 'view(4,': is no operation such as transpose(0,1), view(4,8), contiguous or [:,1]; "
+                "nearest that works: view"),
     ("view(print())", "is no operation such as"), ("view(lambda: 0)", "is no operation such as"),
     ("+1", "is no operation such as"), ("view(*x)", "is no operation such as"), ("[f(1)]", "is no operation such as"),
     ("(" * 500, "is no operation such as"), ("t " * 101, "has 101 operations; 100 are shown at most"),

@@ -147,10 +147,12 @@ def read_chain(operations: str | Iterable[str]) -> tuple[Call, ...]:
     """The operations in text, in one piece or several; `InvalidInput` with a sentence otherwise."""
     text = operations if isinstance(operations, str) else " ".join(operations)
     if len(text) > LONGEST:
-        raise InvalidInput([Problem("chain", text, f"is longer than {LONGEST:,} characters")])
+        raise InvalidInput([Problem("operations", text, f"is longer than {LONGEST:,} characters")])
     found = [call for word in _words(text) for call in _read(word)]
     if len(found) > MOST_STEPS:
-        raise InvalidInput([Problem("chain", None, f"has {len(found)} operations; {MOST_STEPS} are shown at most")])
+        raise InvalidInput(
+            [Problem("operations", None, f"has {len(found)} operations; {MOST_STEPS} are shown at most")]
+        )
     return tuple(found)
 
 
@@ -180,12 +182,12 @@ def _read(word: str) -> list[Call]:
             calls.insert(0, call)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         rule = "is no operation such as transpose(0,1), view(4,8), contiguous or [:,1]"
-        raise InvalidInput([Problem("chain", word, rule, _nearest_word(word))]) from None
+        raise InvalidInput([Problem("operations", word, rule, _nearest_word(word))]) from None
     for call in calls:
         if call.name not in OPERATIONS and call.name != "[]":
             near = nearest_text(call.name, OPERATIONS)
             rule = f"is no operation that is known here ({', '.join(_known())})"
-            raise InvalidInput([Problem("chain", call.name, rule, near)])
+            raise InvalidInput([Problem("operations", call.name, rule, near)])
     return calls
 
 

@@ -293,7 +293,7 @@ def _boxes(tensor: Strided, size: int, places: list[int]) -> list[str]:
         inside.setdefault(place, []).append(number)
     text = {place: _numbers(numbers) for place, numbers in inside.items()}
     wide = max(2, len(str(size - 1)), *map(len, text.values())) + 2
-    row = min(_row_of(tensor, size), (WIDTH - 1) // (wide + 1))
+    row = min(row_of(tensor, size), (WIDTH - 1) // (wide + 1))
     lines = [f"the storage, {size} elements of {tensor.itemsize} bytes in memory order: above each box its",
              "index, in it the number of the tensor's element, counted row by row"]  # fmt: skip
     for start in range(0, size, row):
@@ -315,7 +315,7 @@ def _numbers(numbers: list[int]) -> str:
     return f"{numbers[0]}..{numbers[-1]}"
 
 
-def _row_of(tensor: Strided, size: int) -> int:
+def row_of(tensor: Strided, size: int) -> int:
     """Boxes in a row: as many as a step of the tensor's larger strides, where that parts a longer storage evenly."""
     if size <= _MOST_IN_A_ROW:
         return _MOST_IN_A_ROW
