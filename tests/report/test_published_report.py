@@ -30,7 +30,7 @@ def test_a_row_has_what_was_published_and_what_is_predicted(run: tl.Run) -> None
     made = published.table(found)
     assert made.columns[-3:] == ("error", "memory error", "source")
     assert made.rows[0] == (
-        "Llama3-8B", "8 x h100-sxm-96gb-500w", "shard 8, selective recomputation", each.step_seconds,
+        "Llama3-8B", "8 x h100-sxm-96gb-500w", "shard 8, selective recompute", each.step_seconds,
         each.predicted_step_seconds, each.error, each.memory_error, "R0002",
     )  # fmt: skip
     assert made.texts()[0][5] == f"{100 * (each.predicted_step_seconds / each.step_seconds - 1):+.1f} %"

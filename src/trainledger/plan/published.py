@@ -28,7 +28,7 @@ _WORDS = {
     "tensor": "tensor ranks", "pipeline": "pipeline stages", "context": "context ranks",
     "micro_batch": "sequences of a micro-batch",
 }  # fmt: skip
-_TOLD = 2  # differences that a sentence names
+_NAMED = 2  # differences that a sentence names
 
 
 @frozen(kw_only=True)
@@ -201,7 +201,7 @@ def _of_device(asked: dict[str, Any], device: str, capability: float | None) -> 
 def _differs(asked: dict[str, Any], published: PublishedRun) -> str:
     """The two largest differences, in words."""
     apart = sorted(_differences(asked, published), key=lambda each: -each[0])
-    return "; ".join(words for _, words in apart[:_TOLD]) or "the same in all that is compared"
+    return "; ".join(words for _, words in apart[:_NAMED]) or "the same in all that is compared"
 
 
 def _differences(asked: dict[str, Any], published: PublishedRun) -> Iterator[tuple[float, str]]:

@@ -33,7 +33,7 @@ def table(found: Sequence[Resemblance]) -> Table:
 
 
 def _row(each: PublishedRun, with_memory: bool) -> tuple[str | float | None, ...]:
-    recomputed = "" if each.recomputation == "none" else f"{each.recomputation} recomputation"
+    recomputed = "" if each.recomputation == "none" else f"{each.recomputation} recompute"
     layout = ", ".join(filter(None, (each.layout, recomputed))) or "-"
     errors = (each.error, each.memory_error) if with_memory else (each.error,)
     devices = f"{each.devices:,} x {each.device}"

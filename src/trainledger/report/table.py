@@ -135,12 +135,14 @@ def _wrap(cell: str, width: int, pieces: list[str]) -> list[str]:
 
 
 def _break(word: str, width: int) -> int:
-    """Where a word that is too long is broken: behind a comma, or the slash or stop of a path, if there is one.
+    """Where a word that is too long is broken: behind a comma, the slash or stop of a path, or a hyphen, if any.
 
     >>> _break("bf16[8,1024,768]", 14), _break("model.layers.0.mlp", 14), _break("a" * 9, 4)
     (12, 13, 4)
+    >>> _break("a100-sxm-80gb", 10)
+    9
     """
-    for mark in (",", "/", "."):
+    for mark in (",", "/", ".", "-"):
         at = word.rfind(mark, 0, width)
         if at > 0 and not (mark == "." and word[at - 1].isdigit() and word[at + 1 : at + 2].isdigit()):
             return at + 1
