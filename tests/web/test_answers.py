@@ -64,3 +64,16 @@ def test_an_exercise_says_right_close_and_wrong() -> None:
     assert not answers.check("time", query, "days", "5")["near"]
     with pytest.raises(InvalidInput, match="is not an amount"):
         answers.check("time", query, "days", "soon")
+
+
+def test_a_field_follows_where_the_answer_decides_it() -> None:
+    fields = answers.view("time", {"days": "45"})["fields"]
+    assert fields["days"]["follows"]
+    assert not fields["params"]["follows"]
+
+
+def test_the_listing_names_the_other_fields_of_a_run() -> None:
+    of = {each["name"]: each for each in answers.listing()}
+    assert "recipe.dropout" in of["breaks"]["others"]
+    assert "recipe.seq_len" not in of["breaks"]["others"]  # which has a slider
+    assert of["tensor"]["others"] == []

@@ -23,6 +23,8 @@ from trainledger.document import (
 )
 from trainledger.report.style import COLOURS, key_of, titled, untitled
 from trainledger.report.svg import svg
+from trainledger.report.svg.elements import element
+from trainledger.report.svg.paint import paint
 from trainledger.units import format_percent
 
 # Nothing is fetched and no script runs, whatever stands in the data: the policy tells the browser.
@@ -43,7 +45,8 @@ th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid #e4e4e4; white-s
 tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child { padding-left: 1.8rem; }
 .number { text-align: right; }
 dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
-.bar { height: .8rem; } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; }
+.bars { width: 50%; } .bar { display: block; width: 100%; height: .8rem; }
+pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; }
 table.source { font: 13px/1.35 ui-monospace, monospace; }
 table.source :is(td, th) { padding: 0 .5rem; text-align: right; border-bottom: 0; }
 table.source .code { text-align: left; white-space: pre; } tr.found td { background: #fdf0e0; }
@@ -55,7 +58,8 @@ figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4re
 _NOTEBOOK = """
 .trainledger table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .trainledger :is(th, td) { text-align: left; padding: .2rem .6rem; white-space: nowrap; }
-.trainledger .number { text-align: right; } .trainledger .note { opacity: .7; } .trainledger .bar { height: .8rem; }
+.trainledger .number { text-align: right; } .trainledger .note { opacity: .7; }
+.trainledger .bars { width: 50%; } .trainledger .bar { display: block; width: 100%; height: .8rem; }
 .trainledger dl { display: grid; grid-template-columns: 8rem 1fr; } .trainledger dd { margin: 0; }
 """
 
@@ -130,17 +134,18 @@ def _heat(share: float) -> str:
 
 
 def _bars(part: Bars) -> str:
-    """Bars that begin where the one before ended, drawn by the page's own styles."""
+    """Bars that begin where the one before ended; without styles, which a page's policy may forbid."""
     total = part.ends[-1][2]
     highest = max([1, *(end for _, _, end in part.ends)])
     rows = []
     for name, start, end in part.ends:
         low, high = (100 * max(0, each) / highest for each in sorted((start, end)))
         colour = COLOURS[0] if name == "in all" else COLOURS[5] if end > start else COLOURS[2]
-        bar = f'<div class="bar" style="margin-left:{low:.2f}%;width:{high - low:.2f}%;background:{colour}"></div>'
+        bar = element("rect", x=low, width=high - low, height=1, **paint(colour))
+        drawn = f'<svg class="bar" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
         share = format_percent((end - start) / total) if total else ""
         numbers = f'<td class="number">{signed(end - start, part.unit).lstrip("+")}</td><td class="number">{share}</td>'
-        rows.append(f'<tr><td>{escape(name)}</td>{numbers}<td style="width:50%">{bar}</td></tr>')
+        rows.append(f'<tr><td>{escape(name)}</td>{numbers}<td class="bars">{drawn}</td></tr>')
     return f"<table>{''.join(rows)}</table>"
 
 

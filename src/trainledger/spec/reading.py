@@ -111,6 +111,11 @@ def field_of(sections: Sections, path: str) -> Field[Any] | None:
     return next((each for known, each in _leaves(sections) if known == path), None)
 
 
+def paths(sections: Sections) -> list[str]:
+    """The paths of all fields, of every kind of each part."""
+    return [path for path, _ in _leaves(sections)]
+
+
 def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str | None:
     """The path that a wrong one probably means: one that ends alike, with or without the name of its part or kind.
 

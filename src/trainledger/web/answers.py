@@ -11,8 +11,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainledger.document import Document, Section
+from trainledger.document import Document, Section, Text
 from trainledger.report.html import parts, table_html
+from trainledger.report.style import key_of
 from trainledger.report.svg import svg
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -25,8 +26,8 @@ from trainledger.units import (
     parse_seconds,
 )
 from trainledger.web.calculator import Calculator, Headline, Progress, Reply
-from trainledger.web.calculators import CALCULATORS
-from trainledger.web.field import Field, Query, place, read_query
+from trainledger.web.calculators import CALCULATORS, LESSON
+from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 
 Calculators = Mapping[str, Calculator]
 _CLOSE = 0.05  # relative: an answer of an exercise that is right
@@ -46,7 +47,8 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
         {
             "name": each.name, "title": each.title, "question": each.question, "needs": list(each.needs),
             "patient": each.patient, "presets": {title: dict(query) for title, query in each.presets.items()},
-            "fields": [_field_data(field) for field in each.fields],
+            "fields": [_field_data(field) for field in each.fields], "lesson": each.name in LESSON,
+            "others": paths_of_run(each.fields) if each.any_of_run else [],
         }
         for each in calculators.values()
     ]  # fmt: skip
@@ -90,9 +92,12 @@ def view(
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
         "headlines": [_headline_data(each) for each in reply.headlines],
-        "sections": [_section_data(each) for each in reply.document.sections],
+        "sections": [_section_data(each) for each in _without(reply.verdict, reply.document.sections)],
         "drawings": [
-            {"title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table)}
+            {
+                "title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table),
+                "key": key_of(each.figure["layout"]),
+            }
             for each in reply.drawings
         ],
         "fields": {name: _value_data(query.fields[name], query[name], text) for name, text in _texts(query, reply)},
@@ -167,6 +172,11 @@ def _headline_data(each: Headline) -> dict[str, Any]:
         "name": each.name, "title": each.title, "text": each.text, "value": finite(each.value), "unit": each.unit,
         "formula": each.formula, "basis": each.basis, "source": each.source, "asked": each.asked,
     }  # fmt: skip
+
+
+def _without(verdict: str, sections: Sequence[Section]) -> list[Section]:
+    """The sections but one that says the verdict and nothing else."""
+    return [each for each in sections if each.parts != (Text((verdict,)),)]
 
 
 def _section_data(each: Section) -> dict[str, str]:

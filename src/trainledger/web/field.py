@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.reading import field_of
+from trainledger.spec.reading import field_of, paths
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import rule_of
 from trainledger.units import NotAQuantity, parse_amount, parse_nbytes, parse_number, parse_seconds
@@ -51,6 +51,12 @@ def of_run(name: str, title: str, **more: object) -> Field:
     assert found is not None, name
     about: str = rule_of(found).get("doc", "")
     return Field(**{"name": name, "title": title, "about": about, **more})  # type: ignore[arg-type]
+
+
+def paths_of_run(fields: Iterable[Field]) -> list[str]:
+    """The fields of a run that are not among these."""
+    own = {each.name for each in fields}
+    return [path for path in paths(SECTIONS) if path not in own]
 
 
 def one_of(names: Iterable[str], **titles: str) -> tuple[tuple[str, str], ...]:

@@ -7,3 +7,4 @@ from trainledger.web.calculators.tensor import TENSOR
 from trainledger.web.calculators.time import TIME
 
 CALCULATORS: dict[str, Calculator] = {each.name: each for each in (TIME, TENSOR, LAYOUTS, BREAKS)}
+LESSON = frozenset({"time", "tensor", "formats", "matmul", "model", "memory", "data"})

@@ -44,7 +44,7 @@ export function showAnswer(parts, view) {
 }
 
 function card() {
-  const text = element("span", { class: "number" });
+  const text = element("span", { class: "number" }, element("span"), element("small"));
   const title = element("span", { class: "title" });
   const basis = element("span", { class: "basis" });
   const formula = element("code", { class: "formula" });
@@ -54,8 +54,10 @@ function card() {
 
 function fill(child, each) {
   const [title, text, basis] = child.firstChild.children;
+  const [number, ...unit] = each.text.split(" ");
   put(title, each.title);
-  put(text, each.text);
+  put(text.firstChild, number);
+  put(text.lastChild, unit.length ? ` ${unit.join(" ")}` : "");
   put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}`);
   basis.dataset.basis = each.basis;
   put(child.querySelector(".formula"), each.formula);

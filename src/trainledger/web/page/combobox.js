@@ -3,7 +3,8 @@
 import { element } from "./element.js";
 
 /** The input of `id` and its list of [value, title] pairs; `chosen(text)` hears of a value taken from the list. */
-export function combobox({ id, choices, chosen, describedby }) {
+export function combobox({ id, choices: known, chosen, describedby }) {
+  let choices = known;
   const input = element("input", {
     type: "text", id, class: "text", role: "combobox", spellcheck: "false", autocapitalize: "off", autocomplete: "off",
     "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": `${id}-list`,
@@ -72,5 +73,10 @@ export function combobox({ id, choices, chosen, describedby }) {
     }
     return undefined;
   });
-  return { box, input };
+  const offer = (some) => {
+    choices = some;
+    input.placeholder = choices.find(([value]) => value === "")?.[1] || "not given";
+  };
+  offer(known);
+  return { box, input, offer };
 }

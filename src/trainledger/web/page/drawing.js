@@ -1,5 +1,5 @@
 // A drawing with the table of what it shows beside it, and the sentence of the mark under the pointer.
-import { element, put, reachable } from "./element.js";
+import { element, keep, put, reachable } from "./element.js";
 
 /** An empty figure with its switch between drawing and table. */
 export function drawing(each) {
@@ -13,7 +13,8 @@ export function drawing(each) {
     },
   });
   const head = element("figcaption", {}, element("h2", { text: each.title }), toggle);
-  const figure = element("figure", { class: "drawing" }, head, picture, table);
+  const key = element("ol", { class: "key" });
+  const figure = element("figure", { class: "drawing" }, head, picture, key, table);
   toggle.setAttribute("aria-label", `Table of: ${each.title}`);
   hover(picture);
   return figure;
@@ -21,7 +22,9 @@ export function drawing(each) {
 
 /** Puts the newest picture and table in. */
 export function redraw(figure, each) {
-  const [, picture, table] = figure.children;
+  const [, picture, key, table] = figure.children;
+  keep(key, each.key, (said) => said, () => element("li"), (item, said) => put(item, said));
+  key.hidden = !each.key.length;
   if (put(picture, each.svg ?? "", "innerHTML")) {
     picture.firstElementChild?.setAttribute("role", "img");
     picture.firstElementChild?.setAttribute("aria-label", `${each.title}; its numbers are in the table`);

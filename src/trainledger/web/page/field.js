@@ -32,10 +32,10 @@ export function control(field, changed) {
   const note = element("span", { class: "follows", text: "follows", hidden: true });
   const problem = element("p", { class: "problem", id: `${id}-problem`, hidden: true });
   const head = element("div", { class: "head" }, label, ...(field.about ? [help] : []), note, back);
-  const box = element("div", { class: "field", "data-field": field.name }, head, about);
+  const box = element("div", { class: "field", "data-field": field.name }, ...(field.long ? [] : [head]), about);
 
   const text = field.long
-    ? pasted(field, id, describedby, listens, changed)
+    ? pasted(field, id, describedby, listens, changed, head)
     : field.strict
       ? listed(field, id, describedby, listens)
       : field.choices.length
@@ -63,7 +63,8 @@ export function control(field, changed) {
 
   return {
     box,
-    name: field.name,
+    /** Choices that the answer has in place of the field's own. */
+    offer: text.offer ?? (() => {}),
     /** Shows a text and its place among the stops; `follows` where the answer decides it. */
     show({ text: said, at, follows }, isGiven, hidden) {
       const value = hidden && follows ? "" : said;
@@ -109,12 +110,11 @@ function listed(field, id, describedby, listens) {
 }
 
 function sought(field, id, describedby, listens, changed) {
-  const { box, input } = combobox({ id, choices: field.choices, describedby, chosen: (text) => changed(text, true) });
-  input.placeholder = "not given";
-  return { main: listens(input), box };
+  const { box, input, offer } = combobox({ id, choices: field.choices, describedby, chosen: (text) => changed(text, true) });
+  return { main: listens(input), box, offer };
 }
 
-function pasted(field, id, describedby, listens, changed) {
+function pasted(field, id, describedby, listens, changed, head) {
   const area = listens(element("textarea", {
     id, class: "text", rows: 7, maxlength: field.longest, spellcheck: "false", "aria-describedby": describedby,
     placeholder: "paste it here",
@@ -126,7 +126,7 @@ function pasted(field, id, describedby, listens, changed) {
       changed(area.value, true);
     },
   });
-  const fold = element("details", { class: "paste" }, element("summary", { text: `paste a ${field.title}` }), area, file);
+  const fold = element("details", { class: "paste" }, element("summary", { text: `Paste a ${field.title}` }), head, area, file);
   return { main: area, box: fold, opened: () => (fold.open = true) };
 }
 

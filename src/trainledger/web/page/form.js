@@ -1,4 +1,5 @@
 // The form of a calculator: its fields in their groups, and what no field stands for.
+import { combobox } from "./combobox.js";
 import { control, told } from "./field.js";
 import { element } from "./element.js";
 
@@ -15,7 +16,9 @@ export class Form {
     this.calculator = calculator;
     this.controls.clear();
     this.general = element("div", { class: "problem", role: "group", "aria-label": "Problems", hidden: true });
-    this.others = element("div", { class: "chips others", role: "group", "aria-label": "Other settings" });
+    this.chips = element("div", { class: "chips", role: "group", "aria-label": "Other settings" });
+    this.others = element("fieldset", { class: "others", hidden: !calculator.others.length });
+    this.others.append(element("legend", { text: "Any other setting" }), this.chips, ...this.#another());
     const groups = new Map();
     for (const field of calculator.fields) {
       const made = control(field, (text, settled) => this.changed(field.name, text, settled));
@@ -30,14 +33,34 @@ export class Form {
   }
 
   /** Shows what is given and what the answer says of every field; `hidden` keeps what it decides to itself. */
-  show(given, answered, hidden = false) {
+  show(given, view, hidden = false) {
+    const answered = view?.fields;
+    for (const [name, choices] of Object.entries(view?.choices ?? {})) this.controls.get(name)?.offer(choices);
     for (const field of this.calculator.fields) {
       const text = given[field.name] ?? field.default;
       const known = answered?.[field.name] ?? { text, at: Math.max(0, field.stops.indexOf(text)), follows: false };
       this.controls.get(field.name).show(known, field.name in given, hidden);
     }
     const more = Object.entries(given).filter(([name]) => !this.controls.has(name));
-    this.others.replaceChildren(...more.map(([name, text]) => this.#other(name, text)));
+    this.chips.replaceChildren(...more.map(([name, text]) => this.#other(name, text)));
+  }
+
+  /** A field of a run by its path, and its value. */
+  #another() {
+    const { box, input } = combobox({
+      id: "another", choices: this.calculator.others.map((each) => [each, each]), chosen: () => value.focus(),
+    });
+    const value = element("input", { type: "text", class: "text", id: "another-value", "aria-label": "its value", placeholder: "value" });
+    const add = () => {
+      if (!input.value || !value.value) return;
+      this.changed(input.value, value.value, true);
+      input.value = value.value = "";
+    };
+    input.placeholder = "recipe.optimizer";
+    input.setAttribute("aria-label", "a field of the run");
+    value.addEventListener("keydown", (event) => event.key === "Enter" && add());
+    const button = element("button", { type: "button", class: "button", text: "Set", onclick: add });
+    return [element("div", { class: "another" }, box, value, button)];
   }
 
   #other(name, text) {

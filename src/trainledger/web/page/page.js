@@ -93,9 +93,11 @@ function shown({ state }, view) {
   root.classList.remove("fresh", "old");
   if (asking.waiting === null) {
     form.wrong([]);
-    form.show(page.state.given, view.fields, page.hidden);
+    form.show(page.state.given, view, page.hidden);
   }
   showAnswer(parts, view);
+  clearTimeout(page.again);
+  if (view.again_seconds) page.again = setTimeout(() => page.view === view && ask(), 1000 * view.again_seconds);
   if (page.hidden && !byId("guess")) pose();
   parts.body.hidden = parts.verdict.hidden = page.hidden;
   byId("form").inert = page.hidden;
@@ -200,7 +202,7 @@ function pose() {
     revealed: () => {
       page.hidden = false;
       parts.body.hidden = parts.verdict.hidden = false;
-      form.show(given, page.view.fields);
+      form.show(given, page.view);
       buttons();
     },
   });
@@ -209,7 +211,6 @@ function pose() {
 
 // --- the start -----------------------------------------------------------------------------------------------------
 
-const LESSON = 7; // the calculators of the lesson come first; the others are the planner's
 function navigation() {
   const link = (calculator) =>
     element("li", {}, element("a", {
@@ -224,7 +225,8 @@ function navigation() {
       },
     }));
   const part = (title, some) => [element("h2", { text: title }), element("ol", { "aria-label": title }, ...some.map(link))];
-  byId("calculators").append(...part("Lesson", listing.slice(0, LESSON)), ...(listing.length > LESSON ? part("Planner", listing.slice(LESSON)) : []));
+  const lesson = listing.filter((each) => each.lesson), planner = listing.filter((each) => !each.lesson);
+  byId("calculators").append(...(lesson.length ? part("Lesson", lesson) : []), ...(planner.length ? part("Planner", planner) : []));
 }
 
 navigation();
