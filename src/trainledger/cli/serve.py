@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from pathlib import Path
 
-from trainledger.cli.arguments import DONE, Outcome, count, takes
+from trainledger.cli.arguments import DONE, Outcome, count, option, takes
 from trainledger.cli.asking import lines, say
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.calculators.runs import runs_in
 
 
-@takes(count("--port N", "port of the page (8000)", default=8000, most=65535))
+@takes(
+    option("--host HOST", "an address that others can reach; the link then has a token", default="127.0.0.1"),
+    count("--port N", "port of the page (8000); 0 takes a free one", default=8000, least=0, most=65535),
+    option("--runs DIR", "the directory whose runs the page shows (runs)", type=Path, default=Path("runs")),
+)
 def serve(args: Namespace) -> Outcome:
-    """Serve the calculators as a page on this machine."""
-    import uvicorn
-
+    """Serve the calculators as a page on this machine, until Ctrl-C. With --json the address is a line of JSON."""
+    import trainledger.web.listening as listening
     from trainledger.web.server import make_app
 
-    say(f"http://127.0.0.1:{args.port}")
-    uvicorn.run(make_app(), host="127.0.0.1", port=args.port, log_level="warning")
+    found, address = listening.listen(args.host, args.port)
+    app = make_app({**CALCULATORS, "runs": runs_in(args.runs)}, with_token=bool(address.token))
+
+    if args.json:
+        named = {"url": address.url, "host": address.host, "port": address.port, "token": address.token}
+        print(json.dumps(named), flush=True)
+    else:
+        say(address.url)
+        say("Only this machine can ask." if not address.token else "Who has this link can ask; it is not encrypted.")
+        say("Ctrl-C ends the server.")
+    listening.serve(app, found, address)
+    args.json = False  # its line is printed
     return Outcome(lines("", {}), DONE)

@@ -107,14 +107,15 @@ def view(
 
 
 def check(
-    name: str, given: Mapping[str, str], of: str, guess: str, calculators: Calculators = CALCULATORS
-) -> dict[str, Any]:
+    name: str, given: Mapping[str, str], of: str, guess: str, progress: Progress = _silent,
+    calculators: Calculators = CALCULATORS,
+) -> dict[str, Any]:  # fmt: skip
     """Whether a guess of one headline is right, within 5 %; raises `InvalidInput` where it is no such number.
 
     >>> check("time", {"params": "70B", "tokens": "15T", "mfu": "50%"}, "days", "140")["right"]
     True
     """
-    _, _, reply = _asked(calculators, name, given, _silent)
+    _, _, reply = _asked(calculators, name, given, progress)
     asked = {each.name: each for each in reply.headlines if each.asked and each.value}
     if of not in asked:
         rule = f"is no number that is asked for; there are: {', '.join(asked)}"

@@ -13,7 +13,7 @@ from trainledger.units import NotAQuantity, parse_amount, parse_nbytes, parse_nu
 
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
-LONG = 20_000  # characters of a pasted file
+LONGEST, LONG = 300, 20_000  # characters of a value, and of a pasted file
 
 
 @frozen(kw_only=True)
@@ -38,7 +38,7 @@ class Field:
     @property
     def longest(self) -> int:
         """Characters that a value may have."""
-        return LONG if self.long else 300
+        return LONG if self.long else LONGEST
 
 
 def of_run(name: str, title: str, **more: object) -> Field:

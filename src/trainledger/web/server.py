@@ -2,64 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from trainledger import __version__
-from trainledger.report.plain_data import error_json
-from trainledger.spec.problem import InvalidInput
-from trainledger.web import answers
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.web import answers, openapi
+from trainledger.web.calculator import Calculator, Progress
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.guard import refusal
+from trainledger.web.jobs import Jobs, Working
 
-_KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+Calculators = Mapping[str, Calculator]
+Endpoint = Callable[[Request], Awaitable[Response]]
+KINDS = {
+    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
+    "json": "application/json", "svg": "image/svg+xml",
+}  # fmt: skip
+MOST_WAITING = 64  # questions at once
+MOST_FIELDS = 200  # of a query
+_JSON = "application/json"
 
 
 def page_files() -> dict[str, bytes]:
     """The files of the page by name, read once: no path of a request is ever opened."""
-    return {each.name: each.read_bytes() for each in files("trainledger.web").joinpath("page").iterdir()}
+    found = files("trainledger.web").joinpath("page").iterdir()
+    return {each.name: each.read_bytes() for each in found if each.is_file()}
 
 
-def make_app() -> FastAPI:
-    """The application."""
-    app = FastAPI(title="trainledger", version=__version__, docs_url=None, redoc_url=None)
+def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False) -> FastAPI:
+    """The application, to be served behind `guard.Guard`; ``with_token`` only says so in its description."""
+    app = FastAPI(
+        title="trainledger", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+        summary="What a training run costs: the calculators of the page and the command line.",
+    )  # fmt: skip
+    desk = Desk(calculators)
+    app.state.jobs = desk.jobs
+    listing = encoded(answers.listing(calculators))
     page = page_files()
 
-    @app.exception_handler(InvalidInput)
-    def wrong(request: Request, error: InvalidInput) -> JSONResponse:
-        return JSONResponse(error_json(error), status_code=422)
+    async def calculators_json() -> Response:
+        return Response(listing, media_type=_JSON)
 
-    def given(request: Request, *without: str) -> Mapping[str, str]:
-        return {name: text for name, text in request.query_params.items() if name not in without}
-
-    @app.get("/calculators.json")
-    def listing() -> list[dict[str, Any]]:
-        return answers.listing()
-
-    @app.get("/api/{name}")
-    def answer(name: str, request: Request) -> dict[str, Any]:
-        return answers.answer(name, given(request))
-
-    @app.get("/view/{name}")
-    def view(name: str, request: Request, width: int = 960) -> dict[str, Any]:
-        return answers.view(name, given(request, "width"), width)
-
-    @app.get("/check/{name}")
-    def check(name: str, of: str, guess: str, request: Request) -> dict[str, Any]:
-        return answers.check(name, given(request, "of", "guess"), of, guess)
-
-    @app.get("/exercise/{name}")
-    def exercise(name: str, seed: int) -> dict[str, Any]:
-        return answers.exercise(name, seed)
-
-    @app.get("/{name}")
-    @app.get("/")
-    def static(name: str = "index.html") -> Response:
+    async def static(name: str = "index.html") -> Response:
         if name not in page:
-            return JSONResponse({"error": [{"sentence": f"there is no page {name[:60]!r}"}]}, status_code=404)
-        suffix = "." + name.rpartition(".")[2]
-        return Response(page[name], media_type=_KINDS.get(suffix, "application/octet-stream"))
+            raise HTTPException(404)
+        return Response(page[name], media_type=KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
 
+    async def wrong(request: Request, error: Exception) -> Response:
+        return _missing(request, calculators) if getattr(error, "status_code", 0) == 404 else _failed(error)
+
+    app.add_api_route(
+        "/calculators.json", calculators_json, response_class=Response, operation_id="calculators",
+        summary="all calculators with their fields, presets and slider stops", openapi_extra=openapi.LISTING,
+    )  # fmt: skip
+    for way in openapi.WAYS:
+        for calculator in calculators.values():
+            app.add_api_route(
+                f"/{way}/{calculator.name}", desk.endpoint(way, calculator), response_class=Response,
+                operation_id=f"{way}_{calculator.name}", tags=[way], **openapi.operation(way, calculator),
+            )  # fmt: skip
+    for path in ("/", "/{name}"):
+        app.add_api_route(path, static, include_in_schema=False)
+    app.add_exception_handler(HTTPException, wrong)
+    made = app.openapi
+    app.openapi = lambda: app.openapi_schema or openapi.whole(made(), with_token=with_token)  # type: ignore[method-assign]
     return app
+
+
+class Desk:
+    """Takes questions: quick ones in turn, in a thread; those that may take seconds as jobs."""
+
+    def __init__(self, calculators: Calculators) -> None:
+        self.calculators = calculators
+        self.jobs = Jobs()
+        self.turn = asyncio.Semaphore(1)
+        self.waiting = 0
+
+    def endpoint(self, way: str, calculator: Calculator) -> Endpoint:
+        """The function that answers one way to ask one calculator."""
+
+        async def asked(request: Request) -> Response:
+            try:
+                given = _given(request)
+                work = _work(way, calculator.name, given, self.calculators)
+                if calculator.patient and way != "exercise":
+                    found = await self.jobs.ask((way, calculator.name, frozenset(given.items())), work)
+                else:
+                    found = await self._in_turn(request, work)
+            except InvalidInput as error:
+                return Response(refusal(*error.placed()), 422, media_type=_JSON)
+            except Exception as error:
+                return _failed(error)
+            if isinstance(found, Response):
+                return found
+            if isinstance(found, Working):
+                said = {"what": found.what, "done": found.done, "of": found.of}
+                return Response(encoded({"working": said}), 202, media_type=_JSON)
+            return Response(found, media_type=_JSON)
+
+        return asked
+
+    async def _in_turn(self, request: Request, work: Callable[[Progress], bytes]) -> bytes | Response:
+        """One question at a time; one whose asker is gone is dropped when its turn comes."""
+        if self.waiting >= MOST_WAITING:
+            problem = Problem("", None, f"{MOST_WAITING} questions wait already; ask again in a second")
+            return Response(refusal(problem), 429, {"retry-after": "1"}, _JSON)
+        self.waiting += 1
+        try:
+            async with self.turn:
+                if await request.is_disconnected():
+                    return Response(status_code=204)
+                return await run_in_threadpool(work, lambda what, done, of: None)
+        finally:
+            self.waiting -= 1
+
+
+def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes]:
+    """What answers a query, as JSON; raises `InvalidInput` for a parameter of the way itself."""
+    own = {each: given.pop(each, None) for each in openapi.WAYS[way][1]}
+    if way == "view":
+        width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
+        return lambda progress: encoded(answers.view(name, given, width, progress, calculators))
+    if way == "check":
+        missing = [Problem(each, None, "must be given") for each, text in own.items() if text is None]
+        if missing:
+            raise InvalidInput(missing)
+        of, guess = own["of"] or "", own["guess"] or ""
+        return lambda progress: encoded(answers.check(name, given, of, guess, progress, calculators))
+    if way == "exercise":
+        seed = _whole("seed", own["seed"], 0, openapi.LAST_SEED)
+        if given:
+            raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])
+        return lambda progress: encoded(answers.exercise(name, seed, calculators))
+    return lambda progress: encoded(answers.answer(name, given, progress, calculators))
+
+
+def encoded(value: Any) -> bytes:
+    """A value as JSON."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _given(request: Request) -> dict[str, str]:
+    """The query's texts by name; raises `InvalidInput` where a name comes twice or there are too many."""
+    pairs = request.query_params.multi_items()
+    if len(pairs) > MOST_FIELDS:
+        raise InvalidInput([Problem("query", None, f"must have at most {MOST_FIELDS} fields")])
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        twice = next(name for name in given if sum(name == each for each, _ in pairs) > 1)
+        raise InvalidInput([Problem(twice[:60], None, "is given more than once")])
+    return given
+
+
+def _whole(name: str, text: str | None, least: int, most: int) -> int:
+    if text is None or not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
+        raise InvalidInput([Problem(name, text, f"must be a whole number of {least:,} to {most:,}")])
+    return int(text)
+
+
+def _missing(request: Request, calculators: Calculators) -> Response:
+    """A sentence that names the nearest calculator, or page."""
+    path = request.url.path
+    way, _, name = path.lstrip("/").partition("/")
+    if way in openapi.WAYS:
+        rule = f"is no calculator; there are: {', '.join(calculators)}"
+        problem = Problem("calculator", name[:60], rule, nearest_text(name, calculators))
+    else:
+        problem = Problem("page", path[:60], "is not here")
+    return Response(refusal(problem), 404, media_type=_JSON)
+
+
+def _failed(error: Exception) -> Response:
+    """A sentence for who asked; the traceback, which is an error of ours, to standard error."""
+    traceback.print_exception(error, file=sys.stderr)
+    problem = Problem("", None, "the question met an error of trainledger; the server's terminal says more")
+    return Response(refusal(problem), 500, media_type=_JSON)

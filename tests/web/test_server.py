@@ -1,0 +1,370 @@
+"""The server over real sockets: who may ask, what is refused and how, and that its description holds."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import uvicorn
+
+from trainledger.document import Document
+from trainledger.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.web import answers, guard, listening
+from trainledger.web.calculator import Calculator, Progress, Reply
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.field import Field, Query
+from trainledger.web.jobs import Jobs
+from trainledger.web.server import make_app
+
+
+@frozen
+class Answered:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def data(self) -> dict[str, object]:
+        return json.loads(self.body)
+
+    @property
+    def sentence(self) -> str:
+        return self.data["error"][0]["sentence"]  # type: ignore[index]
+
+
+@contextlib.contextmanager
+def running(app: object, token: str = "") -> Iterator[int]:
+    """The port of an application behind its guard, served from a thread."""
+    found, address = listening.listen("127.0.0.1", 0)
+    server: uvicorn.Server = listening.server(app, listening.Address("127.0.0.1", address.port, address.url, token))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [found]})
+    thread.start()
+    try:
+        yield address.port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answered:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    return Answered(reply.status, {name.lower(): value for name, value in reply.getheaders()}, body)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running(make_app()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def secret() -> Iterator[int]:
+    """A server that asks for the token ``open-sesame``."""
+    with running(make_app(with_token=True), "open-sesame") as found:
+        yield found
+
+
+def test_the_answer_over_http_is_that_of_python(port: int) -> None:
+    query = {"params": "70B", "tokens": "15T", "mfu": "50%"}
+    found = ask(port, f"/api/time?{urlencode(query)}")
+    assert found.status == 200
+    assert found.data == json.loads(json.dumps(answers.answer("time", query)))
+    assert ask(port, f"/view/time?{urlencode(query)}&width=700").data == json.loads(
+        json.dumps(answers.view("time", query, 700))
+    )
+    assert ask(port, "/calculators.json").data == json.loads(json.dumps(answers.listing()))
+
+
+def test_a_guess_is_checked_and_an_exercise_given(port: int) -> None:
+    query = ask(port, "/exercise/time?seed=3").data["query"]
+    assert query == answers.exercise("time", 3)["query"]
+    assert ask(port, f"/check/time?{urlencode(query)}&of=flops&guess=1e20").status == 200
+    assert ask(port, "/check/time?of=flops").sentence == "guess: must be given"
+    assert ask(port, "/exercise/time?seed=x").sentence == "seed = 'x': must be a whole number of 0 to 2,147,483,647"
+    assert ask(port, "/exercise/time?seed=1&a=2").status == 422
+
+
+def test_wrong_queries_get_the_sentences_of_the_command_line(port: int) -> None:
+    found = ask(port, "/api/time?params=many")
+    with pytest.raises(InvalidInput) as raised:
+        answers.answer("time", {"params": "many"})
+    assert found.status == 422
+    assert found.sentence == str(raised.value.problems[0])
+    assert ask(port, "/view/time?width=9").status == 422
+    assert ask(port, "/view/time?days=1&days=2").sentence == "days: is given more than once"
+    assert ask(port, "/view/time?" + "&".join(f"a{at}=1" for at in range(300))).status == 422
+    assert ask(port, f"/view/time?days={'9' * 301}").sentence.endswith("at most 300 characters")
+
+
+def test_what_is_not_there_is_named_with_the_nearest(port: int) -> None:
+    assert ask(port, "/api/tim").status == 404
+    assert ask(port, "/api/tim").data["error"][0]["nearest"] == "time"  # type: ignore[index]
+    assert ask(port, "/nothing.html").sentence == "page = '/nothing.html': is not here"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../server.py", "/..%2f..%2fserver.py", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/page/index.html",
+     "/index.html/", "/index.html%00", "/.", "/..", "/%5c..%5cserver.py", "/view/../index.html", "/C:/windows/win.ini"],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_page(port: int, path: str) -> None:
+    found = ask(port, path)
+    assert found.status == 404
+    assert found.data["error"]
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW"])
+@pytest.mark.parametrize("path", ["/", "/view/time", "/nothing"])
+def test_only_get_is_taken(port: int, method: str, path: str) -> None:
+    found = ask(port, path, method)
+    assert found.status == 405
+    assert found.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/", "/view/time", "/view/time?days=x", "/nothing", "/openapi.json"])
+def test_every_answer_has_the_headers_that_bind_a_browser(port: int, path: str) -> None:
+    headers = ask(port, path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert not any(name.startswith("access-control") for name in headers)
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "a b", "127.0.0.1.x", "localhost:x", "[::1", "::1",
+     "@localhost", "localhost@evil.example", "2130706433"],
+)  # fmt: skip
+def test_a_name_that_is_not_this_machines_is_refused(port: int, host: str) -> None:
+    found = ask(port, "/", Host=host)
+    assert found.status == 403
+    assert "is not an address of this server" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:9", "[::1]:8000", "localhost."]
+)
+def test_names_of_this_machine_are_taken(port: int, host: str) -> None:
+    assert ask(port, "/", Host=host).status == 200
+
+
+def test_another_web_page_may_link_here_and_ask_nothing(port: int) -> None:
+    assert ask(port, "/view/time", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
+    assert ask(port, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    assert ask(port, "/view/time", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors").status == 200
+
+
+def test_a_long_query_is_refused_and_a_pasted_file_is_not(port: int) -> None:
+    assert ask(port, f"/view/time?days={'9' * guard.LONGEST_QUERY}").status == 414
+    pasted = ask(port, f"/api/breaks?file={quote('#' * 19_999)}")
+    assert pasted.status in (200, 202, 422)
+    assert "characters" not in pasted.body.decode()
+
+
+def test_without_the_token_nothing_is_told(secret: int) -> None:
+    for path in ("/", "/index.html", "/calculators.json", "/view/time", "/openapi.json", "/nothing", "/?token=wrong"):
+        found = ask(secret, path)
+        assert found.status == 401, path
+        assert found.headers["www-authenticate"] == "Bearer"
+    assert ask(secret, "/view/time?token=open-sesame").status == 401  # only the first link has it
+    for cookie in ("", "a", f"trainledger-{secret}=wrong", f"trainledger-{secret}=", ";;=;", "trainledger=open-sesame"):
+        assert ask(secret, "/", Cookie=cookie).status == 401, cookie
+    for given in ("", "Bearer", "Bearer wrong", "Basic open-sesame", "Bearer \xfc", "open-sesame"):
+        assert ask(secret, "/", Authorization=given).status == 401, given
+    assert ask(secret, "/", "POST").status == 405
+    assert ask(secret, "/?token=open-sesame", Host="evil.example").status == 403
+
+
+def test_the_first_link_gives_a_cookie_that_is_strict_and_goes_on_without_the_token(secret: int) -> None:
+    found = ask(secret, "/?calculator=time&token=open-sesame&days=%22%3E%3Cscript%3E")
+    assert found.status == 200
+    page = found.body.decode()
+    assert "open-sesame" not in page
+    assert 'content="0;url=./?calculator=time&amp;days=%22%3E%3Cscript%3E"' in page
+    cookie = found.headers["set-cookie"]
+    assert cookie == f"trainledger-{secret}=open-sesame; HttpOnly; SameSite=Strict; Path=/"
+    assert ask(secret, "/", Cookie=f"other=1; {cookie.partition(';')[0]}").status == 200
+
+
+def test_a_program_sends_the_token_as_a_bearer(secret: int) -> None:
+    found = ask(secret, "/openapi.json", Authorization="Bearer open-sesame")
+    assert found.status == 200
+    assert found.data["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}  # type: ignore[index]
+
+
+def test_the_description_names_every_calculator_with_its_fields(port: int) -> None:
+    described = ask(port, "/openapi.json").data
+    for name, calculator in CALCULATORS.items():
+        for way in ("api", "view", "check", "exercise"):
+            operation = described["paths"][f"/{way}/{name}"]["get"]  # type: ignore[index]
+            assert operation["responses"].keys() >= {"200", "422"}
+        parameters = {each["name"]: each for each in described["paths"][f"/api/{name}"]["get"]["parameters"]}  # type: ignore[index]
+        for field in calculator.fields:
+            schema = parameters[field.name]["schema"]
+            assert schema["maxLength"] == field.longest
+            assert field.title in parameters[field.name]["description"]
+            assert ("enum" in schema) == (field.strict and bool(field.choices))
+
+
+def test_what_is_described_as_required_is_there(port: int) -> None:
+    described = ask(port, "/openapi.json").data
+    for way in ("api", "view", "check"):
+        operation = described["paths"][f"/{way}/time"]["get"]  # type: ignore[index]
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        more = "?of=days&guess=3" if way == "check" else ""
+        assert set(schema["required"]) <= set(ask(port, f"/{way}/time{more}").data)
+
+
+def calculator(reply: object, *, patient: bool = False) -> Calculator:
+    fields = (Field(name="n", title="n", default="1"),)
+    return Calculator(name="x", title="x", question="x", fields=fields, reply=reply, presets={}, patient=patient)  # type: ignore[arg-type]
+
+
+def done(query: Query) -> Reply:
+    return Reply(document=Document("x", (), data=lambda: {"n": query["n"]}), values={}, verdict=f"n is {query['n']}")
+
+
+def test_an_error_of_ours_is_a_sentence_for_who_asked_and_a_traceback_in_the_terminal(capfd: object) -> None:
+    def broken(query: Query, progress: Progress) -> Reply:
+        raise ZeroDivisionError("a secret")
+
+    for patient in (False, True):
+        with running(make_app({"x": calculator(broken, patient=patient)})) as port:
+            found = ask(port, "/view/x")
+        assert found.status == 500
+        assert b"secret" not in found.body
+        assert "met an error of trainledger" in found.sentence
+        assert "ZeroDivisionError: a secret" in capfd.readouterr().err  # type: ignore[attr-defined]
+
+
+def test_long_work_is_answered_with_how_far_it_is_then_with_the_answer() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(query: Query, progress: Progress) -> Reply:
+        progress("layouts", 3, 7)
+        began.set()
+        go_on.wait(60)
+        if query["n"] == "0":
+            raise InvalidInput([Problem("n", 0, "is too few")])
+        return done(query)
+
+    app = make_app({"x": calculator(slow, patient=True)})
+    app.state.jobs.wait_seconds = 0.05
+    with running(app) as port:
+        first = ask(port, "/view/x?n=2")
+        assert first.status == 202
+        assert began.wait(60)
+        assert ask(port, "/view/x?n=2").data == {"working": {"what": "layouts", "done": 3, "of": 7}}
+        assert ask(port, "/exercise/x?seed=1").status == 200  # a quick question does not wait for it
+        go_on.set()
+        until(lambda: ask(port, "/view/x?n=2").status == 200)
+        assert ask(port, "/view/x?n=2").data["verdict"] == "n is 2"
+        until(lambda: ask(port, "/view/x?n=0").status == 422)
+        assert ask(port, "/view/x?n=0").sentence == "n = 0: is too few"
+
+
+def test_work_that_nobody_asks_for_any_more_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainledger.web.jobs.FORGOTTEN_SECONDS", 0.05)
+    ended = threading.Event()
+
+    def endless(query: Query, progress: Progress) -> Reply:
+        try:
+            while True:
+                progress("layouts", 0, 1)
+                time.sleep(0.005)
+        except KeyboardInterrupt:
+            ended.set()
+            return done(query)  # as a search that Ctrl-C ends gives what it has
+
+    app = make_app({"x": calculator(endless, patient=True)})
+    app.state.jobs.wait_seconds = 0.01
+    with running(app) as port:
+        assert ask(port, "/view/x").status == 202
+        assert ended.wait(60)
+        assert ask(port, "/view/x").status == 202  # what a cancelled search gave is no answer
+
+
+def test_more_questions_than_threads_wait_with_a_sentence() -> None:
+    go_on = threading.Event()
+
+    def slow(query: Query, progress: Progress) -> Reply:
+        progress("layouts", 1, 2)
+        go_on.wait(60)
+        return done(query)
+
+    app = make_app({"x": calculator(slow, patient=True)})
+    app.state.jobs.wait_seconds = 0.05
+    with running(app) as port:
+        said = [ask(port, f"/view/x?n={n}").data["working"]["what"] for n in range(40)]  # type: ignore[index]
+        assert said.count("layouts") <= 2
+        assert "waits until another answer is there" in said
+        assert said[-1] == "waits until other answers are there"
+        go_on.set()
+        until(lambda: ask(port, "/view/x?n=0").status == 200)
+
+
+def test_answers_that_are_there_are_bounded_in_number() -> None:
+    import asyncio
+
+    async def many() -> int:
+        jobs = Jobs()
+        for key in range(100):
+            assert await jobs.ask(key, lambda progress: b"x") == b"x"
+        jobs.close()
+        return len(jobs._jobs)
+
+    assert asyncio.run(many()) <= 32
+
+
+def test_a_port_in_use_is_refused_with_the_next_free_one() -> None:
+    found, address = listening.listen("127.0.0.1", 0)
+    with found, pytest.raises(InvalidInput) as raised:
+        listening.listen("127.0.0.1", address.port)
+    (problem,) = raised.value.problems
+    assert str(problem).startswith(f"--port = {address.port}: cannot be had: Address already in use")
+    assert isinstance(problem.nearest, int)
+    assert problem.nearest > address.port
+
+
+def test_loopback_needs_no_token_and_every_other_address_does() -> None:
+    for host in ("127.0.0.1", "localhost", "127.0.0.2"):
+        found, address = listening.listen(host, 0)
+        found.close()
+        assert not address.token
+    found, address = listening.listen("0.0.0.0", 0)
+    found.close()
+    assert len(address.token) == 32
+    assert address.url.endswith(f":{address.port}/?token={address.token}")
+    with pytest.raises(InvalidInput, match="is no address of this machine"):
+        listening.listen("192.0.2.1", 0)
+    with pytest.raises(InvalidInput, match="is no address of this machine"):
+        listening.listen("a..b", 0)
+
+
+def test_files_of_the_page_are_read_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_bytes", lambda self: b"read again")
+    assert ask(port, "/index.html").body.startswith(b"<!doctype html>")
+
+
+def until(true: object) -> None:
+    """Wait until it is true; the time limit of the test ends it otherwise."""
+    while not true():  # type: ignore[operator]
+        time.sleep(0.02)
