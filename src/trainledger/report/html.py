@@ -22,7 +22,7 @@ from trainledger.document import (
     signed,
 )
 from trainledger.report.style import COLOURS, key_of, titled, untitled
-from trainledger.report.svg import svg
+from trainledger.report.svg import STYLE, svg
 from trainledger.report.svg.elements import element
 from trainledger.report.svg.paint import paint
 from trainledger.units import format_percent
@@ -31,30 +31,38 @@ from trainledger.units import format_percent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _NARROW = 380  # pixels of a drawing for a telephone
 
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
+_STYLE = (
+    """
+:root { color-scheme: light dark; --ink: #222; --muted: #555; --grid: #e4e4e4; --paper: #fff; --code: #f6f6f6; }
+:root { --link: #0072B2; --found: #fdf0e0; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e6e3; --muted: #aaa8a4; --grid: #34373c; --paper: #17191c; --code: #22252a; }
+  :root { --link: #6db7ea; --found: #3a2c14; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
 body { max-width: 980px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h1, h2, p { overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.where { color: #555; margin-top: 0; }
+.where { color: var(--muted); margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; border-bottom: 2px solid #222; font-weight: 600; }
-th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
-tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child { padding-left: 1.8rem; }
+th { text-align: left; border-bottom: 2px solid var(--ink); font-weight: 600; }
+th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid var(--grid); white-space: nowrap; }
+tr.part td { color: var(--muted); } tr.part td:first-child { padding-left: 1.8rem; }
 .number { text-align: right; }
 dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
 .bars { width: 50%; } .bar { display: block; width: 100%; height: .8rem; }
-pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; }
+pre { background: var(--code); padding: .6rem; overflow-x: auto; }
 table.source { font: 13px/1.35 ui-monospace, monospace; }
 table.source :is(td, th) { padding: 0 .5rem; text-align: right; border-bottom: 0; }
-table.source .code { text-align: left; white-space: pre; } tr.found td { background: #fdf0e0; }
-table.source tr.mark td { color: #0072B2; text-align: left; white-space: normal; padding-left: 4rem; }
+table.source .code { text-align: left; white-space: pre; } tr.found td { background: var(--found); }
+table.source tr.mark td { color: var(--link); text-align: left; white-space: normal; padding-left: 4rem; }
 figure { margin: 0; } .narrow { display: none; }
 @media (max-width: 600px) { .broad { display: none; } .narrow { display: block; } }
-figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
+figcaption { color: var(--muted); font-size: .85rem; } .note { color: var(--muted); margin: .4rem 0; }
 """
+    + STYLE
+)
 _NOTEBOOK = """
 .trainledger table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .trainledger :is(th, td) { text-align: left; padding: .2rem .6rem; white-space: nowrap; }
@@ -168,7 +176,7 @@ def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
 def drawing(name: str, figure: Figure) -> str:
     """A figure for a page, drawn for a screen and for a telephone (a style shows one), with what its numbers name.
 
-    The classes of its colours are those of `svg.paint.RULES`.
+    The classes of its colours are those of `svg.STYLE`.
     """
     named = figure | {"layout": titled(untitled(figure["layout"]), name)}
     sizes = (("broad", svg(named)), ("narrow", svg(named, _NARROW)))

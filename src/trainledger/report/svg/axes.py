@@ -1,19 +1,14 @@
-"""An axis: the place of a value between two pixels, on a linear or logarithmic scale or among names; and its ticks."""
+"""An axis: the place of a value between two pixels, on a linear or logarithmic scale or among names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from math import ceil, floor, isfinite, log10
+from math import isfinite, log10
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.report.svg.elements import SMALL, lines_of, width_of
-from trainledger.report.svg.numerals import tick_texts
 
 _ROOM = 0.05  # of an axis beyond its values
-_APART = 10  # pixels between the words of two ticks
-_LETTER_ROWS = 1.5  # of a line of words, from one tick to the next upwards
 
 
 @frozen
@@ -24,14 +19,6 @@ class Extent:
     high: float
     below: bool = True
     above: bool = True
-
-
-@frozen
-class Tick:
-    """A place on an axis in pixels, and the lines that stand there."""
-
-    at: float
-    lines: tuple[str, ...]
 
 
 @frozen
@@ -97,12 +84,12 @@ def place(value: Any, kind: str, categories: Sequence[str]) -> float | None:
     return float(value)
 
 
-def kind_of(layout: dict[str, Any], values: Iterable[object]) -> str:
-    """linear, log or category: what the layout says, else names where a value is text."""
+def kind_of(layout: dict[str, Any], firsts: Iterable[object]) -> str:
+    """linear, log or category: what the layout says, else names where the first value of a trace is text."""
     named = layout.get("type")
     if named in ("linear", "log", "category"):
         return str(named)
-    return "category" if "categoryarray" in layout or any(isinstance(each, str) for each in values) else "linear"
+    return "category" if "categoryarray" in layout or any(isinstance(each, str) for each in firsts) else "linear"
 
 
 def axis_of(layout: dict[str, Any], kind: str, categories: Sequence[str], extents: Sequence[Extent]) -> Axis:
@@ -132,72 +119,3 @@ def _range(layout: dict[str, Any], kind: str, extents: Sequence[Extent]) -> tupl
         first = 0.0 if low >= 0 else first
         last = 0.0 if high <= 0 else last
     return first, last
-
-
-def ticks_of(axis: Axis, layout: dict[str, Any], *, is_x: bool) -> list[Tick]:
-    """The ticks of an axis, as many as there is room for; all of an upright axis of names."""
-    low, high = sorted((axis.low, axis.high))
-    length = abs(axis.end - axis.start)
-    form = str(layout.get("tickformat", ""))
-    if layout.get("tickvals") is not None:
-        values = list(layout["tickvals"])
-        texts = [str(each) for each in layout.get("ticktext") or tick_texts(values, form)]
-    elif axis.kind == "category":
-        values = [each for at, each in enumerate(axis.categories) if low <= at <= high]
-        texts = [str(each) for each in values]
-    elif axis.kind == "log":
-        step = layout.get("dtick")
-        values = log_ticks(low, high, step if isinstance(step, int | float) else 0.0)
-        texts = tick_texts(values, form, is_log=True)
-    else:
-        values = linear_ticks(low, high, max(2, round(length / (95 if is_x else 45))))
-        texts = tick_texts(values, form)
-    places = zip(axis.pixels(values), texts, strict=True)
-    found = [Tick(at, tuple(lines_of(words))) for at, words in places if at is not None]
-    if axis.kind == "category" and not is_x:
-        return found
-    return _readable([each for each in found if axis.clamped(each.at) == each.at or axis.kind != "linear"], is_x)
-
-
-def _readable(ticks: list[Tick], is_x: bool) -> list[Tick]:
-    """Each tick, or each second, third ... so that no two stand in each other's way."""
-    rooms = [max((width_of(line) for line in each.lines), default=0) + _APART if is_x
-             else SMALL * _LETTER_ROWS * len(each.lines) for each in ticks]  # fmt: skip
-    for every in range(1, len(ticks) + 1):
-        kept = range(0, len(ticks), every)
-        if all(abs(ticks[a].at - ticks[b].at) >= (rooms[a] + rooms[b]) / 2 for a, b in pairwise(kept)):
-            return [ticks[at] for at in kept]
-    return ticks[:1]
-
-
-def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most about ``most`` round numbers between two, 1, 2 or 5 times a power of ten apart.
-
-    >>> linear_ticks(0, 105, 6)
-    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
-    """
-    rough = (high - low) / max(1, most)
-    power = 10.0 ** floor(log10(rough))
-    step = next(each * power for each in (1, 2, 5, 10) if each * power >= 0.999 * rough)
-    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
-    return [float(f"{each * step:.12g}") for each in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float, step: float = 0.0) -> list[float]:
-    """Round numbers between two powers of ten: ``step`` decades apart, or as many as suit the length.
-
-    >>> log_ticks(-0.1, 2.2), log_ticks(0, 1), log_ticks(0, 1, 0.30103)
-    ([1.0, 10.0, 100.0], [1.0, 2.0, 5.0, 10.0], [1.0, 2.0, 4.0, 8.0])
-    """
-    decades = high - low
-    if step and step >= 1 and decades < 2:
-        step = 0.0  # too few to read an axis by
-    if not step and decades < 2:
-        every = [m * 10.0**power for power in range(floor(low), ceil(high) + 1) for m in (1, 2, 5)]
-        found = [each for each in every if low - 1e-9 <= log10(each) <= high + 1e-9]
-        if len(found) >= 2:
-            return found
-        return [each for each in linear_ticks(10**low, 10**high, 5) if each > 0]
-    step = step or max(1, round(decades / 6))
-    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
-    return [float(f"{10 ** (each * step):.5g}") for each in range(first, last + 1)]

@@ -16,7 +16,7 @@ from trainledger.report.svg.numerals import significant
 from trainledger.report.svg.paint import paint
 
 _GAP = 0.2  # of a row, between bars, where the layout says nothing
-_LEAST = 0.5  # pixels of a bar
+_LEAST, _OUTLINED = 0.5, 2.0  # pixels of a bar, of one that has an outline
 Trace = dict[str, Any]
 
 
@@ -167,22 +167,25 @@ def draw_bars(bars: Sequence[Bar], traces: dict[int, Trace], across: Axis, along
         outline = trace.get("marker", {}).get("line", {})
         hatch = trace.get("marker", {}).get("pattern")
         upright = is_upright(trace)
-        shapes: dict[tuple[str, float], list[str]] = {}
+        shapes: dict[tuple[str, float, bool], list[str]] = {}
         for bar, count in _merged(own, along):
+            if not _is_seen(bar, along):
+                continue
             box = _box(bar, across, along, upright, thickest)
             said = bar.said + (f"\nand {count - 1:,} more that are as narrow" if count > 1 else "")
             shape = _rectangle(box, said)
             if hatch:
                 shape += _hatched(box, hatch)
-            shapes.setdefault((bar.colour, bar.opacity), []).append(shape)
+            broad = min(box[2:]) >= _OUTLINED
+            shapes.setdefault((bar.colour, bar.opacity, broad), []).append(shape)
             if bar.joined and number in before:
                 parts.append(_connector(before[number], bar, across, along, upright, thickest))
             before[number] = bar
             if bar.label:
                 labels.append(_label(bar, box, upright, along))
-        for (colour, opacity), drawn in shapes.items():
-            edge = outline.get("color") if outline.get("width") else None
-            style = paint(colour, edge, outline.get("width", 1), opacity=opacity)
+        for (colour, opacity, broad), drawn in shapes.items():
+            edge = outline.get("color") if broad else None
+            style = paint(colour, edge, outline.get("width", 0), opacity=opacity)
             parts.append(element("g", "".join(drawn), **style))
     return "".join([*parts, *labels])
 
@@ -208,6 +211,13 @@ def _merged(bars: Sequence[Bar], along: Axis) -> Iterator[tuple[Bar, int]]:
     yield from held.values()
 
 
+def _is_seen(bar: Bar, along: Axis) -> bool:
+    """Whether any of a bar is within the ends of its axis."""
+    low, high = sorted((along.low, along.high))
+    start, end = sorted(_placed(each, along) for each in (bar.start, bar.end))
+    return start <= high and end >= low
+
+
 Box = tuple[float, float, float, float]
 
 
@@ -217,7 +227,9 @@ def _box(bar: Bar, across: Axis, along: Axis, upright: bool, thickest: float) ->
     if bar.start != bar.end and to - from_ < _LEAST:
         to = from_ + _LEAST
     low, high = sorted(across.pixel(bar.middle + side * bar.thick / 2) for side in (-1, 1))
-    if high - low > thickest:
+    if high - low < 1:
+        low, high = (low + high - 1) / 2, (low + high + 1) / 2
+    elif high - low > thickest:
         low, high = (low + high - thickest) / 2, (low + high + thickest) / 2
     return (low, from_, high - low, to - from_) if upright else (from_, low, to - from_, high - low)
 
@@ -265,6 +277,6 @@ def _label(bar: Bar, box: Box, upright: bool, along: Axis) -> str:
         return text(x + width / 2, y - 4, lines, text_anchor="middle", font_size=SMALL, **paint("#555"))
     middle = y + height / 2 + 0.35 * SMALL
     wide = width_of(lines[0])
-    if x + width + wide + 6 > along.end + 40 and wide + 12 < width:
-        return text(x + width - 6, middle, lines, text_anchor="end", font_size=SMALL, fill="#ffffff")
+    if x + width + wide + 6 > along.end + 12 and wide + 12 < width:
+        return text(x + width - 6, middle, lines, text_anchor="end", font_size=SMALL, **paint("#ffffff"))
     return text(x + width + 5, middle, lines, font_size=SMALL, **paint("#555"))

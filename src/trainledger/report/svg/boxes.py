@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_APART = 2.0  # pixels between words beside each other
 Box = tuple[float, float, float, float]  # left, top, width, height
 
 
@@ -24,7 +25,7 @@ class Boxes:
         if left < 0 or left + wide > self.width:
             return False
         return not any(
-            left < x + width and x < left + wide and top < y + height and y < top + high
+            left < x + width + _APART and x < left + wide + _APART and top < y + height and y < top + high
             for x, y, width, height in self.taken
         )
 

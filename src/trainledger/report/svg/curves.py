@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import add
 from typing import Any
 
 from trainledger.report.style import COLOURS
@@ -11,8 +13,8 @@ from trainledger.report.svg.elements import element, hover, number
 from trainledger.report.svg.hovers import hover_of
 from trainledger.report.svg.paint import paint
 
-_FEW = 300  # points that are all drawn
-_STRIP = 12  # pixels of a strip that says what is at its place
+_FEW, _PER_COLUMN = 300, 3  # points that are all drawn, in all and in a column of pixels
+_STRIP = 16  # pixels of a strip that says what is at its place
 _SEEN = 0.1  # pixels: an area that is nowhere higher is not drawn
 Trace = dict[str, Any]
 Point = tuple[float, float]
@@ -38,11 +40,15 @@ def stacked(traces: Sequence[tuple[int, Trace]]) -> dict[int, list[float]]:
     for at, trace in traces:
         group = trace.get("stackgroup")
         if group:
-            below = sums.get(group)
-            own = [each or 0.0 for each in trace["y"]]
-            sums[group] = own if below is None else [a + b for a, b in zip(below, own, strict=True)]
+            own = _known(trace["y"])
+            sums[group] = [*map(add, sums[group], own)] if group in sums else own
             found[at] = sums[group]
     return found
+
+
+def _known(values: list[Any]) -> list[float]:
+    """Heights with zero where one is missing."""
+    return [each or 0.0 for each in values] if None in values else values
 
 
 def draw_curves(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis) -> str:
@@ -54,12 +60,10 @@ def draw_curves(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis) -> str:
     sums = stacked(traces)
     parts = []
     for at, trace in reversed(traces):
-        if at in sums:
+        if at in sums and max(_known(trace["y"])) * _scale(y) >= _SEEN:
             runs = _runs(places[id(trace["x"])], y.pixels(sums[at]), x, y)
-            if max(abs(each or 0.0) for each in trace["y"]) * _scale(y) >= _SEEN:
-                shape = trace.get("line", {}).get("shape", "linear")
-                d = "".join(path(run, shape, _floor(y)) for run in runs)
-                parts.append(element("path", d=d, **paint(trace.get("fillcolor") or colour_of(at, trace))))
+            d = "".join(path(run, trace.get("line", {}).get("shape", "linear"), _floor(y)) for run in runs)
+            parts.append(element("path", d=d, **paint(trace.get("fillcolor") or colour_of(at, trace))))
     for at, trace in traces:
         if at not in sums:
             parts += _line(at, trace, list(_runs(places[id(trace["x"])], y.pixels(trace["y"]), x, y)), y)
@@ -93,18 +97,64 @@ def _floor(y: Axis) -> float:
     return y.start if zero is None else y.clamped(zero)
 
 
-def _runs(xs: Iterable[float | None], ys: Iterable[float | None], x: Axis, y: Axis) -> Iterator[list[Point]]:
+def _runs(xs: Sequence[float | None], ys: Sequence[float | None], x: Axis, y: Axis) -> Iterator[list[Point]]:
     """The stretches of points without a missing one between them, within the plot."""
-    run: list[Point] = []
-    for a, b in zip(xs, ys, strict=True):
-        if a is None or b is None:
-            if run:
-                yield run
-            run = []
-        else:
-            run.append((x.clamped(a), y.clamped(b)))
-    if run:
-        yield run
+    inside = _is_inside(xs, x) and _is_inside(ys, y)
+    for run in _unbroken(xs, ys):
+        yield from [run] if inside else _within(run, x, y)
+
+
+def _unbroken(xs: Sequence[float | None], ys: Sequence[float | None]) -> Iterator[list[Point]]:
+    points: list[Any] = list(zip(xs, ys, strict=True))
+    if None in xs or None in ys:
+        for is_known, group in groupby(points, lambda each: None not in each):
+            if is_known:
+                yield list(group)
+    elif points:
+        yield points
+
+
+def _is_inside(pixels: Sequence[float | None], axis: Axis) -> bool:
+    """Whether all points are between the ends of an axis."""
+    known = [each for each in pixels if each is not None] if None in pixels else pixels
+    low, high = sorted((axis.start, axis.end))
+    return not known or (low - 1 < min(known) and max(known) < high + 1)  # type: ignore[type-var, operator]
+
+
+def _within(run: list[Point], x: Axis, y: Axis) -> Iterator[list[Point]]:
+    """A stretch, cut at the edges of the plot."""
+    edges = (*sorted((x.start, x.end)), *sorted((y.start, y.end)))
+    found: list[Point] = []
+    for start, end in pairwise(run):
+        cut = _cut(start, end, edges)
+        if cut is None or (found and found[-1] != cut[0]):
+            if found:
+                yield found
+            found = []
+        if cut is not None:
+            found += cut if not found else cut[1:]
+    if found:
+        yield found
+
+
+def _cut(start: Point, end: Point, edges: tuple[float, ...]) -> list[Point] | None:
+    """The part of a line between two points that is within left, right, top and bottom (Liang and Barsky 1984)."""
+    left, right, top, bottom = edges
+    across, down = end[0] - start[0], end[1] - start[1]
+    first, last = 0.0, 1.0
+    for step, room in (
+        (-across, start[0] - left), (across, right - start[0]), (-down, start[1] - top), (down, bottom - start[1]),
+    ):  # fmt: skip
+        if step == 0 and room < 0:
+            return None
+        if step < 0:
+            first = max(first, room / step)
+        elif step > 0:
+            last = min(last, room / step)
+    if first > last:
+        return None
+    ends = [(start[0] + share * across, start[1] + share * down) for share in (first, last)]
+    return [start if first == 0 else ends[0], end if last == 1 else ends[1]]
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:
@@ -113,7 +163,7 @@ def thinned(points: Sequence[Point]) -> Sequence[Point]:
     >>> thinned([(at / 1000, at % 7) for at in range(1000)])
     [(0.0, 0), (0.006, 6), (0.999, 5)]
     """
-    if len(points) <= _FEW:
+    if len(points) <= max(_FEW, _PER_COLUMN * abs(points[-1][0] - points[0][0])):
         return points
     found: list[Point] = []
     column: list[Point] = []
@@ -140,24 +190,26 @@ def path(points: Sequence[Point], shape: str = "linear", floor: float | None = N
     Steps are relative, in tenths of a pixel, as most are short.
 
     >>> path([(0, 5), (10, 5), (20, 8)], "hv"), path([(0, 5), (10.5, 7)], floor=9)
-    ('M0 5h20v3', 'M0 5l10.5 2V9H0z')
+    ('M0 5h20v3h0', 'M0 5l10.5 2V9H0z')
     """
-    kept = [(int(10 * x + 0.5), int(10 * y + 0.5)) for x, y in thinned(points)]
-    x, y = kept[0]
+    kept = thinned(points)
+    x, y = first, _ = int(10 * kept[0][0] + 0.5), int(10 * kept[0][1] + 0.5)
     words = [f"M{_TENTHS[x]} {_TENTHS[y]}"]
     if shape == "hv":
-        for to_x, to_y in kept[1:]:
+        for point in kept:
+            to_y = int(10 * point[1] + 0.5)
             if to_y != y:
+                to_x = int(10 * point[0] + 0.5)
                 words.append(f"h{_TENTHS[to_x - x]}v{_TENTHS[to_y - y]}")
                 x, y = to_x, to_y
-        if kept[-1][0] != x:
-            words.append(f"h{_TENTHS[kept[-1][0] - x]}")
+        words.append(f"h{_TENTHS[int(10 * kept[-1][0] + 0.5) - x]}")
     else:
-        for to_x, to_y in kept[1:]:
+        for point in kept[1:]:
+            to_x, to_y = int(10 * point[0] + 0.5), int(10 * point[1] + 0.5)
             words.append(f"l{_TENTHS[to_x - x]} {_TENTHS[to_y - y]}")
             x, y = to_x, to_y
     if floor is not None:
-        words.append(f"V{number(floor)}H{_TENTHS[kept[0][0]]}z")
+        words.append(f"V{number(floor)}H{_TENTHS[first]}z")
     return "".join(words)
 
 

@@ -43,6 +43,8 @@ def lines_of(words: str) -> list[str]:
     >>> lines_of("<b>peak</b> of a&lt;b<br>layer <3>")
     ['peak of a<b', 'layer <3>']
     """
+    if "<" not in words and "&" not in words and "\n" not in words:
+        return [words]
     return [unescape(_TAG.sub("", each)) for each in _BREAK.split(words)]
 
 
@@ -55,7 +57,7 @@ def width_of(words: str, size: float = SMALL) -> float:
         elif letter in _WIDE:
             units += 0.88
         elif letter < "\u0300":
-            units += 0.67 if letter.isupper() else 0.57
+            units += 0.68 if letter.isupper() else 0.59
         else:
             units += 1.0
     return units * size

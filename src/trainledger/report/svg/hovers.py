@@ -27,23 +27,33 @@ def hover_of(trace: dict[str, Any], titles: tuple[str, str] = ("", "")) -> Calla
         return lambda at: _plain(trace, titles, at)
     found = _EXTRA.search(template)
     extra = found[1] if found else str(trace.get("name") or "")
-    main = _EXTRA.sub("", template)
+    main, name = _filler(_EXTRA.sub("", template), trace), _filler(extra, trace)
 
     def said(at: int) -> str:
-        lines = [each for each in lines_of(_filled(main, trace, at)) if each]
-        name = " ".join(lines_of(_filled(extra, trace, at)))
-        return f"{name}: " * bool(name) + "\n".join(lines)
+        lines, first = lines_of(main(at)), name(at)
+        words = lines[0] if len(lines) == 1 else "\n".join(each for each in lines if each)
+        return f"{' '.join(lines_of(first))}: {words}" if first else words
 
     return said
 
 
-def _filled(template: str, trace: dict[str, Any], at: int) -> str:
-    def value(found: re.Match[str]) -> str:
-        name, index, form = found.groups()
-        held: Any = _held(trace, "x" if name == "delta" else name, at)
-        return formatted(held[int(index)] if index is not None and held is not None else held, form or "")
+def _filler(template: str, trace: dict[str, Any]) -> Callable[[int], str]:
+    """A function that puts the values of a trace's n-th point into a template."""
+    words = _FIELD.split(template)
+    if len(words) == 1:
+        return lambda at: template
+    fields = [
+        (name, index, form or "") for name, index, form in zip(words[1::4], words[2::4], words[3::4], strict=True)
+    ]
 
-    return _FIELD.sub(value, template) if "%{" in template else template
+    def filled(at: int) -> str:
+        found = [words[0]]
+        for (name, index, form), after in zip(fields, words[4::4], strict=True):
+            held = _held(trace, "x" if name == "delta" else name, at)
+            found += (formatted(held[int(index)] if index and held is not None else held, form), after)
+        return "".join(found)
+
+    return filled
 
 
 def _held(trace: dict[str, Any], name: str, at: int) -> Any:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.report.style import COLOURS
+from trainledger.report.style import COLOURS, DARK
 from trainledger.report.svg.bars import is_bar
 from trainledger.report.svg.curves import colour_of, modes_of
 from trainledger.report.svg.elements import LINE, SMALL, element, folded_to, lines_of, text, width_of
 from trainledger.report.svg.markers import symbol, symbol_style
 from trainledger.report.svg.paint import paint
 
-_SIGN, _SPACE, _APART = 20, 6, 16  # pixels of a sign, of the space behind it, and between two names
+_SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space behind it, and between two names
 _ROW = 20
 Trace = dict[str, Any]
 
@@ -56,7 +56,7 @@ def draw_legend(entries: Sequence[Entry], top: float) -> Iterator[str]:
         middle = top + each.y + _ROW / 2
         yield from _sign(each.number, each.trace, each.x, middle)
         x = each.x + _SIGN + _SPACE
-        yield text(x, middle + 0.35 * SMALL, each.lines, font_size=SMALL, **paint("#222222"))
+        yield text(x, middle + 0.35 * SMALL, each.lines, font_size=SMALL, **paint(DARK))
 
 
 def _sign(number: int, trace: Trace, x: float, middle: float) -> Iterator[str]:

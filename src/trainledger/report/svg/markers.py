@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from math import cos, pi, sin
 from typing import Any
 
+from trainledger.report.style import DARK
 from trainledger.report.svg.axes import Axis
 from trainledger.report.svg.boxes import Boxes
 from trainledger.report.svg.curves import colour_of, modes_of
 from trainledger.report.svg.elements import SMALL, element, hover, lines_of, text, width_of
 from trainledger.report.svg.hovers import hover_of
-from trainledger.report.svg.paint import paint
+from trainledger.report.svg.paint import lettered, paint
 
 SYMBOLS = (
     "circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "triangle-left", "triangle-right",
@@ -124,7 +125,7 @@ def draw_words(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis, boxes: Box
             wide = width_of(lines[0], size)
             candidates = [_beside(a, b, wide, size, reach, each) for each in (wanted, *_PLACES)]
             box = boxes.free(candidates)
-            yield text(box[0], box[1] + 0.8 * size, lines, font_size=size, **paint(font.get("color", "#222222")))
+            yield text(box[0], box[1] + 0.8 * size, lines, font_size=size, **lettered(font.get("color", DARK)))
 
 
 def _beside(

@@ -5,48 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.report.style import DARK
-from trainledger.report.svg.axes import Axis
 from trainledger.report.svg.boxes import Box, Boxes
-from trainledger.report.svg.elements import LINE, SMALL, element, folded_to, lines_of, text, width_of
-from trainledger.report.svg.paint import is_clear, paint
+from trainledger.report.svg.elements import LINE, SMALL, element, lines_of, text, width_of
+from trainledger.report.svg.frame import Frame, is_row, row_lines
+from trainledger.report.svg.paint import is_clear, lettered, paint
 
 Shape = dict[str, Any]
-
-
-@frozen
-class Frame:
-    """The plots of a drawing: their axes by name (x, x2, y ...), and the box of all of them."""
-
-    axes: dict[str, Axis]
-    left: float
-    top: float
-    width: float
-    height: float
-
-    def pixel(self, reference: str, value: object) -> float | None:
-        """The pixel of a value on an axis, of a share of an axis (``y domain``), or of the whole (``paper``)."""
-        name, _, domain = reference.partition(" ")
-        if name in self.axes and not domain:
-            return self.axes[name].at(value)
-        share = float(value) if isinstance(value, int | float) else 0.0
-        if name in self.axes:
-            axis = self.axes[name]
-            return axis.start + share * (axis.end - axis.start) if name[0] == "x" else self._up(axis, share)
-        return None
-
-    @staticmethod
-    def _up(axis: Axis, share: float) -> float:
-        low, high = sorted((axis.start, axis.end))
-        return high - share * (high - low)
-
-    def along(self, reference: str, value: object, *, is_x: bool) -> float | None:
-        """`pixel`, ``paper`` included."""
-        if reference.startswith("paper"):
-            share = float(value) if isinstance(value, int | float) else 0.0
-            return self.left + share * self.width if is_x else self.top + (1 - share) * self.height
-        return self.pixel(reference, value)
 
 
 def draw_shapes(shapes: Sequence[Shape], frame: Frame, *, below: bool) -> Iterator[str]:
@@ -54,8 +19,8 @@ def draw_shapes(shapes: Sequence[Shape], frame: Frame, *, below: bool) -> Iterat
     for each in shapes:
         if (each.get("layer") == "below") != below:
             continue
-        x0, x1 = (frame.along(each.get("xref", "x"), each[name], is_x=True) for name in ("x0", "x1"))
-        y0, y1 = (frame.along(each.get("yref", "y"), each[name], is_x=False) for name in ("y0", "y1"))
+        x0, x1 = (frame.pixel(each.get("xref", "x"), each[name], "x") for name in ("x0", "x1"))
+        y0, y1 = (frame.pixel(each.get("yref", "y"), each[name], "y") for name in ("y0", "y1"))
         if x0 is None or x1 is None or y0 is None or y1 is None:
             continue
         line = each.get("line", {})
@@ -71,9 +36,9 @@ def draw_shapes(shapes: Sequence[Shape], frame: Frame, *, below: bool) -> Iterat
 
 def draw_annotations(annotations: Sequence[Shape], frame: Frame, boxes: Boxes) -> Iterator[str]:
     """Words at their places; arrows first, and what has no room between other words is left out."""
-    for each in sorted(annotations, key=lambda each: (not each.get("showarrow", True), is_row(each))):
-        x = frame.along(each.get("xref", "x"), each["x"], is_x=True)
-        y = frame.along(each.get("yref", "y"), each["y"], is_x=False)
+    for each in sorted(annotations, key=lambda each: (not is_row(each), not each.get("showarrow", True))):
+        x = frame.pixel(each.get("xref", "x"), each["x"], "x", of_words=True)
+        y = frame.pixel(each.get("yref", "y"), each["y"], "y", of_words=True)
         if x is not None and y is not None:
             yield from _annotation(each, x, y, frame, boxes)
 
@@ -86,36 +51,37 @@ def _annotation(each: Shape, x: float, y: float, frame: Frame, boxes: Boxes) -> 
     size = max(SMALL, font.get("size", SMALL))
     lines = row_lines(each, frame.width) if is_row(each) else lines_of(str(each["text"]))
     box = _box(each, at_x, at_y, lines, size)
-    if not is_row(each):
-        above, below = ((box[0], box[1] + shift * LINE, box[2], box[3]) for shift in (-1, 1))
-        left = (min(max(box[0], 2), boxes.width - box[2] - 2), *box[1:])
-        found = next((one for one in (box, left, above, below) if boxes.is_free(one)), None)
-        if found is None and not arrow and _is_minor(each):
-            return
-        box = found or left
+    if is_row(each):
         boxes.take(box)
+    else:
+        places = list(_places(each, box, x, boxes.width))
+        if not arrow and _is_minor(each) and not any(map(boxes.is_free, places)):
+            return
+        box = boxes.free(places)
     if arrow:
         yield _arrow(box, x, y, each.get("arrowcolor", DARK))
     background = each.get("bgcolor")
     if background:
         left_, top, wide, high = box
         yield element("rect", x=left_ - 2, y=top, width=wide + 4, height=high, rx=2, **paint(background))
-    yield text(box[0], box[1] + 0.82 * size, lines, font_size=size, **paint(font.get("color", DARK)))
+    yield text(box[0], box[1] + 0.82 * size, lines, font_size=size, **lettered(font.get("color", DARK)))
+
+
+def _places(each: Shape, box: Box, x: float, width: float) -> Iterator[Box]:
+    """Where words may stand: at their place, on the other side of it, within the drawing, a line above or below."""
+    left, top, wide, high = box
+    inside = min(max(left, 2.0), width - wide - 2)
+    if _is_minor(each):
+        yield from ((side, top, wide, high) for side in (left, inside))
+        return
+    for side in (left, 2 * x - left - wide, inside):
+        for shift in (0, -LINE, LINE):
+            yield side, top + shift, wide, high
 
 
 def _is_minor(each: Shape) -> bool:
     """Whether words only name what is drawn there anyway: a phase, or rounds that are left out."""
     return bool(each.get("yref", "").endswith("domain")) and each.get("xref", "x")[:1] == "x" and "xshift" not in each
-
-
-def is_row(each: Shape) -> bool:
-    """Whether words are the name of a row of bars, which stands above them over the whole width."""
-    return each.get("xref") == "paper" and each.get("x") == 0 and "yshift" in each
-
-
-def row_lines(each: Shape, width: float) -> list[str]:
-    """The name of a row over as many lines as it needs."""
-    return folded_to(lines_of(str(each["text"])), width, SMALL)
 
 
 def _box(each: Shape, x: float, y: float, lines: Sequence[str], size: float) -> Box:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from math import floor, isclose, log10
 
 _FORMAT = re.compile(r"(\+?)(,?)(?:\.(\d+))?(~?)([defgr%]?)")
@@ -20,8 +21,7 @@ def formatted(value: object, form: str = "") -> str:
     """
     if not isinstance(value, int | float):
         return "" if value is None else str(value)
-    found = _FORMAT.fullmatch(form)
-    sign, comma, digits, _, letter = found.groups() if found else ("", "", None, "", "")
+    sign, comma, digits, letter = _parts(form)
     if letter in ("f", "e", "%"):
         return format(value, f"{sign}{comma}.{digits or 6}{letter}")
     if letter == "d":
@@ -29,6 +29,13 @@ def formatted(value: object, form: str = "") -> str:
     if isinstance(value, int) and digits is None:
         return format(value, f"{sign}{comma}d")
     return significant(value, int(digits or 12), f"{sign}{comma}")
+
+
+@lru_cache
+def _parts(form: str) -> tuple[str, str, str | None, str]:
+    """Sign, comma, digits and letter of a format."""
+    found = _FORMAT.fullmatch(form)
+    return (found[1], found[2], found[3], found[5]) if found else ("", "", None, "")
 
 
 def significant(value: float, digits: int = _DIGITS, flags: str = ",") -> str:
@@ -51,7 +58,7 @@ def tick_texts(values: Sequence[float], form: str = "", *, is_log: bool = False)
     """What stands at the ticks of an axis: all with the same decimals, large numbers with the letter of their scale.
 
     >>> tick_texts([0.0, 0.5, 1.0]), tick_texts([1e6, 1e7], is_log=True), tick_texts([1e21, 1e22], is_log=True)
-    (['0.0', '0.5', '1.0'], ['1M', '10M'], ['10²¹', '10²²'])
+    (['0', '0.5', '1.0'], ['1M', '10M'], ['10²¹', '10²²'])
     """
     if form:
         return [formatted(each, form) for each in values]
@@ -63,7 +70,7 @@ def tick_texts(values: Sequence[float], form: str = "", *, is_log: bool = False)
     scale, letter = next((each for each in _STEPS if most >= 2 * each[0]), (1.0, ""))
     scaled = [each / scale for each in values]
     decimals = next((n for n in range(9) if all(isclose(each, round(each, n), abs_tol=1e-9) for each in scaled)), 9)
-    return [f"{each:,.{decimals}f}{letter if each else ''}" for each in scaled]
+    return [f"{each:,.{decimals}f}{letter}" if each else "0" for each in scaled]
 
 
 def _short(value: float) -> str:

@@ -8,21 +8,26 @@ from trainledger.report.style import COLOURS, DARK, GREY
 
 _CLASS = {
     DARK: "ink", "#000": "ink", "#555": "muted", GREY: "muted", "#e4e4e4": "grid", "#bbb": "faint", "#dddddd": "pale",
-    "#aaaaaa": "faint", "#ffffff": "paper", "white": "paper", "#fff": "paper",
+    "#aaaaaa": "faint", "#999": "axis", "#ffffff": "paper", "white": "paper", "#fff": "paper",
     **{colour: f"c{at}" for at, colour in enumerate(COLOURS)},
 }  # fmt: skip
-# What a page of light letters on a dark ground has instead; what is not named reads on both.
-DARK_COLOURS = {
-    "ink": "#e8e6e3", "muted": "#a9a7a3", "grid": "#34363a", "faint": "#6a6d73", "pale": "#4a4d52", "paper": "#17191c",
-    "band": "#ffffff", "c0": "#3d9bd6", "c1": "#E69F00", "c2": "#16b486", "c5": "#e8762d", "c8": "#c9c7c3",
-    "c9": "#8f86e6",
-}  # fmt: skip
 _LIGHT = {name: colour for colour, name in reversed(_CLASS.items())} | {"band": "#000000"}
-# A class of a fill is the colour's name; that of a stroke has -line behind it.
-RULES = "".join(
-    f".{name}{{fill:var(--{name},{colour})}}.{name}-line{{stroke:var(--{name},{colour})}}"
-    for name, colour in _LIGHT.items()
-)
+# What reads better on a dark page than the colour of a light one.
+_DARK = {
+    "ink": "#e8e6e3", "muted": "#aaa8a4", "grid": "#34373c", "faint": "#6a6d73", "axis": "#7d8087", "pale": "#4a4d52",
+    "paper": "#17191c", "band": "#ffffff", "c0": "#2f8bd0", "c2": "#16b486", "c4": "#8fd0f5", "c5": "#ec7c3a",
+    "c8": "#c9c7c3", "c9": "#8f86e6",
+}  # fmt: skip
+
+
+def _rules(name: str, light: str) -> str:
+    colour = f"var(--{name},light-dark({light},{_DARK.get(name, light)}))"
+    return f".{name}{{fill:{colour}}}.{name}-line{{stroke:{colour}}}"
+
+
+# By this stylesheet drawings follow the color-scheme of their page. A class is a colour's name for a fill and has -line
+# behind it for a stroke; a page that has a variable of the name (--ink) gives its own colour.
+STYLE = f"@supports (color:light-dark(#000,#fff)){{{''.join(_rules(*each) for each in _LIGHT.items())}}}"
 _RGBA = re.compile(r"rgba\((\d+), *(\d+), *(\d+), *([\d.]+)\)")
 _DASHES = {"dash": "6 4", "dot": "2 4", "dashdot": "6 3 2 3", "longdash": "10 5"}
 
@@ -53,6 +58,15 @@ def paint(
         classes.append(name and f"{name}-line")
     names = " ".join(each for each in classes if each)
     return found | {"class_": names} if names else found
+
+
+def lettered(colour: str) -> dict[str, object]:
+    """The attributes of words over what is drawn: an edge of paper around each letter.
+
+    >>> lettered("#222222")["class_"]
+    'ink paper-line'
+    """
+    return paint(colour, "#ffffff", 3) | {"paint_order": "stroke", "stroke_linejoin": "round"}
 
 
 def is_clear(colour: str) -> bool:
