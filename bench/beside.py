@@ -8,11 +8,11 @@ documentation shows, on a model with weights, but where it can do without them.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -146,14 +146,18 @@ TOOLS: dict[str, Callable[[Any, int], Told]] = {
 
 
 def main() -> None:
-    tool, layers, width, tokens = sys.argv[1], *map(int, sys.argv[2:5])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tool", choices=TOOLS)
+    for name in ("layers", "width", "tokens"):
+        parser.add_argument(name, type=int)
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    model = LlamaForCausalLM(config(layers, width, tokens))
+    model = LlamaForCausalLM(config(args.layers, args.width, args.tokens))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start, told = time.process_time(), {}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            told = TOOLS[tool](model, tokens)
+            told = TOOLS[args.tool](model, args.tokens)
     except Exception as error:
         told = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error) else ''}"}
     told["seconds"] = time.process_time() - start

@@ -7,6 +7,7 @@ calibration made just before, against the median of real steps. Writes device, d
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import sys
@@ -51,7 +52,7 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
     device = torch.device("cuda")
     with device:
         model = build(run.model, run.recipe)
-        shape = (run.recipe.device_batch, run.recipe.seq_len)
+        shape = (run.device_batch, run.recipe.seq_len)
         batch = tuple(torch.randint(0, run.model.vocab_size, shape) for _ in range(2))
     optimizer = build_optimizer(model, run.recipe)
     predicted = account(run, backend="cuda")
@@ -80,15 +81,16 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "out", type=Path, nargs="?", help="where to write the figures (bench/results/gpu-DEVICE-DATE.json)"
+    )
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here; nothing was measured")
     name = torch.cuda.get_device_name()
     slug = "".join(each if each.isalnum() else "-" for each in name.lower())
-    out = (
-        Path(sys.argv[1])
-        if len(sys.argv) > 1
-        else Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
-    )
+    out = args.out or Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
     calibration = measure_machine("cuda")
     rows = []
     for run in runs():

@@ -9,8 +9,8 @@ losses is summed and minimized by L-BFGS, and points are drawn again with replac
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from math import log
 
 import numpy as np
@@ -69,4 +69,7 @@ def main(path: str, bootstraps: int = 1500) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(each) for each in sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path")
+    parser.add_argument("bootstraps", type=int, nargs="?", default=1500)
+    main(**vars(parser.parse_args()))

@@ -6,6 +6,7 @@ The models stand in tests/trace/zoo_transformers.py, zoo_torch.py and zoo_own_co
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -117,15 +118,18 @@ def main() -> None:
     """Write the page, or print the rows of the named models."""
     from transformers.utils import logging
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(each.name for each in ZOO))
+    args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    names = sys.argv[1:] or [each.name for each in ZOO]
+    names = args.names or [each.name for each in ZOO]
     compared = []
     for name in names:
         for precision in PRECISIONS:
             compared.append(compare(name, precision))
             print(precision, memory_row(compared[-1]), file=sys.stderr, flush=True)
-    if not sys.argv[1:]:
+    if not args.names:
         PAGE.write_text(page(compared, date.today().isoformat()), encoding="utf-8")
         print(f"wrote {PAGE}", file=sys.stderr)
 

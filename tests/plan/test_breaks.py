@@ -305,7 +305,8 @@ def test_what_the_run_does_already_is_no_remedy() -> None:
             said = remedy(failures, replace(tl.load(ALONE), recipe=recipe))
             assert "faster storage" in said
             assert ("recipe.checkpoints.asynchronous=true" in said) is not asynchronous
-            assert ("Daly's interval" in said) is (every is not None)
+            assert ("Daly's interval (recipe.checkpoints.every=none)" in said) is (every is not None)
+    assert tl.load(ALONE, ["recipe.checkpoints.every=none"]).recipe.checkpoints.every is None
 
 
 def test_what_waits_for_data_should_not() -> None:

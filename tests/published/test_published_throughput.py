@@ -77,9 +77,9 @@ def test_what_is_stored_is_what_is_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_is_stored_is_what_is_predicted() -> None:
-    for start in range(1, EVERY):
-        _compare(start, EVERY)
+@pytest.mark.parametrize("start", range(1, EVERY))
+def test_all_that_is_stored_is_what_is_predicted(start: int) -> None:
+    _compare(start, EVERY)
 
 
 def _compare(start: int, every: int) -> None:
@@ -118,9 +118,9 @@ def test_stored_hours_are_what_is_predicted(row: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_stored_hours_are_what_is_predicted() -> None:
-    for each in read_hours():
-        _compare_hours(each.row)
+@pytest.mark.parametrize("row", [each.row for each in read_hours()])
+def test_all_stored_hours_are_what_is_predicted(row: str) -> None:
+    _compare_hours(row)
 
 
 def _compare_hours(row: str) -> None:

@@ -264,7 +264,7 @@ def step_fact(what: str, theirs: Numbers) -> Claim:
     run = tl.load(
         {
             "model": {"preset": "gpt2"},
-            "recipe": {"seq_len": 1024, "global_batch": 4, "micro_batch": 1, "steps": 1, "beta2": 0.999},
+            "recipe": {"seq_len": 1024, "global_batch": 4, "micro_batch": 1, "steps": 1, "optimizer": {"beta2": 0.999}},
             "cluster": {"device": "l4"},
         }
     )

@@ -148,7 +148,7 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
 _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
 _SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
 _ASYNC = "recipe.checkpoints.asynchronous=true or "
-_DALY = ", or checkpoints at Daly's interval (absent checkpoint_every)"
+_DALY = ", or checkpoints at Daly's interval (recipe.checkpoints.every=none)"
 _STEP = "the predicted step, and the acceptable share that was asked for"
 LIMITS = (
     Limit(
