@@ -73,7 +73,7 @@ def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:
 def python_of(function: str, query: Query, **options: str) -> str:
     """The lines of Python that ask the same of a run."""
     named = '"run.toml"' if query[FILE] else '"config.json"' if query[CONFIG] else repr(query[RUN])
-    settings = ", ".join(f'"{name}": "{text}"' for name, text in query.overrides.items())
+    settings = ", ".join(f'"{name}": {json.dumps(text)}' for name, text in query.overrides.items())
     more = "".join(f", {name}={text!r}" for name, text in options.items())
     return f"import trainledger as tl\n\nprint(tl.{function}({named}, {{{settings}}}{more}))"
 

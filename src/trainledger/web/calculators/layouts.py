@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import trainledger as tl
@@ -28,13 +29,18 @@ _FOUND: dict[frozenset[tuple[str, str]], Layouts] = {}  # to choose another layo
 def _reply(query: Query, progress: Progress) -> Reply:
     fixed = {_FIXABLE[path]: text for path, text in query.overrides.items() if path in _FIXABLE}
     free = replace(query, given={name: text for name, text in query.given.items() if name not in _FIXABLE})
-    found = _found(query, free, fixed, progress)
     flags = [word for name, text in fixed.items() for word in ("--fix", f"{name}={text}")]
     more: dict[str, Any] = {"fixed": _values(fixed)} if fixed else {}
     made = Reply(
-        document=found.document(), values={}, words=words_of("layouts", free, *flags),
-        python=python_of("layouts", free, **more), notes=found.notes,
+        document=Document("", ()), values={}, words=words_of("layouts", free, *flags),
+        python=python_of("layouts", free, **more),
     )  # fmt: skip
+    if find_spec("numpy") is None:
+        return replace(
+            made, verdict="The search of layouts needs numpy, which is not here: copy the command and run it."
+        )
+    found = _found(query, free, fixed, progress)
+    made = replace(made, document=found.document(), notes=found.notes)
     if found.best is None:
         none = f"No layout of {found.run.model.name} fits {found.devices:,} x {found.device}."
         return replace(made, verdict=none, tone=BAD)

@@ -12,7 +12,7 @@ import { connect } from "./transport.js";
 const root = byId("answer");
 const page = { state: null, view: null, hidden: false };
 
-const { config, transport } = await connect((sentence) => (byId("loading").textContent = sentence)).catch(stopped);
+const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
 const trail = new Trail();
 const parts = drawAnswer(root);

@@ -11,9 +11,9 @@ export class Refused extends Error {
 }
 
 /** The transport that `config.json` names, and what it says of the page. */
-export async function connect(starting) {
+export async function connect() {
   const config = await (await fetch("config.json")).json();
-  return { config, transport: config.worker ? await inBrowser(starting) : overHttp() };
+  return { config, transport: config.worker ? inBrowser() : overHttp() };
 }
 
 const wait = (milliseconds, signal) =>
@@ -51,46 +51,65 @@ const problemsOf = (found, otherwise) =>
   Array.isArray(found.error) && found.error.length ? found.error : [{ field: "", sentence: otherwise }];
 
 /** A worker in which Python answers. One that is stopped while it works is replaced, as Python cannot be interrupted. */
-async function inBrowser(starting) {
+function inBrowser() {
   let worker, ready, number = 0;
-  const open = new Map();
+  const open = new Map(); // what is asked and has no answer yet, by number
 
-  const start = () => {
-    worker = new Worker("worker.js", { type: "module" });
-    ready = new Promise((done, failed) => {
-      worker.onmessage = ({ data }) => {
-        if (data.ready) return done();
-        const asked = open.get(data.id);
-        if (data.starting) return starting(data.starting);
-        if (!asked) return undefined;
-        if (data.working) return asked.working?.(data.working);
-        open.delete(data.id);
-        if (data.error) return asked.failed(new Refused(problemsOf(data, "Python gave no answer")));
-        return asked.done(data.result);
-      };
-      worker.onerror = (event) => failed(new Refused([{ field: "", sentence: `Python does not start: ${event.message}` }]));
-    });
+  const heard = ({ data }) => {
+    const asked = open.get(data.id);
+    if (data.starting) open.forEach((each) => each.working?.({ what: data.starting, done: 0, of: 0 }));
+    else if (data.working) asked?.working?.(data.working);
+    else if (asked && open.delete(data.id)) {
+      if (data.error) asked.failed(new Refused(problemsOf(data, "Python gave no answer")));
+      else asked.done(data.result);
+    }
   };
-  const call = async (name, message = {}, { signal, working } = {}) => {
-    await ready;
-    return new Promise((done, failed) => {
+  const start = () => {
+    const own = (worker = new Worker("worker.js", { type: "module" }));
+    ready = new Promise((done, failed) => {
+      const stopped = (why) => failed(new Refused([{ field: "", sentence: `Python does not start: ${why}` }]));
+      own.onmessage = (event) => {
+        if (event.data.ready) done();
+        else if (event.data.failed) stopped(event.data.failed);
+        else heard(event);
+      };
+      own.onerror = (event) => stopped(event.message);
+    });
+    ready.catch(() => {}); // who asks hears of it
+  };
+  const send = async (id) => {
+    try {
+      await ready;
+      const asked = open.get(id);
+      if (asked) worker.postMessage({ id, ...asked.message });
+      if (asked) asked.sent = true;
+    } catch (error) {
+      open.get(id)?.failed(error);
+      open.delete(id);
+    }
+  };
+  const call = (message, { signal, working } = {}) =>
+    new Promise((done, failed) => {
       const id = ++number;
-      open.set(id, { done, failed, working });
+      open.set(id, { message, done, failed, working, sent: false });
       signal?.addEventListener("abort", () => {
-        if (!open.delete(id)) return;
+        const asked = open.get(id);
+        if (!asked) return;
+        open.delete(id);
+        failed(signal.reason);
+        if (!asked.sent) return;
         worker.terminate();
         start();
-        failed(signal.reason);
+        open.forEach((each, other) => send(other));
       });
-      worker.postMessage({ id, call: name, ...message });
+      send(id);
     });
-  };
   start();
   return {
-    listing: () => call("listing"),
-    answer: (name, query, how) => call("answer", { name, query }, how),
-    view: (name, query, width, how) => call("view", { name, query, width }, how),
-    check: (name, query, of, guess) => call("check", { name, query, of, guess }),
-    exercise: (name, seed) => call("exercise", { name, seed }),
+    listing: async () => (await fetch("calculators.json")).json(),
+    answer: (name, query, how) => call({ call: "answer", name, query }, how),
+    view: (name, query, width, how) => call({ call: "view", name, query, width }, how),
+    check: (name, query, of, guess) => call({ call: "check", name, query, of, guess }),
+    exercise: (name, seed) => call({ call: "exercise", name, seed }),
   };
 }

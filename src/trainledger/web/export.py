@@ -1,0 +1,182 @@
+"""The page as static files, in which the same Python answers inside the browser, under Pyodide."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import trainledger
+from trainledger import __version__
+from trainledger.document import Document, Section, Table
+from trainledger.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.web import answers
+
+PYODIDE = "pyodide@314"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+ROOMS = (
+    "__init__", "document", "frozen", "durable", "units", "dtypes", "spec", "huggingface", "catalog", "ledger",
+    "predict", "plan", "explain", "tensors", "reconcile", "api", "report", "web",
+)  # fmt: skip
+_NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export")  # of the room `web`
+_CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "package.json", "README.md")
+_LOCK = "pyodide-lock.json"
+_CHARSET = '<meta charset="utf-8">'
+_MANIFEST = "site.json"
+
+
+@frozen
+class Site:
+    """What was written: the directory, and of each part its name, files, bytes, and bytes as gzip sends them."""
+
+    folder: Path
+    parts: tuple[tuple[str, int, int, int], ...]
+
+    def document(self) -> Document:
+        """The sizes by part."""
+        files, nbytes, sent = (sum(column) for column in zip(*(each[1:] for each in self.parts), strict=True))
+        total = ("all", files, nbytes, sent)
+        heads, units = ("part", "files", "size", "sent with gzip"), ("", "integer", "nbytes", "nbytes")
+        table = Table("parts", heads, (*self.parts, total), units=units)
+        parts = [dict(zip(("part", "files", "nbytes", "gzip_nbytes"), each, strict=True)) for each in self.parts]
+        data = {"folder": os.fspath(self.folder), "parts": parts, "nbytes": nbytes, "gzip_nbytes": sent}
+        return Document(f"{self.folder}: a page for any web server", (Section("", (table,)),), data=lambda: data)
+
+
+def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = ()) -> Site:
+    """Write the page with its Python into a directory that is new, empty, or an earlier export.
+
+    ``pyodide`` is the directory of its npm package, by default the one in ``node_modules``; ``wheels`` are packages
+    built for it, such as numpy. Raises `InvalidInput`.
+    """
+    core = _core_of(pyodide)
+    _check_wheels(wheels)
+    _clear(folder)
+    parts = {
+        "page": dict(_page([each.name for each in wheels])),
+        "calculators": {"python.zip": _sources()},
+        "Pyodide": {f"pyodide/{name}": (core / name).read_bytes() for name in _CORE}
+        | {f"pyodide/{_LOCK}": _lock(core)},
+        "wheels": {f"pyodide/{each.name}": each.read_bytes() for each in wheels},
+    }
+    for part in parts.values():
+        for name, content in part.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    names = [name for part in parts.values() for name in part]
+    (folder / _MANIFEST).write_text(json.dumps({"trainledger": __version__, "files": names}, indent=1))
+    return Site(folder, tuple(_sizes(name, list(part.values())) for name, part in parts.items() if part))
+
+
+def _sizes(name: str, contents: list[bytes]) -> tuple[str, int, int, int]:
+    sent = sum(min(len(each), len(zlib.compress(each))) for each in contents)
+    return name, len(contents), sum(map(len, contents)), sent
+
+
+def _page(wheels: list[str]) -> Iterator[tuple[str, bytes]]:
+    for each in sorted(Path(__file__).with_name("page").iterdir()):
+        if each.name == "index.html":
+            text = each.read_text(encoding="utf-8")
+            policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+            yield each.name, text.replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
+        elif each.is_file():
+            yield each.name, each.read_bytes()
+    yield "config.json", json.dumps({"worker": True, "version": __version__, "wheels": wheels}).encode()
+    yield "calculators.json", json.dumps(answers.listing()).encode()
+
+
+def _sources() -> bytes:
+    """An archive of the rooms that the calculators need, and of the package that writes TOML."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, path in _source_files():
+            entry = zipfile.ZipInfo(name)  # without a time, so that the same sources make the same archive
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes(), compresslevel=9)
+    return made.getvalue()
+
+
+def _source_files() -> Iterator[tuple[str, Path]]:
+    root = Path(trainledger.__file__).parent
+    writer = find_spec("tomli_w")
+    assert writer is not None, "is a dependency"
+    assert writer.origin is not None, "is a package of files"
+    for each in sorted(Path(writer.origin).parent.glob("*.py")):
+        yield f"tomli_w/{each.name}", each
+    for room in ROOMS:
+        place = root / room
+        for each in sorted(place.rglob("*")) if place.is_dir() else [place.with_suffix(".py")]:
+            within = each.relative_to(root)
+            served = within.parts[0] == "web" and (within.parts[1] == "page" or within.stem in _NOT_ASKED)
+            if each.is_file() and "__pycache__" not in within.parts and not served:
+                yield f"trainledger/{within.as_posix()}", each
+
+
+def _core_of(given: Path | None) -> Path:
+    """The directory of Pyodide's core files; raises `InvalidInput` where there is none."""
+    folder = given or Path("node_modules", "pyodide")
+    how = f"npm install {PYODIDE} brings it into node_modules, where it is looked for"
+    if not folder.is_dir():
+        rule = f"is no directory; {how}" if given else f"must name the directory of Pyodide's npm package; {how}"
+        raise InvalidInput([Problem("--pyodide", given and os.fspath(given), rule)])
+    if missing := [name for name in (*_CORE, _LOCK) if not (folder / name).is_file()]:
+        raise InvalidInput([Problem("--pyodide", os.fspath(folder), f"does not have {', '.join(missing)}; {how}")])
+    return folder
+
+
+def _lock(core: Path) -> bytes:
+    """The lock file without packages: a page loads nothing from elsewhere."""
+    try:
+        found: dict[str, Any] = json.loads((core / _LOCK).read_text(encoding="utf-8"))
+        version = tuple(int(each) for each in found["info"]["python"].split(".")[:2])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidInput(
+            [Problem("--pyodide", os.fspath(core), f"has a {_LOCK} that is none of Pyodide's")]
+        ) from None
+    if version < (3, 11):
+        rule = f"is of Python {found['info']['python']}, and trainledger needs 3.11"
+        raise InvalidInput([Problem("--pyodide", os.fspath(core), rule, PYODIDE)])
+    return json.dumps({**found, "packages": {}}).encode()
+
+
+def _check_wheels(wheels: Sequence[Path]) -> None:
+    problems = [
+        Problem("--wheel", os.fspath(each), "must be a wheel of Pyodide (wasm32) or of pure Python")
+        for each in wheels
+        if not each.is_file() or not each.name.endswith(("wasm32.whl", "none-any.whl")) or not zipfile.is_zipfile(each)
+    ]
+    if problems:
+        raise InvalidInput(problems)
+
+
+def _clear(folder: Path) -> None:
+    """Take away an earlier export; raises `InvalidInput` where something else is there."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput([Problem("--export", os.fspath(folder), "is a file")])
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    try:
+        names = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        earlier = [folder / name for name in (*names, _MANIFEST)]
+        inside = all(each.resolve().is_relative_to(folder.resolve()) for each in earlier)
+    except (OSError, ValueError, KeyError, TypeError):
+        inside = False
+    if not inside:
+        rule = "is not empty, and holds no earlier export"
+        raise InvalidInput([Problem("--export", os.fspath(folder), rule, os.fspath(folder / "site"))])
+    for each in earlier:
+        each.unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / "pyodide").rmdir()  # where something else is in it, that stays
