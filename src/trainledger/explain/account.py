@@ -1,4 +1,8 @@
-"""The lines of an account: memory, FLOPs, parameters and time, each with its formula."""
+"""The lines of an account: memory, FLOPs, parameters and time, each with its formula.
+
+An account of symbols has formulas in letters. One of numbers alone (`of_numbers`) has how often each amount comes, and
+needs no sympy.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads
 from trainledger.frozen import frozen
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.entry import Entry
-from trainledger.ledger.memory.timeline import timeline
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import highest_by_category, timeline
 from trainledger.ledger.model.parameters import named_shapes
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.step import StepTime
 from trainledger.predict.utilization import moved_nbytes
+from trainledger.spec.run import Run
 from trainledger.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
 
 # What a rule rests on, by the kind of operation it counts.
@@ -29,6 +35,7 @@ SOURCES = {
     "reduction": "one per element",
     "update": "update_rules.RULES: operations in the optimizer's definition",
 }
+_AMOUNTS = {"flops": "FLOPs", "kept": "bytes"}
 ROOFLINE = "the larger of FLOPs / FLOP/s and bytes / bytes/s (predict.roofline)"
 LINKS = "the fastest algorithm of the library over these links (predict.collective)"
 KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
@@ -55,12 +62,22 @@ class Part:
     total: float
 
 
+def of_numbers(run: Run, ledger: Ledger, stage: int = 0) -> Symbolic:
+    """The account of a ledger without symbols, of a rank of a stage."""
+    return Symbolic(ledger, {}, run, stage)
+
+
 def parameters(found: Symbolic) -> tuple[Part, ...]:
     """Each parameter by name: its shape, times how often it comes."""
     sums: dict[str, Any] = {}
+    shapes: dict[str, list[str]] = {}
     for name, shape, times in named_shapes(found.run.model):
         sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
-    lines = tuple(_line(found, name, total, "exact", component_of(name)) for name, total in sums.items())
+        shapes.setdefault(name, []).append(_product(times, *shape))
+    lines = tuple(
+        _line(found, name, total, "exact", component_of(name), ("times x sizes", " + ".join(shapes[name])))
+        for name, total in sums.items()
+    )
     return (Part("parameters", lines, sum(each.value for each in lines)),)
 
 
@@ -87,13 +104,12 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
     A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight.
     """
     resident = tuple(
-        _line(found, category, nbytes, "exact", "alive in every step: ledger.step")
+        _line(
+            found, category, nbytes, "exact", "alive in every step: ledger.step", _per_element(found, category, nbytes)
+        )
         for category, nbytes in found.ledger.resident
     )
-    kept = _grouped(
-        found, "kept", lambda each: each.phase == "forward" and not _later(each),
-        lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT,
-    )  # fmt: skip
+    kept = _grouped(found, "kept", _is_kept, lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT)
     numbers = peak_moment(found)
     at_peak = tuple(
         _line(found, category, nbytes, "exact", f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}")
@@ -108,6 +124,38 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
             at_peak, sum(each.value for each in at_peak),
         ),
     )  # fmt: skip
+
+
+_OF_EACH = ("parameters", "gradients", "optimizer state")  # of each trained element
+STATES = ("frozen weights", *_OF_EACH)
+
+
+def states(found: Symbolic) -> tuple[Line, ...]:
+    """The most bytes of a step in each of `STATES` that a rank has, of an account of numbers."""
+    most = highest_by_category(found.ledger)
+    return tuple(
+        _line(
+            found, name, most[name], "exact", "the most in a step: ledger.step", _per_element(found, name, most[name])
+        )
+        for name in STATES
+        if most.get(name)
+    )
+
+
+def saved(found: Symbolic) -> Line:
+    """The bytes that the forwards keep which are alive at once, of an account of numbers: loops times their rounds."""
+    rounds: dict[tuple[str, ...], int] = {}
+    for each in found.ledger:
+        if _is_kept(each) and each.kept:
+            key = tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in each.loop if count > 1)
+            rounds[key] = rounds.get(key, 0) + each.kept
+    numbers = " + ".join(" x ".join([*loops, format_nbytes(nbytes)]) for loops, nbytes in rounds.items())
+    total = sum(each.kept * each.times for each in found.ledger if _is_kept(each))
+    return Line("saved activations", "times x bytes of a round", numbers or "0", total, "exact", KEPT)
+
+
+def _is_kept(entry: Entry) -> bool:
+    return entry.phase == "forward" and not _later(entry)
 
 
 def _later(entry: Entry) -> bool:
@@ -234,10 +282,38 @@ def _lines(
         expression = expanded(sum(getattr(each, amount) * each.times for each in group))
         if found.number(expression):
             exact = amount == "kept" or all(each.basis == "exact" for each in group)
-            yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]))
+            one = (f"times x {_AMOUNTS[amount]}", _counted(group, amount))
+            yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]), one)
 
 
-def _line(found: Symbolic, what: str, amount: Any, basis: str, source: str) -> Line:
+def _counted(group: list[Entry], amount: str) -> str:
+    """The amounts of entries that run equally often, added: ``32 x 1,024 + 64``."""
+    counts: dict[Any, Any] = {}
+    for each in group:
+        counts[each.times] = counts.get(each.times, 0) + getattr(each, amount)
+    return " + ".join(_product(times, each) for times, each in counts.items())
+
+
+def _product(*factors: Any) -> str:
+    """A product in figures, without factors of one."""
+    return " x ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in factors if each != 1) or "1"
+
+
+def _per_element(found: Symbolic, category: str, nbytes: Any) -> tuple[str, str] | None:
+    """The trained elements of the rank times the bytes of each; None of what is not one of each element."""
+    elements = found.ledger.parameters
+    if found.values or category not in _OF_EACH or not elements:
+        return None
+    each = nbytes / elements
+    return "elements x bytes each", f"{elements:,} x {each:.4g}"
+
+
+def _line(
+    found: Symbolic, what: str, amount: Any, basis: str, source: str, in_figures: tuple[str, str] | None = None
+) -> Line:
+    """``in_figures`` are the formula and its numbers where the account has no symbols."""
+    if in_figures is not None and not found.values:
+        return Line(what, *in_figures, found.number(amount), basis, source)
     amount = expanded(amount)
     shown = settled(amount, found.values)
     return Line(what, formula(shown), with_numbers(shown, found.values), found.number(amount), basis, source)

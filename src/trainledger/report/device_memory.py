@@ -1,15 +1,18 @@
-"""What a device holds, in sentences and for JSON."""
+"""What a device holds, in sentences, as a figure with its table, and for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainledger.ledger.entry import Int
+from trainledger.document import Figure, Table
+from trainledger.ledger.entry import CATEGORIES, Int
 from trainledger.predict.device_memory import TENSORS_ALONE, DeviceMemory, of_a_device
+from trainledger.report.memory import COLOUR_OF
 from trainledger.report.plain_data import plain
+from trainledger.report.style import GREY, bar_figure, bars, mark_usable
 from trainledger.report.table import sentence
-from trainledger.units import format_nbytes
+from trainledger.units import GIGA, format_nbytes
 
 
 def device_lines(device: DeviceMemory | None, peak_nbytes: int, memory_nbytes: int | None) -> Iterator[str]:
@@ -44,3 +47,46 @@ def verdict(nbytes: Int, device: DeviceMemory) -> str:
 def memory_data(device: DeviceMemory | None) -> Any:
     """What a device holds, line by line, and whether it fits."""
     return plain(device, more={DeviceMemory: ("nbytes", "fits")})
+
+
+def device_table(by_category: Mapping[str, int], device: DeviceMemory | None) -> Table:
+    """What a device holds at the peak: the tensors by category, what is outside them, and each one's basis."""
+    rows = [(name, by_category[name], "exact") for name in _ordered(by_category)]
+    rows += [(each.name, int(each.nbytes), each.basis) for each in _outside(device)]
+    total = sum(nbytes for _, nbytes, _ in rows)
+    shared = [(name, nbytes, nbytes / total, basis) for name, nbytes, basis in rows]
+    whole = ("in all", total, None, "")
+    return Table(
+        "device memory", ("at the peak", "bytes", "share", "basis"), (*shared, whole), units=("", "nbytes", "share"),
+        align="lrrl",
+    )  # fmt: skip
+
+
+def device_figure(by_category: Mapping[str, int], device: DeviceMemory | None, usable_nbytes: int | None) -> Figure:
+    """One bar of what a device holds at the peak, by category and outside the tensors, and its usable memory."""
+    parts = {name: by_category[name] for name in _ordered(by_category)}
+    outside = sum(int(each.nbytes) for each in _outside(device))
+    if outside:
+        parts[_OUTSIDE] = outside
+    total = sum(parts.values())
+    row = f"{format_nbytes(total)} at the peak"
+    data = [
+        bars(name, [row], [nbytes / GIGA], COLOUR_OF.get(name, GREY), f"%{{x:.2f}} GB of {name}<extra></extra>")
+        for name, nbytes in parts.items()
+    ]
+    figure = bar_figure("", "memory of the peak rank (GB)", [row], data, barmode="stack")
+    figure["layout"]["legend"] |= {"traceorder": "normal"}
+    mark_usable(figure["layout"], usable_nbytes, [0.0, total / GIGA])
+    return figure
+
+
+_OUTSIDE = "outside the tensors"
+
+
+def _ordered(by_category: Mapping[str, int]) -> list[str]:
+    """The categories that have bytes, states first."""
+    return [each for each in dict.fromkeys((*CATEGORIES, *by_category)) if by_category.get(each)]
+
+
+def _outside(device: DeviceMemory | None) -> list[Any]:
+    return [] if device is None else [each for each in device.lines if each.name != "tensors" and each.nbytes]

@@ -38,13 +38,18 @@ def document(
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
             legend if letters else None,
-            *(_terms(part, UNITS[what]) for part in parts),
+            *account_terms(what, parts),
         ),
         data=lambda: {
             "account": what, "run": run_data(run),
             "symbols": {name: value for name, (value, _) in symbols.items()}, "parts": _parts_data(what, parts),
         },
     )  # fmt: skip
+
+
+def account_terms(what: str, parts: Sequence[Part]) -> tuple[Terms, ...]:
+    """The lines of each part of an account of memory, flops or parameters, and their sum."""
+    return tuple(_terms(part, UNITS[what]) for part in parts)
 
 
 def time_document(

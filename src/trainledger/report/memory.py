@@ -12,7 +12,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from trainledger.document import Figure
+from trainledger.document import Figure, Table
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
@@ -21,8 +21,9 @@ from trainledger.report.style import COLOURS, DARK, GREY, arranged, bar_figure, 
 from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
-_MOST_POINTS = 1200  # drawn of one ledger
+_MOST_POINTS, _FEW_POINTS = 1200, 320  # drawn of one ledger
 _MOST_UNROLLED = 40_000  # operations that loops are written out to
+_GAP, _WIDE_GAP = 12, 1  # rounds that are not drawn take a twelfth of the room of those drawn, or as much
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
 _BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
@@ -41,12 +42,15 @@ def memory_figure(ledger: Ledger) -> Figure:
     return memory_lanes([("live", ledger)])
 
 
-def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None) -> Figure:
+def memory_lanes(
+    sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None, *, brief: bool = False
+) -> Figure:
     """The same of several ledgers, by name, one above the other on one scale.
 
-    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it.
+    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it. A ``brief`` figure is drawn in
+    milliseconds: it has the first and the last round of each loop, and a quarter of the points.
     """
-    lanes = [lane_of(ledger) for _, ledger in sides]
+    lanes = [lane_of(ledger, brief=brief) for _, ledger in sides]
     highest = max(each.totals[each.peak] for each in lanes)
     scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
     usable = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
@@ -101,14 +105,25 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None 
 
 
 def memory_timeline(
-    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None
+    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None, *, brief: bool = False
 ) -> Figure | None:
     """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
 
-    ``usable_nbytes`` is the memory of the device, where that is known.
+    ``usable_nbytes`` is the memory of the device, where that is known; ``brief`` is as of `memory_lanes`.
     """
     sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
-    return memory_lanes(sides, usable_nbytes) if sides else None
+    return memory_lanes(sides, usable_nbytes, brief=brief) if sides else None
+
+
+def phases_table(ledger: Ledger) -> Table:
+    """The most live bytes in each phase of a step, and the operation that runs then."""
+    highest: dict[str, Moment] = {}
+    for moment in timeline(ledger):
+        phase = _PART_OF.get(moment.entry.phase, moment.entry.phase)
+        if phase not in highest or moment.nbytes > highest[phase].nbytes:
+            highest[phase] = moment
+    rows = tuple((phase, each.nbytes, place(each.entry)) for phase, each in highest.items())
+    return Table("phases", ("phase", "most live", "at"), rows, units=("", "nbytes"), align="lrl")
 
 
 def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
@@ -165,15 +180,15 @@ class Lane:
         return "linear" if self.gaps else "hv"
 
 
-def lane_of(ledger: Ledger) -> Lane:
+def lane_of(ledger: Ledger, *, brief: bool = False) -> Lane:
     """What is drawn of a ledger of numbers."""
     if not len(ledger):
         raise ValueError("nothing was recorded, so there is no memory to draw")
-    moments = timeline(unrolled(ledger))
+    moments = timeline(ledger if brief else unrolled(ledger))
     numbers, skipped = numbers_of(moments)
-    places, gaps = _squeezed(numbers, skipped)
+    places, gaps = _squeezed(numbers, skipped, _WIDE_GAP if brief else _GAP)
     sizes = [each.nbytes for each in moments]
-    every = -(-len(moments) // _MOST_POINTS)
+    every = -(-len(moments) // (_FEW_POINTS if brief else _MOST_POINTS))
     groups = [range(at, min(at + every, len(moments))) for at in range(0, len(moments), every)]
     # The highest of each group, and the first and the last operation: what is there before and what is left after.
     kept = sorted({max(group, key=sizes.__getitem__) for group in groups} | {0, len(moments) - 1})
@@ -264,10 +279,10 @@ def numbers_of(moments: Sequence[Moment]) -> tuple[list[int], list[tuple[int, st
 
 
 def _squeezed(
-    numbers: Sequence[int], skipped: Sequence[tuple[int, str]]
+    numbers: Sequence[int], skipped: Sequence[tuple[int, str]], gap: int
 ) -> tuple[list[int], list[tuple[int, int, str]]]:
-    """Where operations are drawn, rounds that are left out being as wide as a twelfth of those drawn, and the gaps."""
-    width = max(1, len(numbers) // 12)
+    """Where operations are drawn, rounds that are left out being 1 / ``gap`` as wide as all drawn, and the gaps."""
+    width = max(1, len(numbers) // gap)
     texts = dict(skipped)
     places: list[int] = []
     gaps: list[tuple[int, int, str]] = []

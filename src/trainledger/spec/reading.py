@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from typing import Any
 
 from trainledger.spec.parts import KIND, first_kind, kinds_of
@@ -108,7 +109,16 @@ def _enumerated(words: list[str]) -> str:
 
 def field_of(sections: Sections, path: str) -> Field[Any] | None:
     """The field that a path names, whatever the kinds of its parts."""
-    return next((each for known, each in _leaves(sections) if known == path), None)
+    section = path.partition(".")[0]
+    return _by_path(section, sections[section]).get(path) if section in sections else None  # type: ignore[arg-type]
+
+
+@cache
+def _by_path(section: str, cls: type[Any]) -> dict[str, Field[Any]]:
+    found: dict[str, Field[Any]] = {}
+    for path, each in _fields(section, cls):
+        found.setdefault(path, each)
+    return found
 
 
 def paths(sections: Sections) -> list[str]:

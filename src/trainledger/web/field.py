@@ -14,6 +14,7 @@ from trainledger.units import NotAQuantity, parse_amount, parse_nbytes, parse_nu
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
 LONGEST, LONG = 300, 20_000  # characters of a value, and of a pasted file
+FILE = "file"  # the field of a pasted run file
 
 
 @frozen(kw_only=True)
@@ -130,8 +131,8 @@ class Query:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """The fields of a run that have a text, by path."""
-        own = {name: each.default for name, each in self.fields.items() if "." in name}
+        """The fields of a run that have a text, by path; beside a pasted run file only those that are given."""
+        own = {} if self.given.get(FILE) else {name: each.default for name, each in self.fields.items() if "." in name}
         texts = own | {name: text for name, text in self.given.items() if "." in name}
         return {name: text for name, text in texts.items() if text}
 

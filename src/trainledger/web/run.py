@@ -9,12 +9,14 @@ from typing import Any
 from trainledger import catalog
 from trainledger.api.load import Source
 from trainledger.huggingface import model_from_hf
+from trainledger.spec.difference import as_override
+from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml, to_toml
-from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers
 
-RUN, CONFIG, FILE = "run", "config", "file"
+RUN, CONFIG = "run", "config"
 _PATHS = ("model.config", "data.path", "data.cache")
 
 MODEL = Field(
@@ -63,21 +65,36 @@ def refuse_paths(overrides: Mapping[str, str]) -> None:
         raise InvalidInput([Problem(each, None, rule) for each in named])
 
 
+def settings_of(query: Query) -> tuple[str, ...]:
+    """The overrides of a query as ``--set`` takes them, which reads flags and lists from text."""
+    return tuple(f"{name}={text}" for name, text in query.overrides.items())
+
+
 def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:
     """The command line that asks the same of a run; a pasted file is named as the file that it would be."""
     named = "run.toml" if query[FILE] else "config.json" if query[CONFIG] else query[RUN]
-    settings = [word for name, text in query.overrides.items() for word in ("--set", f"{name}={text}")]
+    settings = [word for each in settings_of(query) for word in ("--set", each)]
     return (verb, named, *more, *settings)
 
 
 def python_of(function: str, query: Query, **options: str) -> str:
     """The lines of Python that ask the same of a run."""
     named = '"run.toml"' if query[FILE] else '"config.json"' if query[CONFIG] else repr(query[RUN])
-    settings = ", ".join(f'"{name}": {json.dumps(text)}' for name, text in query.overrides.items())
     more = "".join(f", {name}={text!r}" for name, text in options.items())
-    return f"import trainledger as tl\n\nprint(tl.{function}({named}, {{{settings}}}{more}))"
+    return f"import trainledger as tl\n\nprint(tl.{function}({named}, {list(settings_of(query))}{more}))"
 
 
 def run_file_of(run: Run) -> str:
     """The whole run as TOML, every field written out."""
     return to_toml(run)
+
+
+def texts_of(run: Run, query: Query) -> dict[str, str]:
+    """What the run has in the fields of the query that are a run's, as texts; those that are absent are empty."""
+    return {name: _text_of(run, name) for name in query.fields if "." in name}
+
+
+def _text_of(run: Run, name: str) -> str:
+    section, _, path = name.partition(".")
+    value = field_at(getattr(run, section), path)
+    return "" if value is None else as_override("", value).removeprefix("=")

@@ -10,7 +10,7 @@ from trainledger.plan.breaks import Break, Breaks
 from trainledger.plan.sizes import AXES
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
-from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, source_of, words_of
+from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, settings_of, source_of, words_of
 
 _OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
 _SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
@@ -25,7 +25,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     def say(what: str) -> None:
         progress(what, AXES.index(what) if what in AXES else 0, len(AXES))
 
-    found = tl.breaks(source_of(query), query.overrides, say=say, keep_tokens=keep, progress=progress, **options)
+    found = tl.breaks(source_of(query), settings_of(query), say=say, keep_tokens=keep, progress=progress, **options)
     document = found.document()
     flags = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
     tables = [table for name, table in document.tables.items() if name in AXES]

@@ -16,7 +16,7 @@ from trainledger.spec.runfile import value_of
 from trainledger.units import format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
-from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, source_of, words_of
+from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, settings_of, source_of, words_of
 
 MOST_DEVICES = 16_384  # a search over more takes a minute
 SECONDS = 5  # for full accounts of the best
@@ -69,7 +69,7 @@ def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress)
         rule = f"must be at most {MOST_DEVICES:,} here; trainledger layouts searches more"
         raise InvalidInput([Problem("cluster.count", count, rule, MOST_DEVICES)])
     found = tl.layouts(
-        source_of(query), free.overrides, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress
+        source_of(query), settings_of(free), fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress
     )
     if not found.interrupted:
         while len(_FOUND) >= _KEPT:

@@ -1,0 +1,257 @@
+"""Memory: what a training step needs of a device, category by category, and whether it fits.
+
+The devices are those of the layout's axes, so that no layout is searched for while a slider moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import trainledger as tl
+from trainledger import catalog
+from trainledger.api.cost import why_impossible
+from trainledger.api.load import resolve
+from trainledger.document import Document, section
+from trainledger.explain import account as explained
+from trainledger.explain.symbols import Symbolic
+from trainledger.plan.fit import Found
+from trainledger.plan.plan import Plan
+from trainledger.predict.predict import heaviest
+from trainledger.report.device_memory import device_figure, device_table
+from trainledger.report.explain import account_terms
+from trainledger.report.memory import memory_timeline, phases_table
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.optimizers import OPTIMIZERS
+from trainledger.spec.precision import PRECISIONS
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import ATTENTIONS
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import parse_toml
+from trainledger.spec.savings import CHECKPOINTING, LOSSES
+from trainledger.units import NotAQuantity, format_nbytes, format_percent, parse_count
+from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers
+from trainledger.web.headlines import of_memory, of_time
+from trainledger.web.run import (
+    CLUSTER,
+    MODEL,
+    PASTED,
+    python_of,
+    run_file_of,
+    settings_of,
+    source_of,
+    texts_of,
+    words_of,
+)
+
+AXES = ("replicate", "shard", "context", "tensor", "pipeline")
+_TO_A_STAGE = 4  # micro-batches: Huang et al. 2019, GPipe (arXiv 1811.06965), section 2.3
+
+
+def _reply(query: Query, progress: Progress) -> Reply:
+    asked = completed(query)
+    run = without_search(asked)
+    plan = tl.plan(run)
+    document, problem, fits = plan.document(), why_impossible(plan), plan.forecast.fits
+    account = explained.of_numbers(run, heaviest(plan.ledger, plan.ranks).ledger)
+    largest = None
+    if query["largest"] == "yes":
+        largest = tl.fit(run, of="micro-batch", changes=False)["micro-batch"]
+    return Reply(
+        document=_document(document, account, largest),
+        headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
+        verdict=_fits(plan) if problem is None else str(problem),
+        tone=BAD if problem is not None else UNKNOWN if fits is None else GOOD,
+        drawings=tuple(_drawings(plan, account)),
+        values=texts_of(run, query)
+        | {"recipe.micro_batch": str(run.device_batch), "accumulation": str(run.grad_accum)},
+        words=words_of("plan", asked),
+        python=python_of("plan", asked),
+        run_file=run_file_of(run),
+        notes=(_laid_out(run), *plan.forecast.notes),
+    )
+
+
+def completed(query: Query) -> Query:
+    """The query with the fields that follow from others: the devices and the sequences of a step.
+
+    A run file that is pasted has its own; its devices follow the axes that are given beside it.
+    """
+    given = dict(query.given)
+    if text := query[FILE]:
+        if "accumulation" in given:
+            rule = "is of a model without a run file; of a run file set recipe.global_batch"
+            raise InvalidInput([Problem("accumulation", given["accumulation"], rule)])
+        if any(f"layout.{axis}" in given for axis in AXES):
+            layout = parse_toml(text, "run file").get("layout")
+            given = {"cluster.count": _devices(layout if isinstance(layout, Mapping) else {}, given)} | given
+        return replace(query, given=given)
+    overrides = query.overrides
+    given = {"recipe.seq_len": _seq_len(query)} | given
+    ranks, stages = _size(overrides.get("layout.shard")), _size(overrides.get("layout.pipeline"))
+    if ranks > 1 and not any(name.startswith("recipe.lora") for name in overrides):
+        given = {"recipe.precision": "bf16-sharded"} | given
+    rounds = _size(query["accumulation"] or str(1 if stages == 1 else _TO_A_STAGE * stages))
+    batch = _size(overrides.get("recipe.micro_batch")) * rounds * ranks * _size(overrides.get("layout.replicate"))
+    given = {"recipe.global_batch": str(batch), "cluster.count": _devices({}, overrides)} | given
+    return replace(query, given=given)
+
+
+def without_search(query: Query) -> Run:
+    """The run of a query, whose layout is given; raises `InvalidInput` where it would have to be searched for."""
+    run = resolve(source_of(query), settings_of(query), search=False)
+    if run.layout.auto:
+        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
+        raise InvalidInput([Problem("layout.auto", "true", rule)])
+    return run
+
+
+def _devices(written: Mapping[str, Any], given: Mapping[str, str]) -> str:
+    return str(prod(_size(given.get(f"layout.{axis}", written.get(axis))) for axis in AXES))
+
+
+def _size(text: object) -> int:
+    """A size that is given; 1 where it is not, or is none, which reading the run refuses."""
+    try:
+        return max(1, 1 if text in (None, "") else parse_count(str(text)))
+    except NotAQuantity:
+        return 1
+
+
+def _seq_len(query: Query) -> str:
+    """The default, or all that the model takes where that is less."""
+    source = source_of(query)
+    longest = source.max_seq_len if isinstance(source, ModelSpec) else catalog.model(str(source))["max_seq_len"]
+    return str(min(_size(query["recipe.seq_len"]), longest))
+
+
+def _fits(plan: Plan) -> str:
+    """What is needed of what is usable, and how much of that is left."""
+    forecast = plan.forecast
+    if forecast.usable_nbytes is None or forecast.device_nbytes is None:
+        needed = format_nbytes(forecast.peak_nbytes or 0)
+        return f"A step needs {needed}; the memory of {plan.run.cluster.device} is not known."
+    left = forecast.usable_nbytes - forecast.device_nbytes
+    share = format_percent(left / forecast.usable_nbytes)
+    of = f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable"
+    return f"Fits: {of}, {format_nbytes(left)} ({share}) of headroom."
+
+
+def _of_account(account: Symbolic) -> list[Headline]:
+    """Parameters, gradients, optimizer state and saved activations."""
+    lines = (*explained.states(account), explained.saved(account))
+    return [
+        Headline(
+            name=f"{each.what.replace(' ', '_')}_nbytes", title=each.what, value=each.value, unit="nbytes",
+            formula=each.formula if each.numbers == each.formula else f"{each.formula} = {each.numbers}",
+            basis=each.basis, source=each.source, asked=each.what != "frozen weights",
+        )
+        for each in lines
+    ]  # fmt: skip
+
+
+def _of_largest(found: Found | None) -> list[Headline]:
+    if found is None:
+        return []
+    beyond = ""
+    if found.beyond is not None:
+        beyond = f"; {found.beyond_size:,} needs {format_nbytes(found.beyond.nbytes)}"
+    fits = "none fits" if found.memory is None else f"needs {format_nbytes(found.memory.nbytes)}"
+    largest = Headline(
+        name="largest_micro_batch", title="largest micro-batch", value=found.size, unit="integer",
+        said="" if found.size else "none fits", basis="assumed", formula=f"{found.size or 0:,} {fits}{beyond}",
+        source=f"plan.fit: {found.note}",
+    )  # fmt: skip
+    return [largest]
+
+
+def _document(document: Document, account: Symbolic, largest: Found | None) -> Document:
+    """The plan's document with the lines of the memory, and the largest micro-batch among the data."""
+    lines = section("Memory line by line", *account_terms("memory", explained.memory(account)))
+    more = {} if largest is None else {"largest_micro_batch": largest.size}
+    return replace(document, sections=(*document.sections, lines), data=lambda: {**document.data(), **more})
+
+
+def _drawings(plan: Plan, account: Symbolic) -> list[Drawing]:
+    """What stands in memory at the peak, and the step up to it and after it."""
+    forecast, ledger = plan.forecast, account.ledger
+    usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
+    at_peak, device = forecast.peak_by_category, plan.device_memory
+    bar = Drawing(
+        title="Memory of a device at the peak", figure=device_figure(at_peak, device, usable),
+        table=device_table(at_peak, device),
+    )  # fmt: skip
+    over_time = memory_timeline(ledger, None, usable, brief=True)
+    assert over_time is not None
+    return [bar, Drawing(title="Memory over one step", figure=over_time, table=phases_table(ledger))]
+
+
+def _laid_out(run: Run) -> str:
+    """The devices and the batch that follow from the fields."""
+    axes = " x ".join(f"{axis} {getattr(run.layout, axis):,}" for axis in AXES if getattr(run.layout, axis) > 1)
+    spread = f"{run.cluster.count:,} devices: {axes}" if axes else "One device"
+    recipe = run.recipe
+    batch = f"{run.grad_accum:,} x {run.device_batch:,} sequences of {recipe.seq_len:,} tokens for each replica"
+    return f"{spread}; {batch}. No layout is searched for here: the calculator of layouts does that."
+
+
+_SHARDED = (
+    ("1", "optimizer state (ZeRO-1)"), ("2", "and gradients (ZeRO-2)"), ("3", "and parameters (ZeRO-3, FSDP)"),
+)  # fmt: skip
+
+
+def _axis(name: str, title: str, most: int) -> Field:
+    return of_run(f"layout.{name}", title, group="Sharding", stops=powers(1, most))
+
+
+MEMORY = Calculator(
+    name="memory",
+    title="Memory",
+    question="Does a training step fit in the memory of a device, and what is that memory made of?",
+    fields=(
+        MODEL,
+        *PASTED,
+        CLUSTER[0],
+        of_run("recipe.micro_batch", "micro-batch", default="1", group="Recipe",
+               stops=tuple(map(str, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256)))),
+        of_run("recipe.seq_len", "sequence length", default="8192", group="Recipe",
+               stops=tuple(map(str, (128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536,
+                                     131072, 262144, 524288, 1048576)))),
+        Field(name="accumulation", title="micro-batches of a step", group="Recipe", stops=powers(1, 256),
+              about="gradient accumulation; empty: 1, or 4 for each pipeline stage (GPipe, arXiv 1811.06965)"),
+        of_run("recipe.precision", "precision", group="Recipe", choices=one_of(PRECISIONS)),
+        of_run("recipe.optimizer", "optimizer", group="Recipe", choices=one_of(OPTIMIZERS)),
+        of_run("recipe.activation_checkpointing", "activation checkpointing", group="Recipe",
+               choices=one_of(CHECKPOINTING)),
+        of_run("recipe.attention", "attention kernel", group="Recipe", choices=one_of(ATTENTIONS)),
+        of_run("recipe.loss", "loss", group="Recipe", choices=one_of(LOSSES)),
+        of_run("recipe.compile", "compiled blocks", group="Recipe", choices=one_of(["false", "true"])),
+        _axis("shard", "shard ranks (ZeRO, FSDP)", 4096),
+        of_run("layout.zero", "what is sharded", group="Sharding", choices=_SHARDED),
+        _axis("tensor", "tensor ranks", 16),
+        of_run("layout.sequence_parallel", "sequence parallel", group="Sharding", choices=one_of(["false", "true"])),
+        _axis("pipeline", "pipeline stages", 64),
+        _axis("context", "context ranks", 64),
+        _axis("expert", "expert ranks", 256),
+        _axis("replicate", "replicas", 1024),
+        Field(name="largest", title="largest micro-batch", default="no", group="Result", strict=True,
+              choices=(("no", "do not look"), ("yes", "look for it (takes longer)"))),
+    ),
+    reply=_reply,
+    presets={
+        "Llama 3 8B on one H100": {},
+        "Llama 3 8B, FSDP over 8 H100": {"layout.shard": "8", "recipe.activation_checkpointing": "selective"},
+        "Llama 3.1 405B on one device": {"run": "llama-3.1-405b"},
+        "Llama 3 70B, tensor 8, FSDP 8": {
+            "run": "llama-3-70b", "layout.tensor": "8", "layout.sequence_parallel": "true", "layout.shard": "8",
+        },
+        "LoRA on Llama 3.1 8B, one 24 GB card": {
+            "run": "llama-3.1-8b", "recipe.lora.rank": "16", "recipe.precision": "bf16",
+            "recipe.activation_checkpointing": "full", "recipe.seq_len": "2048", "cluster.device": "rtx-4090",
+        },
+    },
+    any_of_run=True,
+)  # fmt: skip
