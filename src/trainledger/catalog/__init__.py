@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from trainledger.frozen import frozen
 from trainledger.spec.cluster import Cluster, Device, Overhead, Published
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.links import Fabric, Link, Protocol
@@ -335,6 +336,27 @@ def scaling_laws() -> dict[str, dict[str, Any]]:
     """
     with open(os.path.join(_HERE, "scaling_laws.toml"), "rb") as file:
         return tomllib.load(file)
+
+
+@frozen
+class TrainedModel:
+    """A published model: the parameters that take part in a token's forward, and the tokens that it was trained on."""
+
+    title: str
+    parameters: int
+    tokens: int
+    source: str
+
+
+@cache
+def trained_models() -> tuple[TrainedModel, ...]:
+    """Published models and the tokens that they were trained on.
+
+    >>> [each.tokens for each in trained_models() if each.title == "Chinchilla 70B"]
+    [1400000000000]
+    """
+    with open(os.path.join(_HERE, "trained_models.toml"), "rb") as file:
+        return tuple(TrainedModel(**each) for each in tomllib.load(file)["model"])
 
 
 def critical_batch() -> dict[str, dict[str, Any]]:

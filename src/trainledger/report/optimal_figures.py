@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import exp, log
+from math import exp, log, log10
 from typing import Any, NamedTuple
 
-from trainledger.document import Figure
+from trainledger.catalog import trained_models
+from trainledger.document import Figure, Table
+from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.plan.optimal import Optimal
 from trainledger.plan.scaling_law import LossLaw
-from trainledger.report.style import COLOURS, DARK, arranged, points
+from trainledger.report.style import COLOURS, DARK, GREY, arranged, by_turns, points
 from trainledger.units import format_count
 
 SHORT = {
@@ -21,11 +23,15 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", 
 
 
 def figures(answer: Optimal) -> dict[str, Figure]:
-    """Loss against model size at this budget, and the frontier over budgets; bands where an error is known.
+    """Loss against model size at this budget, the frontier over budgets, and size against data; bands are errors.
 
-    Both have what was asked besides: the named model, the one to serve, on repeated data, and the affordable one.
+    All have what was asked besides: the named model, the one to serve, on repeated data, and the affordable one.
     """
-    return {"Loss of models of one budget": _iso_flop(answer), "The least loss of a budget": _frontier(answer)}
+    return {
+        "Loss of models of one budget": _iso_flop(answer),
+        "The least loss of a budget": _frontier(answer),
+        "Model size against data": _plane(answer),
+    }
 
 
 def _markers(answer: Optimal, along: Callable[[Point], float]) -> Iterator[dict[str, object]]:
@@ -64,6 +70,74 @@ def _frontier(answer: Optimal) -> Figure:
     layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
     layout["xaxis"] |= {"type": "log", "dtick": 1}
     return {"data": data, "layout": layout}
+
+
+def trained_table(answer: Optimal) -> Table:
+    """Published models: what they cost, and their loss by the loss law above the least of their cost."""
+    law, rows = answer.loss_law, []
+    for each in trained_models():
+        flops, loss = training_flops(each.parameters, each.tokens), law.loss(each.parameters, each.tokens)
+        best = law.parameters(flops).value
+        above = loss - law.loss(best, law.tokens(flops))
+        ratio = each.tokens / each.parameters
+        each_tokens = f"{ratio:,.{0 if ratio >= 100 else 1}f}"
+        rows.append(
+            (each.title, each.parameters, each.tokens, each_tokens, flops, f"{loss:.3f}", f"{above:.3f}", each.source)
+        )
+    columns = ("model", "N", "D", "D/N", "6 N D", "loss", "above best", "source")
+    units = ("", "count", "count", "", "flops")
+    return Table("published models", columns, tuple(rows), units=units, align="lrrrrrrl")
+
+
+def _plane(answer: Optimal) -> Figure:
+    """N against D: lines of equal FLOPs and of equal loss around this budget, and published models."""
+    flops, law = answer.budget.flops, answer.loss_law
+    trained = trained_models()
+    sizes = _spread([*(each.parameters for each in trained), *(each.parameters.value for each in answer.choices)])
+    tokens = _spread([*(each.tokens for each in trained), *(each.tokens for each in answer.choices)])
+    low, high = min(tokens), max(tokens)
+    data = []
+    for at, times in enumerate((0.01, 1, 100)):
+        budget = flops * times
+        name = "this budget" if times == 1 else f"{times:g} x this budget"
+        width = {"color": COLOURS[1], "width": 2 if times == 1 else 1, "dash": "solid" if times == 1 else "dot"}
+        kept = [(each, budget / (6 * each)) for each in sizes]
+        data.append(_within(f"{name}: {budget:.2g} FLOP", kept, low, high, width))
+        loss = law.loss(law.parameters(budget).value, law.tokens(budget))
+        width = {"color": COLOURS[at + 2], "width": 2, "dash": "solid"}
+        equal = [(each, law.tokens_at_loss(each, loss)) for each in sizes]
+        data.append(_within(f"loss {loss:.3f}", equal, low, high, width))
+    hover = "%{text}: %{x:.3g} parameters, %{y:.3g} tokens<extra></extra>"
+    published = points(
+        "published models", [each.parameters for each in trained], [each.tokens for each in trained],
+        "markers+text", text=[each.title for each in trained], textposition=by_turns(range(len(trained))),
+        textfont={"size": 10, "color": GREY}, marker={"color": COLOURS[0], "size": 7}, hovertemplate=hover,
+    )  # fmt: skip
+    chosen = answer.chosen
+    marker = {"color": COLOURS[5], "size": 12, "symbol": "star"}
+    name = SHORT.get(chosen.law.name, chosen.law.name)
+    data += [published, points(f"best by {name}", [chosen.parameters.value], [chosen.tokens], marker=marker)]
+    for at, (name, each) in enumerate(besides(answer)):
+        hollow = {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}}
+        data.append(points(name, [each.parameters], [each.tokens], marker=hollow))
+    layout = arranged("Size against data", "parameters N", "tokens D", height=460)
+    for axis, ends in (("xaxis", sizes), ("yaxis", tokens)):
+        layout[axis] |= {"type": "log", "dtick": 1, "range": [log10(min(ends)), log10(max(ends))]}
+    return {"data": data, "layout": layout}
+
+
+def _spread(values: list[float]) -> list[float]:
+    """Sixty values from half the least to twice the most, evenly in logarithms."""
+    low, high = log(min(values) / 2), log(2 * max(values))
+    return [exp(low + (high - low) * each / 60) for each in range(61)]
+
+
+def _within(
+    name: str, line: list[tuple[float, float]], low: float, high: float, style: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The part of a line between two heights."""
+    kept = [(x, y) for x, y in line if low <= y <= high]
+    return points(name, [x for x, _ in kept], [y for _, y in kept], "lines", line=style)
 
 
 def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: list[float]) -> list[dict[str, object]]:

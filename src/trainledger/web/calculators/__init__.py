@@ -4,9 +4,19 @@ from trainledger.web.calculator import Calculator
 from trainledger.web.calculators.breaks import BREAKS
 from trainledger.web.calculators.layouts import LAYOUTS
 from trainledger.web.calculators.memory import MEMORY
+from trainledger.web.calculators.optimal import OPTIMAL
 from trainledger.web.calculators.serving import SERVING
 from trainledger.web.calculators.tensor import TENSOR
 from trainledger.web.calculators.time import TIME
 
-CALCULATORS: dict[str, Calculator] = {each.name: each for each in (TIME, TENSOR, MEMORY, LAYOUTS, BREAKS, SERVING)}
+_IN_ORDER = (
+    TIME,
+    TENSOR,
+    MEMORY,
+    OPTIMAL,
+    LAYOUTS,
+    BREAKS,
+    SERVING,
+)
+CALCULATORS: dict[str, Calculator] = {each.name: each for each in _IN_ORDER}
 LESSON = frozenset({"time", "tensor", "formats", "matmul", "model", "memory", "data"})

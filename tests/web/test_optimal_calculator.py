@@ -1,0 +1,50 @@
+"""What a budget is best spent on, on the page and on the command line."""
+
+import json
+
+import pytest
+
+import trainledger as tl
+from trainledger.cli import main
+from trainledger.plan.optimal import Optimal
+from trainledger.plan.scaling_law import laws
+from trainledger.report.optimal_figures import figures, trained_table
+from trainledger.spec.problem import InvalidInput
+from trainledger.web import answers
+from trainledger.web.calculators.optimal import OPTIMAL
+
+
+@pytest.mark.parametrize("title", OPTIMAL.presets)
+def test_the_command_to_paste_gives_the_same_choices(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answers.answer("optimal", OPTIMAL.presets[title])
+    assert main([*found["paste"]["command"].split()[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found["data"]))
+
+
+def test_the_best_of_a_budget_lies_on_its_line_of_flops() -> None:
+    answer: Optimal = tl.optimal(flops="1e22", family=None)
+    plane = figures(answer)["Model size against data"]["data"]
+    line = next(each for each in plane if each["name"].startswith("this budget"))
+    assert all(6 * n * d == pytest.approx(1e22) for n, d in zip(line["x"], line["y"], strict=True))
+    best = next(each for each in plane if each["name"].startswith("best by"))
+    assert 6 * best["x"][0] * best["y"][0] == pytest.approx(1e22)
+
+
+def test_lines_of_equal_loss_have_that_loss() -> None:
+    answer = tl.optimal(flops="1e22", family=None)
+    law = laws()["besiroglu"]
+    for each in figures(answer)["Model size against data"]["data"]:
+        if each["name"].startswith("loss "):
+            losses = [law.loss(n, d) for n, d in zip(each["x"], each["y"], strict=True)]
+            assert max(losses) - min(losses) < 1e-9
+            assert f"loss {losses[0]:.3f}" == each["name"]
+
+
+def test_chinchilla_is_closer_to_the_best_of_its_cost_than_gpt_3() -> None:
+    rows = {row[0]: float(row[6]) for row in trained_table(tl.optimal(flops="1e22", family=None)).rows}
+    assert rows["Chinchilla 70B"] < 0.002 < rows["GPT-3 175B"]
+
+
+def test_a_model_and_a_ratio_at_once_get_the_sentence_of_the_command_line() -> None:
+    with pytest.raises(InvalidInput, match="fix the same size: give one of them"):
+        answers.view("optimal", {"params": "8B", "ratio": "20"})
