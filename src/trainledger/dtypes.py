@@ -17,7 +17,8 @@ class NumberFormat:
 
     ``specials`` says what the top exponent is spent on: infinities and NaNs (``ieee``), one NaN pattern and no
     infinity (``nan``: E4M3; OCP 8-bit Floating Point Specification, section 5), or numbers only (``none``: the
-    element formats of the OCP Microscaling Formats Specification v1.0, section 5.3).
+    element formats of the OCP Microscaling Formats Specification v1.0, section 5.3). ``suits`` says what it is used
+    for, ``source`` where it is defined.
     """
 
     name: str
@@ -25,6 +26,7 @@ class NumberFormat:
     mantissa_bits: int
     specials: str = "ieee"
     suits: str = ""
+    source: str = ""
 
     @property
     def bits(self) -> int:
@@ -227,18 +229,29 @@ def _ceil_div(a: Int, b: int) -> Int:
     return -(-a // b)
 
 
+_IEEE = "IEEE 754-2019, table 3.5"
+_OFP8 = "OCP 8-bit Floating Point Specification (OFP8), section 5"
+_ELEMENTS = "OCP Microscaling Formats Specification v1.0, section 5.3"
+
 FORMATS = {
     each.name: each
     for each in (
-        NumberFormat("fp64", 11, 52, suits="a reference to check numerics against; slow on accelerators"),
-        NumberFormat("fp32", 8, 23, suits="master weights, optimizer states, losses, norms, long sums"),
-        NumberFormat("bf16", 8, 7, suits="products and activations: as far as fp32, 2 to 3 decimal digits"),
-        NumberFormat("fp16", 5, 10, suits="products on devices without bf16; gradients need a scaled loss"),
-        NumberFormat("e4m3", 4, 3, "nan", "fp8 weights and activations, with scales"),
-        NumberFormat("e5m2", 5, 2, suits="fp8 gradients, with scales"),
-        NumberFormat("e3m2", 3, 2, "none", "elements of mxfp6, under a scale of each block"),
-        NumberFormat("e2m3", 2, 3, "none", "elements of mxfp6 (inference), under a scale of each block"),
-        NumberFormat("e2m1", 2, 1, "none", "elements of mxfp4 and nvfp4, under a scale of each block"),
+        NumberFormat("fp64", 11, 52, "ieee", "a reference to check numerics against; slow on accelerators", _IEEE),
+        NumberFormat("fp32", 8, 23, "ieee", "master weights, optimizer states, losses, norms, long sums", _IEEE),
+        NumberFormat(
+            "bf16",
+            8,
+            7,
+            "ieee",
+            "products and activations: as far as fp32, 2 to 3 decimal digits",
+            "Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training (arXiv 1905.12322)",
+        ),
+        NumberFormat("fp16", 5, 10, "ieee", "products on devices without bf16; gradients need a scaled loss", _IEEE),
+        NumberFormat("e4m3", 4, 3, "nan", "fp8 weights and activations, with scales", _OFP8),
+        NumberFormat("e5m2", 5, 2, "ieee", "fp8 gradients, with scales", _OFP8),
+        NumberFormat("e3m2", 3, 2, "none", "elements of mxfp6, under a scale of each block", _ELEMENTS),
+        NumberFormat("e2m3", 2, 3, "none", "elements of mxfp6 (inference), under a scale of each block", _ELEMENTS),
+        NumberFormat("e2m1", 2, 1, "none", "elements of mxfp4 and nvfp4, under a scale of each block", _ELEMENTS),
     )
 }
 

@@ -10,12 +10,14 @@ from trainledger.cli.arguments import DONE, WRONG_INPUT, Outcome, flag, option, 
 from trainledger.document import Answer, Document
 from trainledger.plan.napkin import why_impossible
 from trainledger.report import catalog as listing
+from trainledger.report import formats as of_formats
 from trainledger.report import tensors as report
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.tensors.blocks import formats_and_blocks, in_block, is_format
 from trainledger.tensors.chain import chain, places, read_index, start_of
 from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
 from trainledger.tensors.einsum import einsum as product
-from trainledger.tensors.number import SHOWN, formats_named, known_format, read_number
+from trainledger.tensors.number import known_format, read_number
 from trainledger.tensors.tensor import Tensor, read_shape, read_tensor
 
 
@@ -53,25 +55,32 @@ def catalog(args: Namespace) -> Document:
 @takes(
     option("words VALUE", "a number such as 1e-8, a format such as fp8, or both", nargs="*"),
     option("--format NAME", "this format only, such as bf16 (all)"),
+    option("--largest NUMBER", "the largest other magnitude in its block: what it becomes in formats in blocks"),
+    intermixed=True,
 )
 def dtype(args: Namespace) -> Document:
     """A number in every floating-point format: what it becomes, its error, its bits, and the step to the next.
 
     Without a number, the table of formats: range, smallest values, spacing, bytes, and what each suits. A format in
     place of the number, or before it, shows that format only: fp16, fp8 (both of them), int (integers), mxfp4 (its
-    elements).
+    elements, and with --largest what becomes of the number in a block).
     """
-    words, only = vars(args).get("words", []), vars(args).get("format")
-    given = [each for each in words if not formats_named(each)]
+    words, only, largest = vars(args).get("words", []), vars(args).get("format"), vars(args).get("largest")
+    given = [each for each in words if not is_format(each)]
     numbers = [read_number(each) for each in given]
     if len(numbers) > 1:
         raise InvalidInput([Problem("value", given[1], "is a second number; one is shown at a time", given[0])])
     number = numbers[0] if numbers else None
-    if only is not None and not formats_named(only):
+    if only is not None and not is_format(only):
         known_format(only, "--format", floating=True)
     named = [each for each in words if each not in given] + [only] * (only is not None)
-    chosen = dict.fromkeys(each for name in named for each in formats_named(name)) or dict.fromkeys(SHOWN.values())
-    return report.formats(list(chosen), number, named)
+    chosen, blocks = formats_and_blocks(named)
+    if largest is None:
+        return of_formats.formats(chosen, number, named)
+    if number is None:
+        raise InvalidInput([Problem("--largest", largest, "is of a block with a number in it; give the number too")])
+    most = read_number(largest, "--largest")
+    return of_formats.formats(chosen, number, named, [in_block(each, number, most, "--largest") for each in blocks])
 
 
 @takes(

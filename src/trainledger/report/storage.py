@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainledger.document import Figure, Table
-from trainledger.frozen import frozen
-from trainledger.report.style import COLOURS, GREY, arranged, bars, points
+from trainledger.report.cells import Cell, cell_figure
+from trainledger.report.style import COLOURS
 from trainledger.tensors.strided import list_text, row_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ MOST, MOST_ROWS = 256, 48  # cells and rows of them that are drawn
 _HUES = COLOURS[:7]
 _NOBODY = "#cccccc"  # a place of the storage that is no element of the tensor
 _NAMED = 4  # indices of one place that are written out
-_ROW, _AROUND = 30, 90  # pixels of a row of cells, and of the axes and titles
 Index = tuple[int, ...]
 
 
@@ -57,14 +56,14 @@ def storage_figure(one: Strided, title: str) -> Figure:
     wide = row_of(one, size)
     numbers = {index: str(number) for number, index in enumerate(_indices(one))}
     cells = [
-        _Cell(
+        Cell(
             place % wide, place // wide, _colour(one, found), _numbers([numbers[e] for e in found]),
             f"place {place}, byte {place * one.itemsize}: {_named(found)}",
         )
         for place in range(size) for found in [inside.get(place, [])]
     ]  # fmt: skip
     ticks = {row: str(row * wide) for row in range(-(-size // wide))}
-    return _figure(title, "in memory order; beside each row its first place", cells, wide, ticks)
+    return cell_figure(title, "in memory order; beside each row its first place", cells, wide, ticks)
 
 
 def elements_figure(one: Strided, title: str) -> Figure:
@@ -73,46 +72,15 @@ def elements_figure(one: Strided, title: str) -> Figure:
     Dims before the last two are blocks below each other. Colours are those of `storage_figure`.
     """
     columns = one.shape[-1] if one.shape else 1
-    cells: list[_Cell] = []
+    cells: list[Cell] = []
     ticks: dict[int, str] = {}
     for number, index in enumerate(_indices(one)):
         row = number // columns
         ticks.setdefault(row, f"[{', '.join(map(str, index[:-1]))}, :]" if len(index) > 1 else "")
         place = one.place(index)
         said = f"element {list_text(index)}: place {place}, byte {one.byte(index)}"
-        cells.append(_Cell(number % columns, row, _colour(one, [index]), str(place), said))
-    return _figure(title, "in each cell its place in the storage", cells, columns, ticks)
-
-
-@frozen
-class _Cell:
-    """A cell at a column and a row: what stands in it, and what it says."""
-
-    column: int
-    row: int
-    colour: str
-    text: str
-    said: str
-
-
-def _figure(title: str, below: str, cells: list[_Cell], wide: int, ticks: dict[int, str]) -> Figure:
-    rows = max(each.row for each in cells) + 1
-    boxes = bars(
-        "", [each.row for each in cells], [1] * len(cells), "", "%{text}<extra></extra>",
-        base=[each.column for each in cells], text=[each.said for each in cells], textposition="none", showlegend=False,
-    )  # fmt: skip
-    boxes["marker"] = {
-        "color": [each.colour for each in cells], "opacity": 0.4, "line": {"color": GREY, "width": 0.5},
-    }  # fmt: skip
-    numbers = points(
-        "", [each.column + 0.5 for each in cells], [each.row for each in cells], "text",
-        text=[each.text for each in cells], textposition="middle center", hoverinfo="skip", showlegend=False,
-    )  # fmt: skip
-    layout = arranged(title, below, height=_AROUND + _ROW * rows, barmode="overlay", bargap=0.06)
-    bare: dict[str, Any] = {"showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {**bare, "range": [0, wide], "showticklabels": False}
-    layout["yaxis"] |= {**bare, "range": [rows - 0.5, -0.5], "tickvals": [*ticks], "ticktext": [*ticks.values()]}
-    return {"data": [boxes, numbers], "layout": layout}
+        cells.append(Cell(number % columns, row, _colour(one, [index]), str(place), said))
+    return cell_figure(title, "in each cell its place in the storage", cells, columns, ticks)
 
 
 def _size(one: Strided) -> int:

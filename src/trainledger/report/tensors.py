@@ -1,17 +1,16 @@
-"""The documents of tensors, chains of operations, products and number formats."""
+"""The documents of tensors, chains of operations and products."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.document import Cell, Code, Content, Document, Section, Table, section, sections
-from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
+from trainledger.dtypes import BLOCK_FORMATS
 from trainledger.predict.roofline import NoRate, peak_rate
 from trainledger.report.plain_data import named, plain
 from trainledger.report.table import sentence
-from trainledger.tensors.number import TF32, WHOLE, Whole, overflows_from, zero_up_to
 from trainledger.tensors.strided import list_text
 from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes, format_seconds
 
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from trainledger.tensors.tensor import Tensor
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
-_FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
 _STRIDED = "dtype shape offset storage storage_nbytes elements nbytes contiguous memory_format"
-_SPECIALS = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}
 _VIEW = "A view: nothing is copied."
 _ROW_MAJOR = "Row-major. Elementwise: one operation per element (ReLU, a square) that reads the tensor and writes one."
 
@@ -234,146 +231,3 @@ def _einsum_data(one: Einsum, machine: Machine | None) -> dict[str, Any]:
         except NoRate as reason:
             found["note"] = str(reason)
     return found
-
-
-def formats(chosen: Sequence[NumberFormat | Whole], number: float | None = None, names: Sequence[str] = ()) -> Document:
-    """What a number becomes in formats, or without one what the formats hold.
-
-    ``names`` are those by which the formats were asked for; without any, all formats are in a table.
-    """
-    whole = [each for each in chosen if isinstance(each, Whole)]
-    floating = [each for each in chosen if not isinstance(each, Whole)]
-    blocks = [name for name in map(str.lower, names) if name in BLOCK_FORMATS and name not in WHOLE]
-    rounded = [] if number is None else [each.rounded(number) for each in floating]
-    data = [*(map(_rounded_data, rounded) if rounded else map(_format_data, floating))]
-    data += [_whole_data(each, number) for each in whole]
-    return Document(
-        title="Number formats",
-        sections=sections(
-            *(_in_formats(number, rounded) if number is not None and rounded else _formats(floating, every=not names)),
-            section("", *_integers(whole, number)),
-            *map(_of_block, blocks),
-        ),
-        data=lambda: {**({} if number is None else {"value": number}), "formats": data},
-    )
-
-
-def _in_formats(number: float, rounded: Sequence[Rounded]) -> Iterator[Content]:
-    """What a number becomes in each format, its bits, and what the formats hold."""
-    values = tuple(
-        (each.format.name, f"{each.value:.9g}", _percent(each), _FATES.get(each.fate, each.fate), f"{each.spacing:.4g}")
-        for each in rounded
-    )
-    bits = tuple((each.format.name, *each.bits) for each in rounded)
-    becomes = Table("rounded", ("format", "becomes", "off by", "", "spacing"), values, align="lrrlr")
-    yield section("", f"{number!r} rounded to the nearest value of each format", becomes)
-    yield Table("bits", ("bits", "sign", "exponent", "mantissa"), bits, align="llll")
-    yield _limits("holds", [each.format for each in rounded])
-    yield "Spacing is the step to the next larger magnitude. Below its smallest normal value a format has even steps."
-
-
-def _limits(head: str, formats: Iterable[NumberFormat]) -> Table:
-    """How many bits formats have, how far they reach, and how finely they step."""
-    rows = tuple(
-        (
-            each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", f"{_nbytes(each):g}", f"{each.largest:.5g}",
-            f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}",
-        )
-        for each in formats
-    )  # fmt: skip
-    columns = (head, "s+e+m", "bytes", "largest", "min normal", "min subnormal", "epsilon")
-    return Table("formats", columns, rows, align="llrrrrr")
-
-
-def _formats(some: Sequence[NumberFormat], *, every: bool) -> Iterator[Content]:
-    """One format in full, or the range, spacing and use of several; with ``every`` also the formats in blocks."""
-    if len(some) == 1:
-        yield _one_format(some[0])
-    elif some:
-        yield _limits("format", some)
-        yield (f"{each.name}: {each.suits}." for each in some)
-    if every:
-        rows = tuple(
-            (each.name, each.element, str(each.block), each.scale, f"{each.bits_per_element:.4g}")
-            for each in BLOCK_FORMATS.values()
-        )
-        yield Table("blocks", ("in blocks", "elements", "block", "scale", "bits per element"), rows, align="llrlr")
-
-
-def _of_block(name: str) -> str:
-    """What a format in blocks adds to its elements."""
-    one = BLOCK_FORMATS[name]
-    return (
-        f"{name}: {one.block} elements share one {one.scale} scale, {one.bits_per_element:.4g} bits an element in all; "
-        f"shown are the elements ({one.element}) without their scale."
-    )
-
-
-def _integers(some: Sequence[Whole], number: float | None) -> Iterator[Table | str]:
-    """Range of integer formats, and what a number becomes in them."""
-    if not some:
-        return
-    limits = ("bytes", "smallest", "largest")
-    found = [_whole_data(each, number) for each in some]
-    sizes = [tuple(str(each[name]) for name in ("nbytes", "smallest", "largest")) for each in found]
-    if number is None:
-        rows = tuple((each.name, *size) for each, size in zip(some, sizes, strict=True))
-        yield Table("integers", ("format", *limits), rows, align="lrrr")
-        return
-    yield f"{number!r} converted to integers: the fraction is dropped, as in torch"
-    values = [("" if each["value"] is None else str(each["value"]), each["fate"]) for each in found]
-    rows = tuple((each.name, *value, *size) for each, value, size in zip(some, values, sizes, strict=True))
-    yield Table("integers", ("format", "becomes", "", *limits), rows, align="lrlrrr")
-
-
-def _whole_data(each: Whole, number: float | None) -> dict[str, Any]:
-    """An integer format, and what a number becomes in it; null where it is out of range."""
-    limits = {"nbytes": each.bits // 8, "smallest": each.smallest, "largest": each.largest}
-    if number is None:
-        return {"name": each.name, "bits": each.bits, **limits}
-    held = each.held(number)
-    fate = "out of range" if held is None else "exact" if held == number else "truncated"
-    return {"format": each.name, "value": held, "fate": fate, **limits}
-
-
-def _one_format(each: NumberFormat) -> Table:
-    rows = (
-        ("bits", f"{each.bits}: sign 1, exponent {each.exponent_bits}, mantissa {each.mantissa_bits}"),
-        ("bytes", f"{_nbytes(each):g}"),
-        ("largest", f"{each.largest:.17g}"),
-        ("smallest normal", f"{each.smallest_normal:.17g}"),
-        ("smallest subnormal", f"{each.smallest_subnormal:.17g}"),
-        ("machine epsilon", f"{each.epsilon:.17g}"),
-        ("rounds to zero", f"up to {zero_up_to(each):.17g}"),
-        ("overflows", f"from {overflows_from(each):.17g}"),
-        ("exact integers", f"up to {2 ** (each.mantissa_bits + 1):,}"),
-        ("decimal digits", f"{(each.mantissa_bits + 1) * math.log10(2):.2g}"),
-        ("specials", _SPECIALS[each.specials]),
-        ("suits", each.suits),
-    )
-    return Table("format", (each.name, ""), rows, align="ll")
-
-
-def _format_data(each: NumberFormat) -> dict[str, Any]:
-    own = named(each, "bits largest smallest_normal smallest_subnormal epsilon")
-    limits = {"zero_up_to": zero_up_to(each), "overflows_from": overflows_from(each)}
-    return {**vars(each), **own, "nbytes": _nbytes(each), **limits}
-
-
-def _rounded_data(each: Rounded) -> dict[str, Any]:
-    """A number in a format; a value that is not finite is a text."""
-    value = each.value if math.isfinite(each.value) else str(each.value)
-    bits = dict(zip(("sign", "exponent", "mantissa"), each.bits, strict=True))
-    return {"format": each.format.name, "value": value, **named(each, "fate relative_error spacing"), **bits}
-
-
-def _percent(each: Rounded) -> str:
-    error = each.relative_error
-    if not math.isfinite(error):
-        return ""
-    return f"{100 * error:+.3g} %" if error else "0 %"
-
-
-def _nbytes(each: NumberFormat) -> float:
-    """Bytes of one element, packed; tf32 is stored as fp32."""
-    return 4 if each.name == TF32.name else each.bits / 8

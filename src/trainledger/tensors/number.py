@@ -21,7 +21,10 @@ LARGEST_TEXT = 400
 
 # What tensor cores make of fp32 operands: the range of fp32 with the mantissa of fp16; in memory it is fp32, 4 bytes
 # (NVIDIA A100 Tensor Core GPU Architecture, 2020, "TensorFloat-32").
-TF32 = NumberFormat("tf32", 8, 10, suits="products of fp32 operands on tensor cores; in memory they stay fp32")
+TF32 = NumberFormat(
+    "tf32", 8, 10, "ieee", "products of fp32 operands on tensor cores; in memory they stay fp32",
+    "NVIDIA A100 Tensor Core GPU Architecture (2020), TensorFloat-32",
+)  # fmt: skip
 # The floating-point formats that a number is shown in, widest first.
 SHOWN = {name: each for pair in FORMATS.items() for name, each in (pair, *([("tf32", TF32)] * (pair[0] == "fp32")))}
 
@@ -50,6 +53,15 @@ class Whole:
         """
         whole = math.trunc(number)
         return whole if self.smallest <= whole <= self.largest else None
+
+    def bits_of(self, number: float) -> str:
+        """The bits of a number as `held`, in two's complement; nothing where it is out of range.
+
+        >>> WHOLE["int8"].bits_of(-3.7), WHOLE["uint8"].bits_of(256)
+        ('11111101', '')
+        """
+        held = self.held(number)
+        return "" if held is None else format(held % 2**self.bits, f"0{self.bits}b")
 
 
 WHOLE = {

@@ -2,6 +2,7 @@
 
 from trainledger.web.calculator import Calculator
 from trainledger.web.calculators.breaks import BREAKS
+from trainledger.web.calculators.formats import FORMATS
 from trainledger.web.calculators.layouts import LAYOUTS
 from trainledger.web.calculators.memory import MEMORY
 from trainledger.web.calculators.optimal import OPTIMAL
@@ -12,6 +13,7 @@ from trainledger.web.calculators.time import TIME
 _IN_ORDER = (
     TIME,
     TENSOR,
+    FORMATS,
     MEMORY,
     OPTIMAL,
     LAYOUTS,

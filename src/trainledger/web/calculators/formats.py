@@ -1,0 +1,201 @@
+"""Number formats: a number's bits in each, what becomes of it, and how far and how finely each format reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
+from trainledger.report import formats as report
+from trainledger.report.format_figures import bits_figure, bits_table, steps_figure, uses_table
+from trainledger.tensors.blocks import InBlock, formats_and_blocks, in_block, is_format
+from trainledger.tensors.number import (
+    FAMILIES,
+    SHOWN,
+    WHOLE,
+    Whole,
+    known_format,
+    overflows_from,
+    read_number,
+    zero_up_to,
+)
+from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.field import Field, Query, one_of
+
+_HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
+_LOST = ("overflow", "underflow")
+_VALUES = (
+    "1e-45", "1e-38", "1e-20", "1e-10", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "0.3", "0.5",
+    "1", "1.0009765625", "1.5", "2", "3.14159265", "5", "10", "100", "257", "448", "1000", "65504", "65520", "1e6",
+    "16777217", "1e10", "1e20", "1e38", "3.5e38",
+)  # fmt: skip
+_LARGEST = (
+    "0",
+    "0.001",
+    "0.01",
+    "0.1",
+    "0.5",
+    "1",
+    "2",
+    "4",
+    "6",
+    "10",
+    "20",
+    "50",
+    "100",
+    "200",
+    "448",
+    "1000",
+    "1e4",
+)
+
+
+def _reply(query: Query, progress: Progress) -> Reply:
+    named = [query["format"]] if query["format"] else []
+    if named and not is_format(named[0]):
+        known_format(named[0], "format", floating=True)
+    chosen, blocks = formats_and_blocks(named)
+    number = None if query.get("value") is None else read_number(query["value"], "value")
+    floating = [each for each in chosen if not isinstance(each, Whole)]
+    whole = [each for each in chosen if isinstance(each, Whole)] or ([] if named else [WHOLE["int8"]])
+    inside = [] if number is None or query.get("largest") is None else [
+        in_block(each, number, read_number(query["largest"], "largest"), "largest") for each in blocks
+    ]  # fmt: skip
+    rounded = [] if number is None else [each.rounded(number) for each in floating]
+    return Reply(
+        document=report.formats(chosen, number, named, inside),
+        headlines=tuple(_headlines(number, rounded, floating, inside, named)),
+        verdict=_verdict(number, rounded, chosen),
+        tone=UNKNOWN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
+        drawings=tuple(_drawings(number, floating, whole, inside)),
+        values={},
+        words=_words(query, number, inside),
+        python=_python(query, named, number),
+        notes=_notes(inside) if named else (),
+    )
+
+
+def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[NumberFormat | Whole]) -> str:
+    """In which formats a number is kept, changed and lost."""
+    if number is None or not rounded:
+        return ", ".join(each.name for each in chosen) or "elements under a scale of their block"
+    kinds = {
+        "is exact in": ("exact",), "is rounded in": ("rounded", "subnormal"), "underflows to zero in": ("underflow",),
+        "overflows in": ("overflow",),
+    }  # fmt: skip
+    fates = {each.format.name: each.fate for each in rounded}
+    if "fp64" in fates and report.in_fp64(number):
+        fates["fp64"] = "rounded"
+    said = {kind: [name for name, fate in fates.items() if fate in own] for kind, own in kinds.items()}
+    return f"{number!r} " + "; ".join(f"{kind} {', '.join(names)}" for kind, names in said.items() if names)
+
+
+def _headlines(
+    number: float | None, rounded: Sequence[Rounded], floating: Sequence[NumberFormat], inside: Sequence[InBlock],
+    named: Sequence[str],
+) -> Iterator[Headline]:  # fmt: skip
+    if number is None:
+        for one in floating if named else []:
+            yield from _limits(one)
+        return
+    for each in rounded:
+        if named or each.format.name in _HEADED:
+            yield _becomes(each.format.name, each.value, report.written(each), each.format.source)
+    for one_block in inside:
+        if named:
+            written = f"scale x element, scale = {one_block.rule}: {one_block.scale:.6g} x {one_block.element:.6g} = "
+            said = f"{written}{one_block.value:.9g}"
+            yield _becomes(one_block.format.name, one_block.value, said, one_block.format.source)
+
+
+def _becomes(name: str, value: float, formula: str, source: str) -> Headline:
+    finite = math.isfinite(value)
+    return Headline(
+        name=name, title=f"in {name}", value=value if finite else None, unit="", said=f"{value:.9g}", formula=formula,
+        basis="exact", source=source, asked=finite,
+    )  # fmt: skip
+
+
+def _limits(one: NumberFormat) -> Iterator[Headline]:
+    """What a format alone reaches."""
+    found = {
+        "largest": (one.largest, report.largest_written(one)),
+        "smallest_normal": (one.smallest_normal, f"2^(1 - bias) = 2^(1 - {one.bias})"),
+        "smallest_subnormal": (
+            one.smallest_subnormal, f"2^(1 - bias - mantissa) = 2^(1 - {one.bias} - {one.mantissa_bits})",
+        ),
+        "epsilon": (one.epsilon, f"2^-mantissa = 2^-{one.mantissa_bits}"),
+        "zero_up_to": (zero_up_to(one), f"half the smallest value = {one.smallest_subnormal:.6g} / 2"),
+        "overflows_from": (overflows_from(one), "half a step above the largest value"),
+    }  # fmt: skip
+    for name, (value, formula) in found.items():
+        finite = math.isfinite(value)
+        yield Headline(
+            name=name, title=f"{name.replace('_', ' ')} of {one.name}", value=value if finite else None, unit="",
+            said=f"{value:.9g}", formula=f"{formula} = {value:.9g}", basis="exact", source=one.source, asked=finite,
+        )  # fmt: skip
+
+
+def _drawings(
+    number: float | None, floating: Sequence[NumberFormat], whole: Sequence[Whole], inside: Sequence[InBlock]
+) -> Iterator[Drawing]:
+    if number is not None and (floating or inside):
+        title = f"The bits of {number!r}"
+        yield Drawing(
+            title=title, figure=bits_figure(number, floating, whole, inside, title),
+            table=bits_table(number, floating, whole, inside),
+        )  # fmt: skip
+    if floating:
+        yield Drawing(
+            title="How finely each format steps, from its smallest value to its largest",
+            figure=steps_figure(floating, number), table=uses_table(floating),
+        )  # fmt: skip
+
+
+def _notes(inside: Sequence[InBlock]) -> tuple[str, ...]:
+    return tuple(
+        f"{each.format.name}: {each.format.block} elements share one {each.format.scale} scale, "
+        f"{each.format.bits_per_element:.4g} bits an element in all ({each.format.source})."
+        for each in inside
+    )
+
+
+def _words(query: Query, number: float | None, inside: Sequence[InBlock]) -> tuple[str, ...]:
+    value = [] if number is None else [query["value"]]
+    largest = ["--largest", query["largest"]] if inside else []
+    return ("dtype", *value, *([query["format"]] if query["format"] else []), *largest)
+
+
+def _python(query: Query, named: Sequence[str], number: float | None) -> str:
+    lines = ["from trainledger.tensors.blocks import formats_and_blocks, in_block", ""]
+    lines += [f"formats, blocks = formats_and_blocks({list(named)!r})"]
+    if number is None:
+        return "\n".join([*lines, "print(*formats, sep=chr(10))"])
+    lines += [f"print(*(each.rounded({number!r}).value for each in formats))"]
+    if query.get("largest") is not None:
+        lines += [f"print(*(in_block(each, {number!r}, {query['largest']}).value for each in blocks))"]
+    return "\n".join(lines)
+
+
+FORMATS = Calculator(
+    name="formats",
+    title="Number formats",
+    question="What becomes of a number in fp32, bf16, fp16, fp8, fp4 and in blocks that share a scale?",
+    fields=(
+        Field(name="value", title="number", default="0.1", stops=_VALUES,
+              about="such as 1e-8, 0.1 or 65504; empty: what the formats hold"),
+        Field(name="format", title="format", choices=one_of(("", *SHOWN, *FAMILIES, *WHOLE, *BLOCK_FORMATS)),
+              about="one format, or a family such as fp8; empty: all"),
+        Field(name="largest", title="largest in its block", default="6", stops=_LARGEST,
+              about="the largest other magnitude in its block, from which the block's scale follows"),
+    ),
+    reply=_reply,
+    presets={
+        "0.1 has no end in binary": {"value": "0.1"},
+        "A small gradient: fp16 loses it": {"value": "1e-8"},
+        "A large activation: fp16 overflows": {"value": "65520"},
+        "1 + 2^-10: a small update rounds away in bf16": {"value": "1.0009765625"},
+        "0.3 under the scale of a 6: mxfp4": {"value": "0.3", "format": "mxfp4", "largest": "6"},
+        "What bf16 holds": {"value": "", "format": "bf16"},
+    },
+)  # fmt: skip
