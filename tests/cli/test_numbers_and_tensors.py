@@ -34,6 +34,7 @@ CALLS = [
     ("einsum", "b (h d) t -> b h t d", "2,64,10", "h=8"), ("einsum", "b c h w -> b c h w 3", "2,3,4,4"),
     ("einsum", "b c (h 2) (w 2) -> b c h w", "2,3,8,8", "--reduce", "mean"),
     ("einsum", "ij,jk->ik", "1024,512", "512,256", "--dtype", "bf16", "--device", "h100-sxm"),
+    ("einsum", "ij,jk->ik", "4096,4096", "4096,4352", "--dtype=bf16", "--device=h100-sxm,b200,l4"),
     ("einsum", "ab,bc,cd,de->ae", "10,1000", "1000,10", "10,1000", "1000,10"),
     ("einsum", "ij,jk->ik", "8,8", "8,8", "--dtype", "fp64", "--device", "l4"),
     ("catalog", "h100-sxm"),

@@ -6,11 +6,13 @@ from argparse import Namespace
 
 import trainledger as tl
 from trainledger import catalog as known
+from trainledger.api.product import devices_named, product_times
 from trainledger.cli.arguments import DONE, WRONG_INPUT, Outcome, flag, option, options, takes
 from trainledger.document import Answer, Document
 from trainledger.plan.napkin import why_impossible
 from trainledger.report import catalog as listing
 from trainledger.report import formats as of_formats
+from trainledger.report import product as of_product
 from trainledger.report import tensors as report
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.blocks import formats_and_blocks, in_block, is_format
@@ -113,11 +115,13 @@ def tensor(args: Namespace) -> Document | Outcome:
     option("shapes SHAPE", "of each operand, as 1024,512; or a size, as h=8", nargs="*"),
     option("--reduce HOW", "how dims that vanish become one number: mean, sum, max ..."),
     option("--dtype", "format of all tensors (fp32)", default="fp32"),
-    option("--device", "a device of the catalog, whose peaks bound the time"),
+    option("--device", "devices of the catalog, commas between them, whose peaks bound the time"),
     intermixed=True,
 )
 def einsum(args: Namespace) -> Document:
     """A product of tensors such as "ij,jk->ik" 1024,512 512,256: FLOPs, bytes, the cheapest order, and what bounds it.
+
+    With --device also the time that is predicted, and what tiles and waves cost; several devices stand side by side.
 
     Indices are letters, or words with spaces as in einops: "batch seq d_model, d_model d_ff -> batch seq d_ff". A
     pattern of einops on one tensor, such as "b (h d) t -> b h t d" 2,64,10 h=8, is read too: what it rearranges,
@@ -129,8 +133,8 @@ def einsum(args: Namespace) -> Document:
     dtype = known_format(args.dtype, "--dtype")
     if not is_pattern(args.equation, shapes, sizes, how):
         one = product(args.equation, shapes, dtype)
-        machine = None if device is None else known.device(device, "--device")
-        return report.einsum(one, machine)
+        times = () if device is None else product_times(one, devices_named(device, "--device"))
+        return of_product.einsum(one, times)
     if device is not None:
         rule = "bounds the time of a product; a pattern on one tensor moves bytes and is not timed"
         raise InvalidInput([Problem("--device", device, rule)])

@@ -10,9 +10,11 @@ Sizes may be ints or arrays; arrays give arrays.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
+from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.efficiency import Efficiency
@@ -49,6 +51,31 @@ CUDNN_ON_BLACKWELL = 3.3
 BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
 
 
+@frozen
+class Tiling:
+    """How a matmul is cut: tiles of ``rows`` x ``columns`` of the result, the inner length into ``split`` parts.
+
+    ``tiles`` are those of the whole result, all of them computed, in ``waves`` of ``workers`` multiprocessors (1 where
+    their number is not known). Shares of the time at the full rate: ``filled`` of the computed elements are in the
+    result, ``busy`` of the multiprocessors work in a mean wave, ``speed`` is that of the tile's kernel, ``aligned`` of
+    rows that begin at multiples of `ALIGNED_NBYTES`, ``inside`` of a tile lies between its start and its end. ``rate``
+    of the peak is what a large matmul reaches. Their product is the share of the peak.
+    """
+
+    rows: int
+    columns: int
+    split: int
+    tiles: int
+    waves: int
+    workers: int
+    rate: float
+    aligned: float
+    speed: float
+    filled: float
+    busy: float
+    inside: float
+
+
 def matmul_seconds(
     shape: tuple[Int, ...], dtype: str, peak: float, efficiency: Efficiency, multiprocessors: int | None
 ) -> Real:
@@ -57,21 +84,45 @@ def matmul_seconds(
     The fastest of `TILES` and `SPLITS` counts, as libraries choose it. Where the number of multiprocessors is not
     known, all waves are full.
     """
-    batch, m, n, k = shape
-    share = efficiency.float8_share if dtype in EIGHT_BITS else efficiency.matmul_share
-    rate = peak * share * _alignment(shape, dtype)
-    workers = multiprocessors or 1
     best: Real = None
+    for seconds, *_ in _ways(shape, dtype, peak, efficiency, multiprocessors or 1):
+        best = seconds if best is None else smaller(best, seconds)
+    return best
+
+
+def tiling(
+    shape: tuple[int, ...], dtype: str, peak: float, efficiency: Efficiency, multiprocessors: int | None
+) -> Tiling:
+    """The tiles and waves of the fastest way, which takes the seconds of `matmul_seconds`."""
+    workers = multiprocessors or 1
+    ways = _ways(shape, dtype, peak, efficiency, workers)
+    _, rows, columns, speed, split, tiles, waves = min(ways, key=lambda each: float(each[0]))
+    batch, m, n, k = shape
+    return Tiling(
+        rows, columns, split, tiles, waves, workers, rate=_share(dtype, efficiency), aligned=_alignment(shape, dtype),
+        speed=speed, filled=batch * m * n / (tiles * rows * columns), busy=tiles * split / (waves * workers),
+        inside=k / (k + split * efficiency.depth),
+    )  # fmt: skip
+
+
+def _share(dtype: str, efficiency: Efficiency) -> float:
+    return efficiency.float8_share if dtype in EIGHT_BITS else efficiency.matmul_share
+
+
+def _ways(
+    shape: tuple[Int, ...], dtype: str, peak: float, efficiency: Efficiency, workers: int
+) -> Iterator[tuple[Any, ...]]:
+    """Seconds, rows, columns, speed, split, tiles and waves of each way to cut a matmul."""
+    batch, m, n, k = shape
+    rate = peak * _share(dtype, efficiency) * _alignment(shape, dtype)
     for rows, columns, speed in TILES:
         tiles = batch * -(-m // rows) * -(-n // columns)
         tile_seconds = 2 * rows * columns * workers / (rate * speed)
         for split in SPLITS:
             waves = -(-tiles * split // workers)
-            seconds = waves * (k / split + efficiency.depth) * tile_seconds
-            best = seconds if best is None else smaller(best, seconds)
+            yield waves * (k / split + efficiency.depth) * tile_seconds, rows, columns, speed, split, tiles, waves
             if isinstance(tiles, int) and tiles * split >= workers:
                 break  # to split further gives no worker anything to do
-    return best
 
 
 def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:

@@ -23,6 +23,7 @@ _NAME_OF = {"weights": "gradients of weights", "more": "more rounds, of several 
 _PALER = 0.5  # opacity of a bar for many rounds
 _WAITING = "waiting, anywhere in the step"
 _LEAST = 1e-3  # of a step: less at its end is not drawn
+_SMALL = ((1.0, "seconds"), (1e-3, "milliseconds"), (1e-6, "microseconds"))
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -53,7 +54,7 @@ def waterfall(bars: Sequence[Bar], title: str) -> Figure:
     total = sum(each.nanoseconds for each in bars) / 10**9
     scale, unit = next(
         (each for each in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")) if total >= 2 * each[0]),
-        (1.0, "seconds") if total >= 1 else (1e-3, "milliseconds"),
+        next((each for each in _SMALL if total >= each[0]), _SMALL[-1]),
     )
     drawn = [each for each in bars if each.nanoseconds]
     names = [*(each.cause for each in drawn), "in all"]

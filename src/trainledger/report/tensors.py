@@ -1,23 +1,19 @@
-"""The documents of tensors, chains of operations and products."""
+"""The documents of tensors, chains of operations, and patterns of einops."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.document import Cell, Code, Content, Document, Section, Table, section, sections
 from trainledger.dtypes import BLOCK_FORMATS
-from trainledger.predict.roofline import NoRate, peak_rate
-from trainledger.report.plain_data import named, plain
+from trainledger.report.plain_data import named
 from trainledger.report.table import sentence
 from trainledger.tensors.strided import list_text
-from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes, format_seconds
+from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes
 
 if TYPE_CHECKING:
-    from trainledger.predict.roofline import Machine
     from trainledger.tensors.einops import Rearranged
-    from trainledger.tensors.einsum import Einsum
     from trainledger.tensors.strided import Chain, Strided
     from trainledger.tensors.tensor import Tensor
 
@@ -143,33 +139,7 @@ def _chain_data(one: Chain, places: Sequence[int | None] = ()) -> dict[str, Any]
     return {"start": start, "steps": steps, "written_nbytes": one.written_nbytes, "shares": one.shares}
 
 
-def einsum(one: Einsum, machine: Machine | None) -> Document:
-    """A product: its steps, its totals, and what bounds it on a device."""
-    operands = " and ".join(map(list_text, one.operands))
-    steps = tuple(
-        (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)
-    )
-    several = len(one.steps) > 1
-    in_steps = Table("steps", ("step", "product", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
-    return Document(
-        title=one.equation,
-        sections=sections(
-            f"{one.equation}: {operands} to {list_text(one.shape)} in {one.dtype}",
-            in_steps if several else None,
-            _totals(
-                ("FLOPs", one.flops, format_flops(one.flops)),
-                *([("all at once", one.at_once_flops, format_flops(one.at_once_flops))] if several else []),
-                ("bytes moved", one.nbytes, format_nbytes(one.nbytes)),
-                ("FLOPs per byte", f"{one.intensity:.4g}", ""),
-            ),
-            "No arithmetic: torch gives a view; bytes move only where the view is copied." if one.view else None,
-            _bound(one, machine),
-        ),
-        data=lambda: _einsum_data(one, machine),
-    )
-
-
-def _totals(*rows: tuple[Cell, ...]) -> Table:
+def totals(*rows: tuple[Cell, ...]) -> Table:
     return Table("totals", ("", "", ""), rows, units=("", "integer"), align="lrr")
 
 
@@ -183,7 +153,7 @@ def pattern(one: Rearranged) -> Document:
             ", ".join(f"{name} = {size:,}" for name, size in one.sizes.items()),
             *_chain(one.chain),
             _VIEW if one.view else f"Not a view: {format_nbytes(written)} are written, {written:,} bytes.",
-            _totals(
+            totals(
                 ("FLOPs", one.flops, format_flops(one.flops)),
                 ("bytes moved", one.moved_nbytes, format_nbytes(one.moved_nbytes)),
             ),
@@ -195,39 +165,3 @@ def pattern(one: Rearranged) -> Document:
             **_chain_data(one.chain),
         },
     )
-
-
-def _seconds(one: Einsum, machine: Machine) -> tuple[float, float]:
-    """Least seconds to compute and to move, from the machine's peaks; NoRate where one is not known."""
-    bandwidth = machine.memory_bytes_per_second
-    if bandwidth is None:
-        raise NoRate(f"{machine.title} has no memory bandwidth on record")
-    return one.flops / peak_rate(machine, one.dtype), one.nbytes / bandwidth
-
-
-def _bound(one: Einsum, machine: Machine | None) -> str:
-    """A product's least time on a device, and what limits it."""
-    if machine is None:
-        return ""
-    try:
-        compute, move = _seconds(one, machine)
-    except NoRate as reason:
-        return sentence(f"no time: {reason}")
-    ridge = peak_rate(machine, one.dtype) / (machine.memory_bytes_per_second or math.nan)
-    which = "memory" if move > compute else "compute"
-    return (
-        f"On {machine.title} at least {format_seconds(max(compute, move))}, {which}-bound: {format_seconds(compute)} "
-        f"to compute, {format_seconds(move)} to move; the ridge point of {one.dtype} is {ridge:.4g} FLOP/byte."
-    )
-
-
-def _einsum_data(one: Einsum, machine: Machine | None) -> dict[str, Any]:
-    """A product in figures; seconds are null without a device or a rate."""
-    found = {**plain(one), **named(one, "shape flops nbytes intensity view")}
-    found |= {"compute_seconds": None, "memory_seconds": None}
-    if machine is not None:
-        try:
-            found["compute_seconds"], found["memory_seconds"] = _seconds(one, machine)
-        except NoRate as reason:
-            found["note"] = str(reason)
-    return found

@@ -22,7 +22,9 @@ class Step:
     """One product of two operands (or what one operand alone becomes): its equation, and what it costs.
 
     ``flops`` counts a multiplication and an addition for each term where indices are summed, else one operation for
-    each element.
+    each element. ``matmul`` is the (batch, m, n, k) of the matmuls [m, k] @ [k, n] that it is: indices of both operands
+    and the result, of one of them, and those that are summed. None where nothing is summed over two operands, or an
+    index is summed of one alone.
     """
 
     equation: str
@@ -31,6 +33,7 @@ class Step:
     flops: int
     read_elements: int
     written_elements: int
+    matmul: tuple[int, int, int, int] | None = None
 
 
 @frozen
@@ -205,7 +208,27 @@ def _step(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -> 
         flops=_flops({each for indices in inputs for each in indices}, output, sizes, len(inputs)),
         read_elements=sum(_product(each, sizes) for each in inputs),
         written_elements=_product(output, sizes),
+        matmul=_matmul(inputs, output, sizes),
     )
+
+
+def _matmul(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -> tuple[int, int, int, int] | None:
+    """The matmuls that a product of two operands is, by the role of each index.
+
+    >>> einsum("bthd,bshd->bhts", [(2, 64, 8, 16), (2, 32, 8, 16)]).steps[0].matmul
+    (16, 64, 32, 16)
+    >>> einsum("ij,jk->k", [(4, 8), (8, 2)]).steps[0].matmul is None
+    True
+    """
+    if len(inputs) != 2 or any(not each for each in sizes.values()):
+        return None
+    first, second, kept = (set(each) for each in (*inputs, output))
+    summed = (first | second) - kept
+    if not summed or summed != (first & second) - kept:
+        return None
+    groups = (first & second & kept, first - second, second - first, summed)
+    batch, m, n, k = (_product(each, sizes) for each in groups)
+    return batch, m, n, k
 
 
 def _best(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -> Iterable[Step]:

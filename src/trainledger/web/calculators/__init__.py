@@ -4,6 +4,7 @@ from trainledger.web.calculator import Calculator
 from trainledger.web.calculators.breaks import BREAKS
 from trainledger.web.calculators.formats import FORMATS
 from trainledger.web.calculators.layouts import LAYOUTS
+from trainledger.web.calculators.matmul import MATMUL
 from trainledger.web.calculators.memory import MEMORY
 from trainledger.web.calculators.optimal import OPTIMAL
 from trainledger.web.calculators.serving import SERVING
@@ -14,6 +15,7 @@ _IN_ORDER = (
     TIME,
     TENSOR,
     FORMATS,
+    MATMUL,
     MEMORY,
     OPTIMAL,
     LAYOUTS,
