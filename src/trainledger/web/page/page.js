@@ -70,6 +70,7 @@ function follow() {
 function ask() {
   const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
+  root.setAttribute("aria-busy", "true");
   asking.want({ state: page.state, width: page.width });
 }
 
@@ -85,9 +86,13 @@ async function arrive() {
   follow();
 }
 
+/** No question waits any more. */
+const settle = () => asking.waiting === null && root.setAttribute("aria-busy", "false");
+
 // --- what is answered ----------------------------------------------------------------------------------------------
 
 function shown({ state }, view) {
+  settle();
   if (state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
   page.view = view;
   root.classList.remove("fresh", "old");
@@ -110,6 +115,7 @@ function shown({ state }, view) {
 }
 
 function refused({ state }, error) {
+  settle();
   if (state.calculator !== page.state.calculator) return;
   root.classList.add("old");
   if (error === null) return say("Cancelled; the last answer stays.");
