@@ -77,17 +77,14 @@ def test_a_link_brings_everything_back_and_so_do_back_and_forward(name: str, fre
     if presets:
         page.button(presets[-1]).click()
     else:
-        field = sliders(page, name)[0]
-        page.fill(field.name, field.stops[len(field.stops) // 3])
+        page.fill("recipe.micro_batch" if name == "breaks" else "recipe.seq_len", "2" if name == "breaks" else "2048")
     page.settled()
     second = page.values, page.headlines
     assert (there := fresh(page.query)).values == second[0]
     assert there.headlines == second[1]
-    page.page.go_back()
-    page.settled()
+    page.back()
     assert (page.values, page.headlines) == first
-    page.page.go_forward()
-    page.settled()
+    page.forward()
     assert (page.values, page.headlines) == second
 
 
