@@ -79,10 +79,34 @@ def family_of(base: ModelSpec) -> Family:
     return Family(base)
 
 
+def scaled(base: ModelSpec, factor: float) -> ModelSpec | None:
+    """The base model with so many times its heads, and its depth in proportion to its width.
+
+    None where so many heads cannot share its key-value heads.
+
+    >>> from trainledger.api.load import model
+    >>> half = scaled(model("llama-3-8b"), 0.5)
+    >>> half.d_model, half.n_layers, half.attention.n_heads, half.attention.n_kv_heads, half.feed_forward.d_ff
+    (2048, 16, 16, 8, 7168)
+    """
+    n_heads = round(base.attention.n_heads * factor)
+    if n_heads == base.attention.n_heads:
+        return base
+    if n_heads < 1 or not _kv_heads(base, n_heads):
+        return None
+    wide = _wide(base, n_heads)
+    depth = max(_least_depth(base), round(base.n_layers * wide.d_model / base.d_model))
+    return replace(wide, n_layers=depth, name=f"{base.name} scaled")
+
+
+def _least_depth(base: ModelSpec) -> int:
+    return base.experts.n_dense_layers + 1 if base.experts is not None else 1
+
+
 def _depths(spec: ModelSpec, base: ModelSpec) -> Iterator[tuple[int, int]]:
     """The depths of a width within the band, each with its parameters (between the ends by a straight line)."""
     rule = base.n_layers * spec.d_model / base.d_model
-    least = base.experts.n_dense_layers + 1 if base.experts is not None else 1
+    least = _least_depth(base)
     first, last = max(least, ceil(rule * DEPTH_BAND[0])), max(least, int(rule * DEPTH_BAND[1]), round(rule))
     if spec.d_model == base.d_model:
         first = min(first, base.n_layers)

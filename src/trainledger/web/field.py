@@ -9,7 +9,7 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import field_of, paths
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import rule_of
-from trainledger.units import NotAQuantity, parse_amount, parse_nbytes, parse_number, parse_seconds
+from trainledger.units import NotAQuantity, parse_amount, parse_count, parse_nbytes, parse_number, parse_seconds
 
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
@@ -90,6 +90,27 @@ def powers(low: int, high: int) -> tuple[str, ...]:
     ('1', '2', '4', '8')
     """
     return tuple(str(2**each) for each in range(low.bit_length() - 1, high.bit_length()))
+
+
+def steps(*sizes: int) -> tuple[str, ...]:
+    """Stops at these sizes.
+
+    >>> steps(1, 12)
+    ('1', '12')
+    """
+    return tuple(map(str, sizes))
+
+
+def size_of(text: object, otherwise: int = 1) -> int:
+    """A size that is given; ``otherwise`` where it is not, and 1 where it is none, which reading the run refuses.
+
+    >>> size_of("2k"), size_of(None), size_of("", 8), size_of("many")
+    (2000, 1, 8, 1)
+    """
+    try:
+        return otherwise if text in (None, "") else max(1, parse_count(str(text)))
+    except NotAQuantity:
+        return 1
 
 
 def place(field: Field, text: str) -> int:

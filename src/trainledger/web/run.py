@@ -10,11 +10,12 @@ from trainledger import catalog
 from trainledger.api.load import Source
 from trainledger.huggingface import model_from_hf
 from trainledger.spec.difference import as_override
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml, to_toml
-from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers
+from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of
 
 RUN, CONFIG = "run", "config"
 _PATHS = ("model.config", "data.path", "data.cache")
@@ -65,6 +66,13 @@ def refuse_paths(overrides: Mapping[str, str]) -> None:
         raise InvalidInput([Problem(each, None, rule) for each in named])
 
 
+def longest_of(query: Query) -> int:
+    """The longest sequence that the model of a query takes, which is not one of a pasted run file."""
+    source = source_of(query)
+    own = source.max_seq_len if isinstance(source, ModelSpec) else catalog.model(str(source))["max_seq_len"]
+    return size_of(query.overrides.get("model.max_seq_len"), own)
+
+
 def settings_of(query: Query) -> tuple[str, ...]:
     """The overrides of a query as ``--set`` takes them, which reads flags and lists from text."""
     return tuple(f"{name}={text}" for name, text in query.overrides.items())
@@ -74,7 +82,7 @@ def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:
     """The command line that asks the same of a run; a pasted file is named as the file that it would be."""
     named = "run.toml" if query[FILE] else "config.json" if query[CONFIG] else query[RUN]
     settings = [word for each in settings_of(query) for word in ("--set", each)]
-    return (verb, named, *more, *settings)
+    return (*verb.split(), named, *more, *settings)
 
 
 def python_of(function: str, query: Query, **options: str) -> str:

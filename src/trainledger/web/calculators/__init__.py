@@ -6,6 +6,7 @@ from trainledger.web.calculators.formats import FORMATS
 from trainledger.web.calculators.layouts import LAYOUTS
 from trainledger.web.calculators.matmul import MATMUL
 from trainledger.web.calculators.memory import MEMORY
+from trainledger.web.calculators.model import MODEL_CALCULATOR
 from trainledger.web.calculators.optimal import OPTIMAL
 from trainledger.web.calculators.serving import SERVING
 from trainledger.web.calculators.tensor import TENSOR
@@ -16,6 +17,7 @@ _IN_ORDER = (
     TENSOR,
     FORMATS,
     MATMUL,
+    MODEL_CALCULATOR,
     MEMORY,
     OPTIMAL,
     LAYOUTS,

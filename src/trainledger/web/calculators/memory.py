@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import trainledger as tl
-from trainledger import catalog
 from trainledger.api.cost import why_impossible
 from trainledger.api.load import resolve
 from trainledger.document import Document, section
@@ -23,7 +22,6 @@ from trainledger.predict.predict import heaviest
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
 from trainledger.report.memory import memory_timeline, phases_table
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput, Problem
@@ -31,14 +29,15 @@ from trainledger.spec.recipe import ATTENTIONS
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
-from trainledger.units import NotAQuantity, format_nbytes, format_percent, parse_count
+from trainledger.units import format_nbytes, format_percent
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers
+from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
     PASTED,
+    longest_of,
     python_of,
     run_file_of,
     settings_of,
@@ -90,12 +89,12 @@ def completed(query: Query) -> Query:
             given = {"cluster.count": _devices(layout if isinstance(layout, Mapping) else {}, given)} | given
         return replace(query, given=given)
     overrides = query.overrides
-    given = {"recipe.seq_len": _seq_len(query)} | given
-    ranks, stages = _size(overrides.get("layout.shard")), _size(overrides.get("layout.pipeline"))
+    given = {"recipe.seq_len": str(min(size_of(query["recipe.seq_len"]), longest_of(query)))} | given
+    ranks, stages = size_of(overrides.get("layout.shard")), size_of(overrides.get("layout.pipeline"))
     if ranks > 1 and not any(name.startswith("recipe.lora") for name in overrides):
         given = {"recipe.precision": "bf16-sharded"} | given
-    rounds = _size(query["accumulation"] or str(1 if stages == 1 else _TO_A_STAGE * stages))
-    batch = _size(overrides.get("recipe.micro_batch")) * rounds * ranks * _size(overrides.get("layout.replicate"))
+    rounds = size_of(query["accumulation"] or str(1 if stages == 1 else _TO_A_STAGE * stages))
+    batch = size_of(overrides.get("recipe.micro_batch")) * rounds * ranks * size_of(overrides.get("layout.replicate"))
     given = {"recipe.global_batch": str(batch), "cluster.count": _devices({}, overrides)} | given
     return replace(query, given=given)
 
@@ -110,22 +109,7 @@ def without_search(query: Query) -> Run:
 
 
 def _devices(written: Mapping[str, Any], given: Mapping[str, str]) -> str:
-    return str(prod(_size(given.get(f"layout.{axis}", written.get(axis))) for axis in AXES))
-
-
-def _size(text: object) -> int:
-    """A size that is given; 1 where it is not, or is none, which reading the run refuses."""
-    try:
-        return max(1, 1 if text in (None, "") else parse_count(str(text)))
-    except NotAQuantity:
-        return 1
-
-
-def _seq_len(query: Query) -> str:
-    """The default, or all that the model takes where that is less."""
-    source = source_of(query)
-    longest = source.max_seq_len if isinstance(source, ModelSpec) else catalog.model(str(source))["max_seq_len"]
-    return str(min(_size(query["recipe.seq_len"]), longest))
+    return str(prod(size_of(given.get(f"layout.{axis}", written.get(axis))) for axis in AXES))
 
 
 def _fits(plan: Plan) -> str:
@@ -216,10 +200,10 @@ MEMORY = Calculator(
         *PASTED,
         CLUSTER[0],
         of_run("recipe.micro_batch", "micro-batch", default="1", group="Recipe",
-               stops=tuple(map(str, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256)))),
+               stops=steps(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256)),
         of_run("recipe.seq_len", "sequence length", default="8192", group="Recipe",
-               stops=tuple(map(str, (128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536,
-                                     131072, 262144, 524288, 1048576)))),
+               stops=steps(128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536,
+                                     131072, 262144, 524288, 1048576)),
         Field(name="accumulation", title="micro-batches of a step", group="Recipe", stops=powers(1, 256),
               about="gradient accumulation; empty: 1, or 4 for each pipeline stage (GPipe, arXiv 1811.06965)"),
         of_run("recipe.precision", "precision", group="Recipe", choices=one_of(PRECISIONS)),

@@ -1,0 +1,40 @@
+"""FLOPs of a forward from shapes alone against the account of a step, operation by operation."""
+
+import pytest
+
+import trainledger as tl
+from trainledger import catalog
+from trainledger.api.load import resolve
+from trainledger.ledger.conventions import is_attention
+from trainledger.ledger.core.leaves import component_of
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.model.forward_flops import SCORES, forward_flops
+from trainledger.ledger.model.parameters import MTP
+
+EACH = ({}, {"recipe.attention": "math"}, {"recipe.attention": "flash"})
+
+
+def component(entry: Entry) -> str:
+    if entry.path.startswith("mtp"):
+        return MTP
+    return SCORES if is_attention(entry) else component_of(f"{entry.path}.weight")
+
+
+@pytest.mark.parametrize("more", EACH, ids=str)
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_the_shapes_give_the_forward_of_the_account(name: str, more: dict[str, str]) -> None:
+    run = resolve(name, {"cluster.device": "h100-sxm", "recipe.seq_len": "200", "recipe.global_batch": 3, **more})
+    found: dict[str, int] = {}
+    for each in tl.account(run):
+        if each.phase == "forward" and each.kind in ("matmul", "attention"):
+            found[component(each)] = found.get(component(each), 0) + each.flops * each.times
+    told = forward_flops(run.model, 200, attention=run.recipe.attention)
+    assert found == {part: 3 * flops for part, flops in told.items()}
+
+
+def test_a_window_spares_flash_kernels_what_lies_beyond_it() -> None:
+    spec = tl.model("gemma-2-9b")
+    dense, windowed = (forward_flops(spec, 8192, attention=each)[SCORES] for each in ("sdpa", "flash"))
+    window = spec.attention.window
+    assert window is not None
+    assert windowed * 2 == dense * (1 + window / 8192)  # every second layer is local
