@@ -77,7 +77,7 @@ def test_a_link_brings_everything_back_and_so_do_back_and_forward(name: str, fre
     if presets:
         page.button(presets[-1]).click()
     else:
-        page.fill("recipe.micro_batch" if name == "breaks" else "recipe.seq_len", "2" if name == "breaks" else "2048")
+        page.fill("recipe.micro_batch" if name == "breaks" else "recipe.seq_len", "2" if name == "breaks" else "512")
     page.settled()
     second = page.values, page.headlines
     assert (there := fresh(page.query)).values == second[0]

@@ -5,14 +5,15 @@ from importlib.resources import files
 
 import pytest
 
-from trainledger.report.svg.paint import RULES
+from trainledger.report.svg.paint import STYLE
 
 PAGE = {each.name: each.read_text(encoding="utf-8") for each in files("trainledger.web").joinpath("page").iterdir()}
 SCRIPTS = sorted(name for name in PAGE if name.endswith(".js"))
 
 
 def test_every_class_of_a_drawing_has_a_colour_for_light_and_dark() -> None:
-    drawn = set(re.findall(r"\.([\w-]+)\{", RULES))
+    drawn = set(re.findall(r"\.([\w-]+)\{", STYLE))
+    assert len(drawn) > 20
     assert drawn <= set(re.findall(r"\.([\w-]+) \{", PAGE["drawing.css"]))
 
 

@@ -49,7 +49,7 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     desk = Desk(calculators)
     app.state.jobs = desk.jobs
     listing = encoded(answers.listing(calculators))
-    page = page_files()
+    page = page_files() | {"config.json": encoded({"worker": False, "version": __version__})}
 
     async def calculators_json() -> Response:
         return Response(listing, media_type=_JSON)
