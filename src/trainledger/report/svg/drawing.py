@@ -79,19 +79,26 @@ def _drawn(figure: Figure, width: int) -> tuple[str, float]:
     parts = [*draw_legend(entries, 2), *draw_shapes(shapes, frame, below=True)]
     for plot in plots:
         parts += _lines_and_bars(plot, frame)
-    parts += draw_shapes(shapes, frame, below=False)
+    parts += _quiet(draw_shapes(shapes, frame, below=False))
     for plot in plots:
         parts += draw_markers(plot.points, frame.axes[plot.x], frame.axes[plot.y], plot.titles, boxes)
-    parts += draw_annotations(layout.get("annotations", ()), frame, boxes)
+    parts += _quiet(draw_annotations(layout.get("annotations", ()), frame, boxes))
     bottom = 0.0
     for plot in plots:
         x, y = frame.axes[plot.x], frame.axes[plot.y]
-        parts += draw_words(plot.points, x, y, boxes)
+        parts += _quiet(draw_words(plot.points, x, y, boxes))
         parts += draw_upright(frame, plot.y, x.start)
         words, reached = draw_flat(frame, plot.x, max(y.start, y.end))
         parts.append(words)
         bottom = max(bottom, reached)
     return "".join(parts), round(bottom + EDGE)
+
+
+def _quiet(parts: Iterator[str]) -> Iterator[str]:
+    """Elements that the pointer goes through to what is below them."""
+    inside = "".join(parts)
+    if inside:
+        yield element("g", inside, pointer_events="none")
 
 
 def _lines_and_bars(plot: Plot, frame: Frame) -> Iterator[str]:

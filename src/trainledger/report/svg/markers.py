@@ -113,19 +113,20 @@ def draw_words(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis, boxes: Box
         if "text" not in modes_of(trace):
             continue
         font = trace.get("textfont", {})
-        places = zip(x.pixels(trace["x"]), y.pixels(trace["y"]), strict=True)
-        for at, (a, b) in enumerate(places):
-            words = _of(trace.get("text"), at)
-            if a is None or b is None or not words:
+        size, colour = max(SMALL, font.get("size", SMALL)), font.get("color", DARK)
+        reach = symbol_style(number, trace)[1] / 2 + 3 if "markers" in modes_of(trace) else 2
+        on_points = trace.get("textposition") == "middle center"
+        words = []
+        for at, (a, b) in enumerate(zip(x.pixels(trace["x"]), y.pixels(trace["y"]), strict=True)):
+            said = _of(trace.get("text"), at)
+            if a is None or b is None or not said:
                 continue
-            lines = [" ".join(lines_of(str(words)))]
-            size = max(SMALL, font.get("size", SMALL))
-            reach = symbol_style(number, trace, at)[1] / 2 + 3 if "markers" in modes_of(trace) else 2
-            wanted = str(_of(trace.get("textposition"), at) or "top center")
-            wide = width_of(lines[0], size)
-            candidates = [_beside(a, b, wide, size, reach, each) for each in (wanted, *_PLACES)]
-            box = boxes.free(candidates)
-            yield text(box[0], box[1] + 0.8 * size, lines, font_size=size, **lettered(font.get("color", DARK)))
+            line = " ".join(lines_of(str(said)))
+            places = (_of(trace.get("textposition"), at) or "top center", *(() if on_points else _PLACES))
+            box = boxes.free([_beside(a, b, width_of(line, size), size, reach, each) for each in places])
+            words.append(text(box[0], box[1] + 0.8 * size, [line]))
+        style = paint(colour) if on_points else lettered(colour)
+        yield element("g", "".join(words), font_size=size, **style)
 
 
 def _beside(
