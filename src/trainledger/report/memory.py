@@ -26,6 +26,7 @@ _MOST_UNROLLED = 40_000  # operations that loops are written out to
 _GAP, _WIDE_GAP = 12, 1  # rounds that are not drawn take a twelfth of the room of those drawn, or as much
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
+_LINE = 100  # characters of a line below the figure
 _BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
 _NEAR = 2  # usable memory is drawn up to so many times the peak
 _PART_OF = {"recompute": "backward"}  # phases that alternate with another within one stretch of the step
@@ -99,7 +100,7 @@ def memory_lanes(
     ]
     notes += dict.fromkeys(peaks)
     notes += [f"PARTIAL: {each.partial}" for _, each in sides if each.partial]
-    below = "<br>".join(folded(escape(each)) for each in notes)
+    below = "<br>".join(folded(escape(each), _LINE) for each in notes)
     layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": below, "standoff": 10}
     return {"data": data, "layout": layout}
 

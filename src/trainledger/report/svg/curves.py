@@ -73,6 +73,8 @@ def draw_curves(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis) -> str:
 def _line(at: int, trace: Trace, runs: list[list[Point]], y: Axis) -> Iterator[str]:
     """The stretches of a trace as a line, and what it encloses."""
     line, colour = trace.get("line", {}), colour_of(at, trace)
+    if not runs:
+        return
     if trace.get("fill") not in (None, "none"):
         floor = None if trace["fill"] == "toself" else _floor(y)
         area = "".join(path(run, "linear", floor) + "z" * (floor is None) for run in runs)

@@ -1,0 +1,144 @@
+"""Every figure that an answer has is drawn: whole, small, within its edges, for a screen and for a telephone."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+from drawn import Drawn
+from make_run import make_run
+
+import trainledger as tl
+from trainledger.document import Figure
+from trainledger.report.memory import memory_figure
+from trainledger.report.reconciliation import figures as figures_of_a_run
+from trainledger.report.record import read_run
+from trainledger.report.storage import elements_figure, storage_figure
+from trainledger.report.svg import STYLE, standalone, svg
+from trainledger.report.svg.elements import width_of
+from trainledger.tensors.strided import Strided
+
+pytestmark = pytest.mark.sweep
+
+LLAMA: dict[str, Any] = {
+    "model": {"preset": "llama-3-8b"}, "cluster": {"device": "h100-sxm"},
+    "recipe": {"seq_len": 8192, "global_batch": 1, "steps": 1, "precision": "bf16-mixed"},
+}  # fmt: skip
+SHARDED: dict[str, Any] = LLAMA | {
+    "cluster": {"device": "h100-sxm", "count": 32},
+    "layout": {"shard": 2, "tensor": 4, "pipeline": 4},
+    "recipe": LLAMA["recipe"] | {"global_batch": 32, "seq_len": 2048},
+}
+SMALL: dict[str, Any] = LLAMA | {
+    "model": {"preset": "gpt2"},
+    "recipe": {"seq_len": 512, "global_batch": 32, "steps": 1, "precision": "bf16-mixed"},
+}
+GIVEN = {"flops": "1e22", "family": None, "params": "8B", "inference": "1T", "unique": "50B"}
+TENSOR = Strided("fp32", 4, (4, 3, 8), (24, 8, 1), 0, 4 * 96)
+
+# The file that makes the figures, and how they are asked for.
+ANSWERS: list[tuple[str, Callable[[Path], dict[str, Figure]]]] = [
+    ("plan_figures", lambda _: tl.plan(LLAMA).document().figures()),
+    ("plan_figures", lambda _: tl.plan(SHARDED).document().figures()),
+    ("memory", lambda _: {"memory": memory_figure(tl.account(tl.load(LLAMA)))}),
+    ("compare", lambda _: tl.compare(LLAMA, SHARDED).document().figures()),
+    ("fit", lambda _: tl.fit(LLAMA).document().figures()),
+    ("serving", lambda _: tl.inference(LLAMA).document().figures()),
+    ("layouts", lambda _: tl.layouts(SMALL, devices=8, device="h100-sxm").document().figures()),
+    ("advise", lambda _: tl.advise(LLAMA).document().figures()),
+    ("breaks", lambda _: tl.breaks(SMALL).document().figures()),
+    ("optimal_figures", lambda _: tl.optimal(**GIVEN).document().figures()),
+    ("reconciliation", lambda folder: figures_of_a_run(read_run(make_run(folder / "tiny")))),
+    ("storage", lambda _: {"storage": storage_figure(TENSOR, "A"), "elements": elements_figure(TENSOR, "B")}),
+]
+
+
+@pytest.fixture(scope="module", params=ANSWERS, ids=lambda each: each[0])
+def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
+    name, asked = request.param
+    found: dict[str, Figure] = asked(tmp_path_factory.mktemp(name))
+    assert found
+    return found
+
+
+def test_every_file_that_makes_figures_is_here() -> None:
+    folder = Path(tl.__file__).parent / "report"
+    makers = {
+        each.stem for each in folder.glob("*.py") if re.search(r"[^.`]\b(arranged|bar_figure)\(", each.read_text())
+    }
+    assert makers - {"style"} == {name for name, _ in ANSWERS}
+
+
+@pytest.mark.parametrize("width", [960, 380])
+def test_a_figure_is_drawn_small_and_within_its_edges(figures: dict[str, Figure], width: int) -> None:
+    for name, figure in figures.items():
+        text = svg(figure, width)
+        assert len(text) < 100_000, name
+        drawn = Drawn(text)
+        assert drawn.width == width
+        assert drawn.root.get("role") == "img"
+        assert drawn.root.get("aria-label")
+        for each, style in drawn.of("text"):
+            left = float(style["x"]) - {"middle": 0.5, "end": 1.0}.get(style.get("text-anchor", ""), 0) * width_of(
+                max((span.text or "" for span in each.iter() if span.text), key=len, default="")
+            )
+            if "transform" not in style:
+                assert left > -8, (name, each.text)
+                assert 0 < float(style["y"]) < drawn.height, (name, each.text)
+        for box in drawn.boxes:
+            assert -0.1 <= box.x <= box.right <= width + 0.1, (name, box)
+            assert -0.1 <= box.y <= box.bottom <= drawn.height, (name, box)
+        for x, y, _ in drawn.symbols:
+            assert 0 < x < width, name
+            assert 0 < y < drawn.height, name
+
+
+def test_a_drawing_has_no_script_style_or_name_that_another_could_have(figures: dict[str, Figure]) -> None:
+    for figure in figures.values():
+        text = svg(figure)
+        assert "nan" not in re.sub(r">[^<]*<|aria-label=\"[^\"]*\"", "><", text)
+        drawn = Drawn(text)
+        assert {each.tag.split("}")[1] for each in drawn.root.iter()} <= {
+            "svg", "g", "path", "rect", "line", "circle", "text", "tspan", "title",
+        }  # fmt: skip
+        for each in drawn.root.iter():
+            assert not {"style", "id", "onload", "onclick", "href"} & set(each.attrib)
+            for name in each.get("class", "").split():
+                assert f".{name}{{" in STYLE
+
+
+def test_every_trace_is_drawn_and_says_what_it_is(figures: dict[str, Figure]) -> None:
+    for name, figure in figures.items():
+        drawn = Drawn(svg(figure))
+        boxes, symbols = drawn.boxes, drawn.symbols
+        bars = sum(
+            len(each["x"])
+            for each in figure["data"]
+            if each["type"] in ("bar", "waterfall") and "hoverinfo" not in each
+        )
+        points = sum(len(each["x"]) for each in figure["data"] if "markers" in each.get("mode", ""))
+        assert len(boxes) == bars or "histogram" in {each["type"] for each in figure["data"]}, name
+        assert len(symbols) == points, name
+        for trace in figure["data"]:
+            lines = trace["type"] == "scatter" and "lines" in trace.get("mode", "") and not trace.get("stackgroup")
+            if lines and trace.get("line", {}).get("width", 2):
+                assert drawn.paths(stroke=trace["line"]["color"]), (name, trace["name"])
+            if trace.get("name") and trace.get("showlegend", True) and len(figure["data"]) > 1:
+                assert " ".join(trace["name"].split("<br>")) in drawn.words, (name, trace["name"])
+
+
+def test_a_figure_as_a_file_has_its_title_and_the_key_of_its_numbers(figures: dict[str, Figure]) -> None:
+    for name, figure in figures.items():
+        drawn = Drawn(standalone(figure, name))
+        title = figure["layout"].get("title", {}).get("text", name)
+        assert drawn.words[0] == title
+        assert (drawn.root.get("width"), drawn.root.get("height")) == (f"{drawn.width:g}", f"{drawn.height:g}")
+        for at, each in enumerate(figure["layout"].get("meta", {}).get("key", []), 1):
+            assert f"{at}. {each}"[:60] in " ".join(drawn.words)
