@@ -15,7 +15,8 @@ SMALL = {"run": "gpt2-xl", "cluster.device": "a100-sxm-80gb", "cluster.count": "
 
 
 def test_the_command_to_paste_finds_the_same_layouts(capsys: pytest.CaptureFixture[str]) -> None:
-    query = SMALL | {"layout.pipeline": "2"}
+    few = {"recipe.global_batch": "64", "recipe.activation_checkpointing": "full", "layout.pipeline": "2"}
+    query = SMALL | {"run": "gpt2", "cluster.count": "4"} | few
     found = answers.answer("layouts", query)
     command = found["paste"]["command"].split()[1:]
     assert "pipeline=2" in command
@@ -64,6 +65,11 @@ def test_progress_is_said() -> None:
     assert all(done <= of for _, done, of in seen)
 
 
-@pytest.mark.parametrize("title", LAYOUTS.presets)
+_SECONDS = ("Llama 3.1 405B on 2,048 H100", "Mixtral 8x7B on 128 H100")  # of CPU, a dozen each
+
+
+@pytest.mark.parametrize(
+    "title", [pytest.param(each, marks=pytest.mark.slow if each in _SECONDS else ()) for each in LAYOUTS.presets]
+)
 def test_each_preset_finds_a_layout(title: str) -> None:
     assert answers.view("layouts", LAYOUTS.presets[title])["tone"] == "good"
