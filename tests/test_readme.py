@@ -53,8 +53,8 @@ def test_every_line_it_shows_of_a_command_is_printed(
 
 def test_the_pages_show_commands() -> None:
     assert [each.id for each in SHOWN] == [
-        "README.md: plan", "docs/planning.md: napkin", "docs/planning.md: plan", "docs/planning.md: plan",
-        "docs/planning.md: explain", "docs/tracing.md: trace",
+        "README.md: plan", "docs/planning.md: napkin", "docs/planning.md: plan", "docs/planning.md: loop",
+        "docs/planning.md: plan", "docs/planning.md: explain", "docs/tracing.md: trace",
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _NAMES = {  # of each module
     "annotate.annotate": "annotate",
-    "api.cost": "account compare on_device parameters plan predict",
+    "api.cost": "account compare loop on_device parameters plan predict",
     "api.load": "load model",
     "api.machine": "device_of machine_of",
     "api.questions": "advise breaks fit inference layouts optimal",
@@ -42,7 +42,7 @@ _NAMES = {  # of each module
 _WHERE = {name: f"trainledger.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
-    from trainledger.api.cost import account, compare, on_device, parameters, plan, predict
+    from trainledger.api.cost import account, compare, loop, on_device, parameters, plan, predict
     from trainledger.api.load import load, model
     from trainledger.api.machine import device_of, machine_of
     from trainledger.api.questions import advise, breaks, fit, inference, layouts, optimal
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from trainledger.trace.target import TrainingStep
 
 __all__ = [
-    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule",
-    "device", "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "machine_of", "meter",
-    "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace",
+    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec", "Problem",
+    "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device",
+    "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of", "meter", "model",
+    "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace",
     "trace_rank", "trace_step",
 ]  # fmt: skip
 

@@ -286,6 +286,19 @@ BLOCK_FORMATS = {
     )
 }  # fmt: skip
 
+# Of tokens on disk.
+TOKEN_NBYTES = {"uint16": 2, "uint32": 4}
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest of uint16 and uint32 that holds every token id.
+
+    >>> token_dtype(65536), token_dtype(65537)
+    ('uint16', 'uint32')
+    """
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
 _WHOLE_NBYTES = {each.name: each.nbytes for each in FORMATS.values() if each.bits % 8 == 0} | OTHER_NBYTES
 
 

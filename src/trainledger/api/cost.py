@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainledger import catalog
-from trainledger.api.defaults import is_one_step
+from trainledger.api.defaults import is_one_step, with_length
 from trainledger.api.load import Progress, Source, checked_model, resolve
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.api.source import also
@@ -18,6 +18,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import ParameterCount
 from trainledger.ledger.model.parameters import parameters as parameters_of
 from trainledger.plan.plan import Plan, counted_by, make_plan, of_one_step, with_notes
+from trainledger.plan.quantity import read
 from trainledger.predict import predict as forecasts
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Device
@@ -25,10 +26,11 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import Overrides
-from trainledger.units import format_nbytes
+from trainledger.units import format_nbytes, parse_count
 
 if TYPE_CHECKING:
     from trainledger.plan.compare import Comparison
+    from trainledger.plan.training_loop import TrainingLoop
     from trainledger.predict.step import OnDevice
 
 
@@ -114,6 +116,26 @@ def plan(
     if is_one_step(run):
         made = of_one_step(made)
     return with_notes(made, list(run.origin.notes))
+
+
+def loop(
+    run: Source, overrides: Overrides = (), *, corpus: int | str | None = None, progress: Progress | None = None
+) -> TrainingLoop:
+    """A run's steps, epochs, learning rates, tokens on disk, checkpoints, and what its loader must deliver.
+
+    ``corpus`` is how many tokens of text there are (by default as many as are trained on). A model whose length is not
+    given is trained on 20 tokens for each parameter. Raises `InvalidInput`.
+    """
+    from trainledger.plan.training_loop import training_loop
+
+    problems: list[Problem] = []
+    tokens = read("corpus", corpus, parse_count, problems, least=1)
+    if problems:
+        raise InvalidInput(problems)
+    run = with_length(resolve(run, overrides, progress=progress))
+    machine = machine_of(run)
+    ledger, ranks = forecasts.accounts_of(run, backend=kernels_of(run))
+    return training_loop(run, ledger, forecasts.forecast(run, ledger, machine, ranks=ranks), machine, tokens)
 
 
 def why_impossible(plan: Plan) -> Problem | None:

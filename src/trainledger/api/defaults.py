@@ -138,7 +138,7 @@ def with_length(run: Run) -> Run:
     )  # fmt: skip
 
 
-def sharded(named: str, overrides: Sequence[str]) -> tuple[str, ...]:
+def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]:
     """What spreads a named model over its devices without a search, as ``--set`` takes it, the given overrides last.
 
     What the given axes of the layout leave of the devices shards parameters, gradients and optimizer state (FSDP); a

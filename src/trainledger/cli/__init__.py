@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("Plan", "write a commented run file", "train"),
     "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "numbers"),
     "plan": ("Plan", "what a run will cost, from closed forms", "plan"),
+    "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "plan"),
     "explain": ("Plan", "every line of an account with its formula and source", "explain"),
     "rules": ("Plan", "rules of thumb and their errors against the ledger", "explain"),
     "compare": ("Plan", "two plans side by side, and why they differ", "explain"),

@@ -47,6 +47,16 @@ def plan(args: Namespace) -> Answer | Outcome:
     return made if problem is None else Outcome(made, 2, problem)
 
 
+@takes(*RUN, option("--corpus TOKENS", "tokens of the text that there is (as many as are trained on)"), PLOT)
+def loop(args: Namespace) -> Answer:
+    """The training loop: steps and epochs, the learning rate, tokens on disk, checkpoints, and the loader.
+
+    RUN is as of plan. Of a model without a recipe 20 tokens for each parameter are trained on.
+    """
+    found: Answer = asked(tl.loop, args)
+    return found
+
+
 def _served(args: Namespace) -> Answer | Outcome:
     """One forward of the model, of which modules that predict further tokens are no part."""
     served = tl.inference(args.run, args.set, **options(args))

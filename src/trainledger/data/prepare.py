@@ -22,10 +22,11 @@ import numpy as np
 from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards
 from trainledger.data.document import Segment
 from trainledger.data.files import file_problem, problem_of_writing, write_whole
-from trainledger.data.shard import ShardRecord, dtype_for, parse_record, read_counts, read_record
+from trainledger.data.shard import ShardRecord, parse_record, read_counts, read_record
 from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store
 from trainledger.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.data.workers import default_workers, run_jobs
+from trainledger.dtypes import token_dtype
 from trainledger.durable import held, parse_json
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -107,7 +108,7 @@ def _make(
     index = {
         "format": FORMAT,
         "fingerprint": fingerprint,
-        "dtype": dtype_for(tokenizer.vocab_size),
+        "dtype": token_dtype(tokenizer.vocab_size),
         "vocab_size": tokenizer.vocab_size,
         "end_id": tokenizer.end_id,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},

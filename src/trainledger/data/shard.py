@@ -20,6 +20,7 @@ from trainledger.data.document import Document, Segment
 from trainledger.data.documents import documents, split_hash
 from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, write_whole
 from trainledger.data.tokenizer import Tokenizer
+from trainledger.dtypes import token_dtype
 from trainledger.durable import parse_json, sync
 from trainledger.spec.problem import Problem
 
@@ -54,15 +55,6 @@ class ShardRecord:
     smallest_hash: float
 
 
-def dtype_for(vocab_size: int) -> str:
-    """The smallest of uint16 and uint32 that holds every token id.
-
-    >>> dtype_for(65536), dtype_for(65537)
-    ('uint16', 'uint32')
-    """
-    return "uint16" if vocab_size <= 2**16 else "uint32"
-
-
 def token_file(shard: int, split: str, dtype: str) -> str:
     return f"{shard:05d}.{split}.{DTYPES[dtype]}"
 
@@ -90,7 +82,7 @@ def write_shard(
     The bytes written depend on the arguments and the text alone. Raises InvalidInput for text that cannot be
     read and for a disk that cannot be written; nothing unfinished is left behind then.
     """
-    dtype = dtype_for(tokenizer.vocab_size)
+    dtype = token_dtype(tokenizer.vocab_size)
     names = [name for split in SPLITS for name in (token_file(shard, split, dtype), ends_file(shard, split))]
     writers: list[FileWriter] = []
     try:

@@ -236,15 +236,21 @@ def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccoun
 
 def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
     assert step.seconds is not None
-    state = dict(ledger.resident)
     return run_time(
         run,
         step.seconds,
         forward_seconds=_forward_seconds(step),
-        checkpoint_nbytes=state.get("parameters", 0) + state.get("optimizer state", 0),
+        checkpoint_nbytes=checkpoint_nbytes(ledger),
         warm_up_seconds=_warm_up(ledger, machine),
         conditions=around,
     )
+
+
+def checkpoint_nbytes(ledger: Ledger) -> int:
+    """Bytes of a checkpoint, from the ledger of the whole step: what training goes on from."""
+    state = dict(ledger.resident)
+    nbytes: int = state.get("parameters", 0) + state.get("optimizer state", 0)
+    return nbytes
 
 
 def _forward_seconds(step: StepTime) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, exp, expm1, sqrt
 
+from trainledger.dtypes import TOKEN_NBYTES, token_dtype
 from trainledger.frozen import frozen
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device, Published
@@ -226,7 +227,7 @@ def run_time(
     steps_seconds = steps * step_seconds
     work = steps_seconds + sum(parts.values()) - parts["warm-up"]
     every, interruptions = recipe.checkpoints.every, None
-    write = _write_seconds(run, checkpoint_nbytes, around)
+    write = write_seconds(run, checkpoint_nbytes, around)
     if write is None:
         reason = "how fast the storage is, is not known (cluster.storage_bytes_per_second)"
         notes.append(f"checkpoints and failures are not in it: {reason}")
@@ -271,7 +272,7 @@ def too_few(run: Run) -> str | None:
 
 def token_nbytes(run: Run) -> int:
     """Bytes of a token in a token store: two where the vocabulary allows it."""
-    return 2 if run.model.vocab_size <= 2**16 else 4
+    return TOKEN_NBYTES[token_dtype(run.model.vocab_size)]
 
 
 def _arriving_seconds(run: Run, sequences: int, around: Conditions) -> float:
@@ -291,7 +292,7 @@ def _evaluation_seconds(run: Run, forward_seconds: float, around: Conditions) ->
     return max(computed, _arriving_seconds(run, sequences, around))
 
 
-def _write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[float, float] | None:
+def write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[float, float] | None:
     """What saving holds the run up, and how long it is until the checkpoint is whole; None where that is not known.
 
     Asynchronous: the devices copy their parts to their hosts, and the hosts write while steps go on.

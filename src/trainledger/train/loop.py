@@ -15,8 +15,8 @@ from torch import nn
 from trainledger.durable import is_full
 from trainledger.nn.loss import next_token_loss
 from trainledger.spec.precision import Precision
-from trainledger.spec.recipe import Cosine, Linear, Recipe, WarmupStableDecay
 from trainledger.spec.runfile import digest
+from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.metrics import Metrics
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
@@ -243,29 +243,3 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision) -
         model.train(was_training)
     assert n_tokens > 0, "an evaluation needs at least one held-out sequence"
     return total / n_tokens
-
-
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """The learning rate of the step with index ``step`` (the first is 0).
-
-    Linear warm-up reaches the peak at index ``warmup_steps - 1``; from there the rate goes to
-    ``final_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
-    restarts), a line, or (``wsd``, Hu et al. 2024, section 4) flat and then a line over the last ``decay_fraction``.
-
-    >>> schedule = Linear(final_ratio=0.0)
-    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule=schedule)
-    >>> [round(learning_rate(recipe, k), 3) for k in (0, 5, 10)]
-    [1.0, 0.5, 0.0]
-    """
-    peak, last = recipe.learning_rate, recipe.total_steps - 1
-    schedule = recipe.schedule
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    if not isinstance(schedule, Linear):
-        return peak
-    top = max(schedule.warmup_steps - 1, 0)  # the last index at the peak
-    if isinstance(schedule, WarmupStableDecay):
-        top = max(top, last - round(schedule.decay_fraction * recipe.total_steps))
-    progress = min(max(step - top, 0) / max(last - top, 1), 1.0)
-    height = (1 + math.cos(math.pi * progress)) / 2 if isinstance(schedule, Cosine) else 1 - progress
-    return peak * (schedule.final_ratio + (1 - schedule.final_ratio) * height)

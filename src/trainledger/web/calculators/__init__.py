@@ -2,6 +2,7 @@
 
 from trainledger.web.calculator import Calculator
 from trainledger.web.calculators.breaks import BREAKS
+from trainledger.web.calculators.data import DATA
 from trainledger.web.calculators.formats import FORMATS
 from trainledger.web.calculators.layouts import LAYOUTS
 from trainledger.web.calculators.matmul import MATMUL
@@ -19,6 +20,7 @@ _IN_ORDER = (
     MATMUL,
     MODEL_CALCULATOR,
     MEMORY,
+    DATA,
     OPTIMAL,
     LAYOUTS,
     BREAKS,

@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_run import SHORT
 
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import SCHEDULES, Recipe
-from trainledger.train.loop import learning_rate
+from trainledger.spec.schedule import learning_rate, sampled_steps
 
 
 def rates(**fields: object) -> list[float]:
@@ -61,4 +60,18 @@ def test_every_schedule_rises_then_falls_and_ends_where_it_says(
 
 
 def test_the_rate_depends_on_the_step_alone() -> None:
-    assert [learning_rate(SHORT, 3) for _ in range(3)] == [learning_rate(SHORT, 3)] * 3
+    recipe = Recipe(seq_len=8, global_batch=1, steps=30)
+    assert [learning_rate(recipe, 3) for _ in range(3)] == [learning_rate(recipe, 3)] * 3
+
+
+@given(steps=st.integers(1, 10**7), warmup=st.integers(0, 5000), schedule=st.sampled_from([*SCHEDULES]))
+def test_sampled_steps_have_the_first_the_last_and_the_peak(steps: int, warmup: int, schedule: str) -> None:
+    fields = {"seq_len": 8, "global_batch": 1, "steps": steps, "schedule": schedule, "schedule.warmup_steps": warmup}
+    recipe = from_fields(Recipe, {**fields, "learning_rate": 1.0})
+    found = sampled_steps(recipe, 100)
+    assert found == sorted(set(found))
+    assert (found[0], found[-1]) == (0, steps - 1)
+    assert len(found) <= 103
+    assert max(learning_rate(recipe, step) for step in found) == max(
+        learning_rate(recipe, step) for step in (0, min(max(warmup - 1, 0), steps - 1))
+    )
