@@ -110,6 +110,11 @@ def plan(
     days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
     """
     run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
+    return planned(run, mfu=mfu, convention=convention)
+
+
+def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
+    """As `plan`, of a run that was checked before."""
     made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     if convention != made.convention:
         made = counted_by(made, convention)

@@ -216,13 +216,18 @@ class Heaviest:
 
 
 def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
-    """Of the ranks the one that needs most memory, or the one device there is.
+    """Of the ranks the one that needs most memory, or the one device there is."""
+    most = heaviest_ledger(ledger, ranks)
+    return Heaviest(most, most.peak())
+
+
+def heaviest_ledger(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Ledger:
+    """The ledger of that device.
 
     Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
     """
     some = [each.ledger for each in ranks if each.alike in (None, each.stage)] or [ledger]
-    most = some[0] if len(some) == 1 else max(some, key=peak_nbytes)
-    return Heaviest(most, most.peak())
+    return some[0] if len(some) == 1 else max(some, key=peak_nbytes)
 
 
 def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:

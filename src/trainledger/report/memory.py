@@ -118,12 +118,12 @@ def memory_timeline(
 
 def phases_table(ledger: Ledger) -> Table:
     """The most live bytes in each phase of a step, and the operation that runs then."""
-    highest: dict[str, Moment] = {}
+    highest: dict[str, tuple[int, Entry]] = {}
     for moment in timeline(ledger):
-        phase = _PART_OF.get(moment.entry.phase, moment.entry.phase)
-        if phase not in highest or moment.nbytes > highest[phase].nbytes:
-            highest[phase] = moment
-    rows = tuple((phase, each.nbytes, place(each.entry)) for phase, each in highest.items())
+        phase, nbytes = _PART_OF.get(moment.entry.phase, moment.entry.phase), moment.nbytes
+        if phase not in highest or nbytes > highest[phase][0]:
+            highest[phase] = nbytes, moment.entry
+    rows = tuple((phase, nbytes, place(entry)) for phase, (nbytes, entry) in highest.items())
     return Table("phases", ("phase", "most live", "at"), rows, units=("", "nbytes"), align="lrl")
 
 

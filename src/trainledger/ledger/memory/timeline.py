@@ -41,7 +41,7 @@ class Moment:
     @property
     def nbytes(self) -> Int:
         """The sum over the categories of the device; zero where the moment does not come."""
-        nbytes = sum(each for category, each in self.live.items() if category != HOST)
+        nbytes = sum(self.live.values()) - self.live.get(HOST, 0)
         return nbytes if self.happens is True else nbytes * self.happens
 
 
@@ -78,7 +78,9 @@ def _moment(entry: Entry, index: int, iteration: tuple[Int, ...], live: Live, ha
     during = dict(live)
     if _is_nonzero(entry.scratch):
         _add(during, (("scratch", entry.scratch),))
-    return Moment(entry, index, iteration, during, happens)
+    found = object.__new__(Moment)  # a step has thousands, and the shared ``__init__`` takes most of their time
+    vars(found).update(entry=entry, index=index, iteration=iteration, live=during, happens=happens)
+    return found
 
 
 def _walk(

@@ -11,14 +11,14 @@ from math import prod
 from typing import Any
 
 import trainledger as tl
-from trainledger.api.cost import why_impossible
+from trainledger.api.cost import planned, why_impossible
 from trainledger.api.load import resolve
 from trainledger.document import Document, section
 from trainledger.explain import account as explained
 from trainledger.explain.symbols import Symbolic
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
-from trainledger.predict.predict import heaviest
+from trainledger.predict.predict import heaviest_ledger
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
 from trainledger.report.memory import memory_timeline, phases_table
@@ -53,9 +53,9 @@ _TO_A_STAGE = 4  # micro-batches: Huang et al. 2019, GPipe (arXiv 1811.06965), s
 def _reply(query: Query, progress: Progress) -> Reply:
     asked = completed(query)
     run = without_search(asked)
-    plan = tl.plan(run)
+    plan = planned(run)
     document, problem, fits = plan.document(), why_impossible(plan), plan.forecast.fits
-    account = explained.of_numbers(run, heaviest(plan.ledger, plan.ranks).ledger)
+    account = explained.of_numbers(run, heaviest_ledger(plan.ledger, plan.ranks))
     largest = None
     if query["largest"] == "yes":
         largest = tl.fit(run, of="micro-batch", changes=False)["micro-batch"]
