@@ -254,6 +254,15 @@ def test_a_missing_value_breaks_a_line_and_an_edge_cuts_it() -> None:
     assert _lines([0, 1], [7.0, 8.0], yaxis={"range": [0, 5]}) == []
 
 
+def test_an_area_that_is_higher_than_its_plot_fills_it() -> None:
+    layout = arranged()
+    layout["yaxis"]["range"] = [0, 2]
+    area = points("area", [0, 1, 2, 3], [1.0, 9.0, 9.0, 1.0], "lines", stackgroup="one", line={"color": "#0072B2"})
+    drawn = Drawn(svg({"data": [area], "layout": layout}))
+    ((*top, _, _),) = drawn.paths(fill="#0072B2")
+    assert [drawn.scale("y").value(y) for _, y in top] == pytest.approx([1, 2, 2, 1], abs=0.02)
+
+
 def _lines(x: list[Any], y: list[Any], split: bool = True, **axes: dict[str, Any]) -> list[list[tuple[float, float]]]:
     drawn = Drawn(svg(_scatter(x, y, "lines", **axes)))
     found = []

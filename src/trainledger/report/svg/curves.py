@@ -14,10 +14,11 @@ from trainledger.report.svg.hovers import hover_of
 from trainledger.report.svg.paint import paint
 
 _FEW, _PER_COLUMN = 300, 3  # points that are all drawn, in all and in a column of pixels
-_STRIP = 16  # pixels of a strip that says what is at its place
+_STRIP = 20  # pixels of a strip that says what is at its place
 _SEEN = 0.1  # pixels: an area that is nowhere higher is not drawn
 Trace = dict[str, Any]
 Point = tuple[float, float]
+Pixels = tuple[list[float | None], bool]  # and whether all are within the plot
 
 
 def modes_of(trace: Trace) -> set[str]:
@@ -53,20 +54,23 @@ def _known(values: list[Any]) -> list[float]:
 
 def draw_curves(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis) -> str:
     """Areas, those of a stack from the uppermost down so that each hides what is above it, then the lines."""
-    places: dict[int, list[float | None]] = {}  # traces of one stack share them
+    places: dict[int, Pixels] = {}  # traces of one stack share them
     for _, trace in traces:
         if id(trace["x"]) not in places:
-            places[id(trace["x"])] = x.pixels(trace["x"])
+            places[id(trace["x"])] = _pixels(x, trace["x"])
     sums = stacked(traces)
     parts = []
     for at, trace in reversed(traces):
         if at in sums and max(_known(trace["y"])) * _scale(y) >= _SEEN:
-            runs = _runs(places[id(trace["x"])], y.pixels(sums[at]), x, y)
+            heights, inside = _pixels(y, sums[at])
+            if not inside:  # an area that is higher than its plot fills it
+                heights = [each if each is None else y.clamped(each) for each in heights]
+            runs = _runs(places[id(trace["x"])], (heights, True), x, y)
             d = "".join(path(run, trace.get("line", {}).get("shape", "linear"), _floor(y)) for run in runs)
             parts.append(element("path", d=d, **paint(trace.get("fillcolor") or colour_of(at, trace))))
     for at, trace in traces:
         if at not in sums:
-            parts += _line(at, trace, list(_runs(places[id(trace["x"])], y.pixels(trace["y"]), x, y)), y)
+            parts += _line(at, trace, list(_runs(places[id(trace["x"])], _pixels(y, trace["y"]), x, y)), y)
     return "".join(parts)
 
 
@@ -99,11 +103,18 @@ def _floor(y: Axis) -> float:
     return y.start if zero is None else y.clamped(zero)
 
 
-def _runs(xs: Sequence[float | None], ys: Sequence[float | None], x: Axis, y: Axis) -> Iterator[list[Point]]:
+def _pixels(axis: Axis, values: Sequence[Any]) -> Pixels:
+    """The pixels of values, and whether all are between the ends of the axis."""
+    pixels = axis.pixels(values)
+    known: list[Any] = [each for each in pixels if each is not None] if None in pixels else pixels
+    low, high = sorted((axis.start, axis.end))
+    return pixels, not known or (low - 1 < min(known) and max(known) < high + 1)
+
+
+def _runs(xs: Pixels, ys: Pixels, x: Axis, y: Axis) -> Iterator[list[Point]]:
     """The stretches of points without a missing one between them, within the plot."""
-    inside = _is_inside(xs, x) and _is_inside(ys, y)
-    for run in _unbroken(xs, ys):
-        yield from [run] if inside else _within(run, x, y)
+    for run in _unbroken(xs[0], ys[0]):
+        yield from [run] if xs[1] and ys[1] else _within(run, x, y)
 
 
 def _unbroken(xs: Sequence[float | None], ys: Sequence[float | None]) -> Iterator[list[Point]]:
@@ -114,13 +125,6 @@ def _unbroken(xs: Sequence[float | None], ys: Sequence[float | None]) -> Iterato
                 yield list(group)
     elif points:
         yield points
-
-
-def _is_inside(pixels: Sequence[float | None], axis: Axis) -> bool:
-    """Whether all points are between the ends of an axis."""
-    known = [each for each in pixels if each is not None] if None in pixels else pixels
-    low, high = sorted((axis.start, axis.end))
-    return not known or (low - 1 < min(known) and max(known) < high + 1)  # type: ignore[type-var, operator]
 
 
 def _within(run: list[Point], x: Axis, y: Axis) -> Iterator[list[Point]]:
