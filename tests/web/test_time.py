@@ -21,6 +21,7 @@ QUERIES = [
     {"solve": "count", "params": "70B", "days": "90"},
     {"solve": "tokens", "params": "1e9", "days": "12h", "dtype": "fp8"},
     PREDICTED | {"price": "1.8"},
+    PREDICTED | {"solve": "tokens", "days": "3"},
     PREDICTED | {"layout.replicate": "2", "recipe.micro_batch": "4", "recipe.global_batch": "64"},
 ]
 
@@ -48,6 +49,17 @@ def test_the_bars_of_a_predicted_run_lead_from_the_napkin_to_its_days() -> None:
     assert sum(bars["x"][:-1]) == pytest.approx(bars["x"][-1])
     days = next(each["value"] for each in found["headlines"] if each["name"] == "days")
     assert bars["x"][-1] == pytest.approx(days)
+
+
+def test_tokens_at_a_predicted_mfu_lead_back_to_the_days() -> None:
+    query = {"mfu_from": "predicted", "run": "llama-3-8b", "count": "64", "device": "h100-sxm"}
+    solved = answers.view("time", query | {"solve": "tokens", "days": "30"})
+    assert "The MFU is predicted" in solved["notes"][1]
+    assert solved["fields"]["params"]["text"] == "8.03B"
+    found = answers.answer("time", query | {"tokens": solved["fields"]["tokens"]["text"]})["data"]["forecast"]
+    assert found["days"] == pytest.approx(30, rel=0.02)  # checkpoints and failures are in the plan alone
+    fp8 = answers.view("time", query | {"solve": "tokens", "recipe.precision": "fp8-tensorwise"})
+    assert "--dtype fp8" in fp8["paste"]["command"]
 
 
 @given(days=st.floats(0.1, 1000), mfu=st.floats(0.01, 1))

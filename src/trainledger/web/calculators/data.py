@@ -54,12 +54,7 @@ _SHARES = ("0", "0.01", "0.05", "0.1", "0.15", "0.2", "0.3", "0.5")
 
 def _reply(query: Query, progress: Progress) -> Reply:
     asked = _spread(query)
-    source = source_of(asked)
-    run = resolve(source, settings_of(asked), search=False)
-    if run.layout.auto:
-        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
-        raise InvalidInput([Problem("layout.auto", "true", rule)])
-    answer = tl.loop(run, corpus=query.get("corpus"))
+    answer = tl.loop(_without_search(asked), settings_of(asked), corpus=query.get("corpus"))
     corpus = [] if query.get("corpus") is None else ["--corpus", query["corpus"]]
     return Reply(
         document=answer.document(),
@@ -85,6 +80,17 @@ def _spread(query: Query) -> Query:
         return query
     settings = [each.partition("=") for each in sharded(source, settings_of(query))]
     return replace(query, given={**query.given, **{name: text for name, _, text in settings}})
+
+
+def _without_search(query: Query) -> Source:
+    """What the query is about; raises `InvalidInput` where its layout would have to be searched for."""
+    source = source_of(query)
+    if query.overrides.get("layout.auto") == "true" or (
+        query[FILE] and resolve(source, settings_of(query), search=False).layout.auto
+    ):
+        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
+        raise InvalidInput([Problem("layout.auto", "true", rule)])
+    return source
 
 
 def _headlines(answer: TrainingLoop) -> Iterator[Headline]:

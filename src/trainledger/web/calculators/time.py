@@ -12,10 +12,11 @@ import trainledger as tl
 from trainledger import catalog
 from trainledger.api.cost import why_impossible as why_it_cannot_run
 from trainledger.api.defaults import sharded
-from trainledger.ledger.rules_of_thumb import RULES
+from trainledger.ledger.rules_of_thumb import RULES, training_flops
 from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
 from trainledger.plan.plan import Plan
 from trainledger.predict.forecast import Bar, Forecast
+from trainledger.predict.roofline import SHEET_NAMES
 from trainledger.report.plan_figures import waterfall, waterfall_table
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
@@ -25,6 +26,7 @@ from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
 from trainledger.web.run import MODEL, RUN, refuse_paths
 
 GIVEN, PREDICTED = "given", "predicted"
+_OF_PREDICTED = ("days", "tokens")  # the numbers that a prediction can be solved for
 _TITLES = {"params": "parameters", "tokens": "tokens", "count": "devices", "days": "days", "mfu": "MFU"}
 _SOLVED = tuple((each, _TITLES[each]) for each in ("days", "count", "tokens", "params", "mfu"))
 _SHOWN = {
@@ -34,6 +36,7 @@ _SHOWN = {
     "tokens_per_parameter": ("tokens per parameter", "amount"),
 }  # fmt: skip
 _DAYS = tuple(f"{each:g}" for each in (0.1, 0.25, 0.5, 1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 270, 365))
+_SIX_ND = "6nd"  # the convention by which a predicted MFU goes with the napkin's FLOPs
 _LAYOUT = "Layout of a predicted MFU"
 _WHERE = "Where the time goes"
 
@@ -68,24 +71,27 @@ def _given(query: Query) -> Reply:
 
 
 def _predicted(query: Query) -> Reply:
-    """The plan of a model of the catalog: its MFU, its days, and the causes between 6 N D and those."""
-    if query["solve"] != "days":
-        rule = "is of a given MFU: that of a prediction depends on the model and the devices, and days follow from it"
+    """The MFU of a model of the catalog on the devices, and what follows from it."""
+    if query["solve"] not in _OF_PREDICTED:
+        rule = "is of a given MFU: a prediction is of a model on a number of devices"
         raise InvalidInput([Problem("solve", query["solve"], rule, "days")])
     if query["dtype"]:
         rule = "is of a given MFU: that of a prediction is against the peak of recipe.precision"
         raise InvalidInput([Problem("dtype", query["dtype"], rule)])
     refuse_paths(query.overrides)
     named = catalog.known_as(query[RUN], catalog.model_names(), RUN)
-    texts = {"cluster.device": "device", "cluster.count": "count", "recipe.tokens": "tokens"}
-    own = {path: query[name] for path, name in texts.items()}
+    own = {"cluster.device": query["device"], "cluster.count": query["count"]}
+    if query["solve"] == "days":
+        own["recipe.tokens"] = query["tokens"]
     if query["price"]:
         own["cluster.price_per_device_hour"] = query["price"]
     overrides = sharded(named, [f"{path}={text}" for path, text in (own | query.overrides).items()])
-    made = tl.plan(named, overrides)
+    made = tl.plan(named, overrides, convention=_SIX_ND if query["solve"] == "tokens" else "dense")
+    if query["solve"] == "tokens" and made.forecast.mfu is not None:
+        return _tokens(query, made)
     forecast, problem = made.forecast, why_it_cannot_run(made)
     flags = [word for each in overrides for word in ("--set", each)]
-    values = {"params": format_count(_napkin(made).params)}
+    values = {"params": format_count(_active(made))}
     if forecast.mfu is not None and forecast.days is not None:
         values |= {"days": f"{forecast.days:.6g}", "mfu": format_percent(forecast.mfu)}
     return Reply(
@@ -99,6 +105,20 @@ def _predicted(query: Query) -> Reply:
         python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}))",
         notes=(_laid_out(made), *forecast.notes),
     )
+
+
+def _tokens(query: Query, made: Plan) -> Reply:
+    """The tokens that the days allow, by the napkin at the predicted MFU."""
+    mfu, dtype = format_percent(made.forecast.mfu or 0).replace(" ", ""), made.forecast.matmul_dtype
+    params = str(_active(made))
+    own = {"mfu_from": GIVEN, "params": params, "mfu": mfu, "dtype": SHEET_NAMES.get(dtype, dtype)}
+    given = {name: text for name, text in query.given.items() if "." not in name} | own
+    found = _given(replace(query, given=given))
+    note = f"The MFU is predicted: {mfu} of the peak where FLOPs are 6 N D. Checkpoints and failures are left out."
+    return replace(
+        found, values={**found.values, "params": format_count(int(params)), "mfu": mfu},
+        notes=(_laid_out(made), note, *found.notes),
+    )  # fmt: skip
 
 
 def _verdict(made: Plan) -> str:
@@ -120,18 +140,6 @@ def _laid_out(made: Plan) -> str:
     parts = [f"{name} {size:,}" for name, size in axes.items() if size > 1] or ["alone on one device"]
     batch = f"{recipe.global_batch:,} sequences of {recipe.seq_len:,} tokens in a step"
     return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."
-
-
-def _napkin(made: Plan) -> Napkin:
-    """The same run as a napkin at the predicted MFU, for the formulas that both have."""
-    run, forecast = made.run, made.forecast
-    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
-    price = run.cluster.price_per_device_hour
-    active = tl.parameters(run.model).active
-    return tl.napkin(
-        params=active, tokens=tokens, count=run.cluster.count, mfu=forecast.mfu or 1, device=run.cluster.device,
-        price=price, dtype=forecast.matmul_dtype or None,
-    )  # fmt: skip
 
 
 def _of_plan(made: Plan) -> Iterator[Headline]:
@@ -169,7 +177,22 @@ def _of_plan(made: Plan) -> Iterator[Headline]:
             name="kwh", title="energy (kWh)", value=forecast.kwh, unit="amount", basis="assumed", source="arithmetic",
             formula=f"device-hours x rated power{names} = {numbers}",
         )  # fmt: skip
-    yield next(each for each in _of_napkin(_napkin(made)) if each.name == "flops")
+    yield _of_flops(made)
+
+
+def _of_flops(made: Plan) -> Headline:
+    params, tokens = _active(made), made.run.recipe.total_steps * made.run.recipe.tokens_per_step
+    flops, rule = training_flops(params, tokens), RULES["training_flops"]
+    numbers = f"6 x {short(params)} x {short(tokens)} = {short(flops)} FLOP"
+    return Headline(
+        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", asked=True, basis="exact",
+        formula=f"{rule.formula} = {numbers}", source=rule.source,
+    )  # fmt: skip
+
+
+def _active(made: Plan) -> int:
+    """Parameters of the model that work for each token."""
+    return tl.parameters(made.run.model).active if made.napkin is None else made.napkin.parameters
 
 
 def _of_mfu(forecast: Forecast, devices: int, basis: str) -> Headline:
@@ -240,6 +263,9 @@ TIME = Calculator(
         "Llama 3 8B": {"params": "8.03B", "tokens": "15T", "device": "h100-sxm", "count": "1024", "mfu": "40%"},
         "Llama 3 8B, its MFU predicted": {
             "mfu_from": PREDICTED, "run": "llama-3-8b", "tokens": "15T", "device": "h100-sxm", "count": "1024",
+        },
+        "What can 64 devices train of it in a month?": {
+            "mfu_from": PREDICTED, "solve": "tokens", "run": "llama-3-8b", "count": "64", "days": "30",
         },
         "Llama 3 70B on 512 H200, predicted": {
             "mfu_from": PREDICTED, "run": "llama-3-70b", "tokens": "15T", "device": "h200", "count": "512",
