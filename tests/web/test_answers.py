@@ -77,3 +77,12 @@ def test_the_listing_names_the_other_fields_of_a_run() -> None:
     assert "recipe.dropout" in of["breaks"]["others"]
     assert "recipe.seq_len" not in of["breaks"]["others"]  # which has a slider
     assert of["tensor"]["others"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in EACH if not CALCULATORS[name].patient])
+def test_each_exercise_has_an_answer_to_ask_for(name: str) -> None:
+    for seed in range(6):
+        query = answers.exercise(name, seed)["query"]
+        asked = [each for each in answers.answer(name, query)["headlines"] if each["asked"] and each["value"]]
+        assert asked, query
+        assert answers.check(name, query, asked[0]["name"], "1e30")["right"] is False

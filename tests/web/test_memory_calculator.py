@@ -157,3 +157,15 @@ def test_each_preset_is_answered_without_sympy_and_numpy() -> None:
 def test_the_presets_show_what_fits_and_what_does_not() -> None:
     tones = {answers.view("memory", query)["tone"] for query in MEMORY.presets.values()}
     assert tones == {"good", "bad"}
+
+
+def test_a_longer_context_gives_the_model_as_many_positions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answers.answer("memory", {"run": "llama-3-8b", "recipe.seq_len": "32768"})
+    assert found["data"]["run"]["model"]["max_seq_len"] == 32768
+    assert "The model was made for fewer tokens; here it has 32768 positions." in found["notes"]
+    assert told(capsys, found["paste"]["command"].split()[1:]) == found["data"]
+
+
+def test_the_memory_and_the_nearest_published_runs_stand_first() -> None:
+    titles = [each["title"] for each in answers.view("memory", {"layout.shard": "8"})["sections"]]
+    assert titles[:3] == ["Memory of the distinct ranks", "Memory line by line", "Nearest published runs"]

@@ -11,12 +11,14 @@ from trainledger.report.plain_data import plain
 from trainledger.report.table import sentence
 from trainledger.units import format_percent
 
+NEAREST = "Nearest published runs"  # the title
+
 
 def nearest_section(found: Sequence[Resemblance]) -> Section:
     """The table of the runs, our errors on them, and how each differs; without parts where nothing was found."""
     if not found:
         return section("")
-    return section("Nearest published runs", table(found), errors(found), Facts(tuple(_differences(found))))
+    return section(NEAREST, table(found), errors(found), Facts(tuple(_differences(found))))
 
 
 def table(found: Sequence[Resemblance]) -> Table:

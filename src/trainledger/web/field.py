@@ -14,6 +14,7 @@ from trainledger.units import NotAQuantity, parse_amount, parse_count, parse_nby
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
 LONGEST, LONG = 300, 20_000  # characters of a value, and of a pasted file
+YES_OR_NO = (("false", "no"), ("true", "yes"))  # choices of a flag
 FILE = "file"  # the field of a pasted run file
 
 

@@ -66,11 +66,27 @@ def refuse_paths(overrides: Mapping[str, str]) -> None:
         raise InvalidInput([Problem(each, None, rule) for each in named])
 
 
-def longest_of(query: Query) -> int:
-    """The longest sequence that the model of a query takes, which is not one of a pasted run file."""
+def sequence_of(query: Query) -> dict[str, str]:
+    """The length of a sequence where there is no run file, and as many positions where the model has fewer.
+
+    What nobody gives is the default, or all that the model takes where that is less.
+    """
     source = source_of(query)
     own = source.max_seq_len if isinstance(source, ModelSpec) else catalog.model(str(source))["max_seq_len"]
-    return size_of(query.overrides.get("model.max_seq_len"), own)
+    longest, text = size_of(query.overrides.get("model.max_seq_len"), own), query["recipe.seq_len"]
+    if "recipe.seq_len" not in query.given:
+        return {"recipe.seq_len": str(min(size_of(text), longest))}
+    if size_of(text) > longest and "model.max_seq_len" not in query.given:
+        return {"model.max_seq_len": text}
+    return {}
+
+
+def more_positions(asked: Query, query: Query) -> tuple[str, ...]:
+    """The note that a model has more positions than it was made for; empty where it has not."""
+    name = "model.max_seq_len"
+    if name not in asked.given or name in query.given:
+        return ()
+    return (f"The model was made for fewer tokens; here it has {asked.given[name]} positions.",)
 
 
 def settings_of(query: Query) -> tuple[str, ...]:

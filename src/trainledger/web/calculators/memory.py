@@ -22,6 +22,8 @@ from trainledger.predict.predict import heaviest_ledger
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
 from trainledger.report.memory import memory_timeline, phases_table
+from trainledger.report.peak import place
+from trainledger.report.published import NEAREST
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput, Problem
@@ -31,15 +33,16 @@ from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
 from trainledger.units import format_nbytes, format_percent
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of, steps
+from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
     PASTED,
-    longest_of,
+    more_positions,
     python_of,
     run_file_of,
+    sequence_of,
     settings_of,
     source_of,
     texts_of,
@@ -70,7 +73,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         words=words_of("plan", asked),
         python=python_of("plan", asked),
         run_file=run_file_of(run),
-        notes=(_laid_out(run), *plan.forecast.notes),
+        notes=(_laid_out(run), *more_positions(asked, query), _at_the_peak(plan)),
     )
 
 
@@ -89,7 +92,7 @@ def completed(query: Query) -> Query:
             given = {"cluster.count": _devices(layout if isinstance(layout, Mapping) else {}, given)} | given
         return replace(query, given=given)
     overrides = query.overrides
-    given = {"recipe.seq_len": str(min(size_of(query["recipe.seq_len"]), longest_of(query)))} | given
+    given = sequence_of(query) | given
     ranks, stages = size_of(overrides.get("layout.shard")), size_of(overrides.get("layout.pipeline"))
     if ranks > 1 and not any(name.startswith("recipe.lora") for name in overrides):
         given = {"recipe.precision": "bf16-sharded"} | given
@@ -153,10 +156,13 @@ def _of_largest(found: Found | None) -> list[Headline]:
 
 
 def _document(document: Document, account: Symbolic, largest: Found | None) -> Document:
-    """The plan's document with the lines of the memory, and the largest micro-batch among the data."""
+    """The plan's document, its memory first and line by line, and the largest micro-batch among the data."""
     lines = section("Memory line by line", *account_terms("memory", explained.memory(account)))
+    first = [each for each in document.sections if each.title.startswith(("Memory", NEAREST))]
+    rest = [each for each in document.sections if each not in first]
+    sections = (*first[:1], lines, *first[1:], *rest)
     more = {} if largest is None else {"largest_micro_batch": largest.size}
-    return replace(document, sections=(*document.sections, lines), data=lambda: {**document.data(), **more})
+    return replace(document, sections=sections, data=lambda: {**document.data(), **more})
 
 
 def _drawings(plan: Plan, account: Symbolic) -> list[Drawing]:
@@ -180,6 +186,14 @@ def _laid_out(run: Run) -> str:
     recipe = run.recipe
     batch = f"{run.grad_accum:,} x {run.device_batch:,} sequences of {recipe.seq_len:,} tokens for each replica"
     return f"{spread}; {batch}. No layout is searched for here: the calculator of layouts does that."
+
+
+def _at_the_peak(plan: Plan) -> str:
+    """Which moment the peak is, since what is not alive then is no part of it."""
+    entry, present = plan.peak.entry, plan.peak.by_category
+    gone = [name for name in ("gradients", "activations") if not present.get(name)]
+    without = f", when there are no {' and no '.join(gone)}" if gone else ""
+    return f"The peak is at {place(entry)}{without}."
 
 
 _SHARDED = (
@@ -212,11 +226,11 @@ MEMORY = Calculator(
                choices=one_of(CHECKPOINTING)),
         of_run("recipe.attention", "attention kernel", group="Recipe", choices=one_of(ATTENTIONS)),
         of_run("recipe.loss", "loss", group="Recipe", choices=one_of(LOSSES)),
-        of_run("recipe.compile", "compiled blocks", group="Recipe", choices=one_of(["false", "true"])),
+        of_run("recipe.compile", "compiled blocks", group="Recipe", choices=YES_OR_NO, strict=True),
         _axis("shard", "shard ranks (ZeRO, FSDP)", 4096),
-        of_run("layout.zero", "what is sharded", group="Sharding", choices=_SHARDED),
+        of_run("layout.zero", "what is sharded", group="Sharding", choices=_SHARDED, strict=True),
         _axis("tensor", "tensor ranks", 16),
-        of_run("layout.sequence_parallel", "sequence parallel", group="Sharding", choices=one_of(["false", "true"])),
+        of_run("layout.sequence_parallel", "sequence parallel", group="Sharding", choices=YES_OR_NO, strict=True),
         _axis("pipeline", "pipeline stages", 64),
         _axis("context", "context ranks", 64),
         _axis("expert", "expert ranks", 256),

@@ -26,12 +26,13 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.units import format_count, format_flops, format_percent
 from trainledger.web.calculator import GOOD, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of, steps
+from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, powers, steps
 from trainledger.web.run import (
     MODEL,
     PASTED,
-    longest_of,
+    more_positions,
     run_file_of,
+    sequence_of,
     settings_of,
     source_of,
     texts_of,
@@ -54,9 +55,6 @@ def _reply(query: Query, progress: Progress) -> Reply:
     count, ledger = tl.parameters(run.model), tl.account(run)
     tokens, kernel = run.recipe.seq_len, run.recipe.attention
     flops = forward_flops(run.model, tokens, attention=kernel)
-    notes = []
-    if "model.max_seq_len" in asked.given and "model.max_seq_len" not in query.given:
-        notes.append(f"{tokens:,} tokens are more than the model was made for; its positions are as many here.")
     return Reply(
         document=_document(run, count, flops, ledger),
         headlines=tuple(_headlines(run, count, flops, ledger)),
@@ -71,7 +69,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         words=words_of("explain flops", asked),
         python=_python(asked),
         run_file=run_file_of(run),
-        notes=tuple(notes),
+        notes=more_positions(asked, query),
     )
 
 
@@ -79,11 +77,7 @@ def completed(query: Query) -> Query:
     """The query with one sequence on one device; a longer one than the model takes makes it take as many."""
     if query[FILE]:
         return replace(query, given=_ALONE | dict(query.given))
-    longest = longest_of(query)
-    usual = str(min(size_of(query["recipe.seq_len"]), longest))
-    given = {"recipe.seq_len": usual, "cluster.device": "h100-sxm"} | dict(query.given)
-    if size_of(given["recipe.seq_len"]) > longest:
-        given = {"model.max_seq_len": given["recipe.seq_len"]} | given
+    given = sequence_of(query) | {"cluster.device": "h100-sxm"} | dict(query.given)
     return replace(query, given=given)
 
 
@@ -250,7 +244,7 @@ MODEL_CALCULATOR = Calculator(
         _size("attention.head_dim", "head size", steps(16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512)),
         _size("feed_forward.d_ff", "inner size of the MLP", _INNER),
         _size("vocab_size", "vocabulary", _VOCABULARY),
-        of_run("model.tie_embeddings", "tied embeddings", group="Sizes", choices=one_of(["false", "true"])),
+        of_run("model.tie_embeddings", "tied embeddings", group="Sizes", choices=YES_OR_NO, strict=True),
         _size("feed_forward.n_experts", "experts", steps(2, 4, 8, 16, 32, 60, 64, 96, 128, 160, 256, 384, 512),
               "Experts"),
         _size("feed_forward.per_token", "experts of a token", steps(1, 2, 3, 4, 6, 8, 10, 12, 16), "Experts"),
