@@ -116,6 +116,13 @@ def test_a_wrong_input_has_the_sentences_of_the_command_line(
     assert [str(each) for each in found.value.problems] == [each["sentence"] for each in error]
 
 
+def test_micro_batches_of_a_step_are_a_number() -> None:
+    with pytest.raises(InvalidInput, match="accumulation = 'many'"):
+        answers.view("memory", {"accumulation": "many"})
+    with pytest.raises(InvalidInput, match="accumulation = '0': must be between 1 and"):
+        answers.view("memory", {"accumulation": "0"})
+
+
 def test_nothing_is_searched_for() -> None:
     with pytest.raises(InvalidInput, match="ask the calculator of layouts"):
         answers.view("memory", {"layout.auto": "true"})

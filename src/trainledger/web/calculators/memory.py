@@ -18,6 +18,7 @@ from trainledger.explain import account as explained
 from trainledger.explain.symbols import Symbolic
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
+from trainledger.plan.quantity import read
 from trainledger.predict.predict import heaviest_ledger
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
@@ -31,7 +32,7 @@ from trainledger.spec.recipe import ATTENTIONS
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
-from trainledger.units import format_nbytes, format_percent
+from trainledger.units import format_nbytes, format_percent, parse_count
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
@@ -96,10 +97,19 @@ def completed(query: Query) -> Query:
     ranks, stages = size_of(overrides.get("layout.shard")), size_of(overrides.get("layout.pipeline"))
     if ranks > 1 and not any(name.startswith("recipe.lora") for name in overrides):
         given = {"recipe.precision": "bf16-sharded"} | given
-    rounds = size_of(query["accumulation"] or str(1 if stages == 1 else _TO_A_STAGE * stages))
+    rounds = _rounds(query) or (1 if stages == 1 else _TO_A_STAGE * stages)
     batch = size_of(overrides.get("recipe.micro_batch")) * rounds * ranks * size_of(overrides.get("layout.replicate"))
     given = {"recipe.global_batch": str(batch), "cluster.count": _devices({}, overrides)} | given
     return replace(query, given=given)
+
+
+def _rounds(query: Query) -> int | None:
+    """The micro-batches of a step where they are given."""
+    problems: list[Problem] = []
+    rounds: int | None = read("accumulation", query.get("accumulation"), parse_count, problems, least=1, most=10**6)
+    if problems:
+        raise InvalidInput(problems)
+    return rounds
 
 
 def without_search(query: Query) -> Run:
