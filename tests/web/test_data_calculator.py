@@ -72,7 +72,10 @@ def test_a_pasted_run_file_is_taken_as_it_is() -> None:
 
 
 def test_steps_that_wait_for_tokens_are_bad() -> None:
-    assert answers.view("data", {"cluster.loader_tokens_per_second": "10k"})["tone"] == "bad"
+    waits = answers.view("data", {"cluster.loader_tokens_per_second": "10k"})
+    assert (waits["tone"], waits["verdict"].endswith("; it waits for its tokens")) == ("bad", True)
+    large = answers.view("data", {"run": "llama-3-70b"})
+    assert (large["tone"], large["verdict"].endswith("; it does not fit in memory")) == ("bad", True)
     assert answers.view("data", {})["tone"] == "good"
 
 
@@ -80,6 +83,7 @@ def test_steps_that_wait_for_tokens_are_bad() -> None:
     ("query", "sentence"),
     [
         ({"corpus": "much"}, "corpus = 'much': is not a count"),
+        ({"recipe.steps": "10", "recipe.tokens": "1B"}, "recipe.steps"),
         ({"recipe.tokens": "0"}, "recipe.tokens = 0: must be at least 1"),
         ({"recipe.schedule": "constant", "recipe.schedule.final_ratio": "0.1"}, "recipe.schedule.final_ratio"),
         ({"recipe.micro_batch": "3", "recipe.global_batch": "8"}, "recipe.global_batch = 8"),

@@ -76,7 +76,12 @@ class TrainingLoop(Answer, report="training_loop"):
     loader_tokens_per_second: float | None
     loader_nbytes_per_second: float | None
     formulas: tuple[Formula, ...]
-    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What qualifies the loop, and what qualifies the forecast of its step."""
+        return self.remarks + self.forecast.notes
 
 
 def training_loop(
@@ -101,10 +106,10 @@ def training_loop(
         checkpoint_nbytes=nbytes, checkpoint_every=every, checkpoint_seconds=None if write is None else write[1],
         checkpoints=occasions(steps, every), checkpointing=_checkpointing(write, around, step, steps),
         step_seconds=step, loader_tokens_per_second=rate,
-        loader_nbytes_per_second=None if rate is None else rate * TOKEN_NBYTES[dtype], formulas=(), notes=(),
+        loader_nbytes_per_second=None if rate is None else rate * TOKEN_NBYTES[dtype], formulas=(), remarks=(),
     )  # fmt: skip
     state = dict(ledger.resident)
-    return replace(made, formulas=tuple(_formulas(made, state)), notes=tuple(_notes(made, around)))
+    return replace(made, formulas=tuple(_formulas(made, state)), remarks=tuple(_remarks(made, around)))
 
 
 def _step_seconds(run: Run, forecast: Forecast) -> float | None:
@@ -180,7 +185,7 @@ def _of_times(made: TrainingLoop) -> Iterator[Formula]:
         yield Formula("loader_nbytes_per_second", f"tokens/s x bytes of {made.token_dtype}", numbers, STORE)
 
 
-def _notes(made: TrainingLoop, around: Conditions) -> Iterator[str]:
+def _remarks(made: TrainingLoop, around: Conditions) -> Iterator[str]:
     if made.epochs > PASSES:
         yield (
             f"{made.epochs:.3g} passes over the corpus: from about {PASSES:g} on repeated tokens are worth less and "
@@ -191,4 +196,3 @@ def _notes(made: TrainingLoop, around: Conditions) -> Iterator[str]:
     given, needed = around.loader_tokens_per_second, made.loader_tokens_per_second
     if given is not None and needed is not None and given < needed:
         yield f"steps wait for tokens: loaders deliver {format_count(given)}/s, and {format_count(needed)}/s are needed"
-    yield from made.forecast.notes

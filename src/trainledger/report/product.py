@@ -104,7 +104,7 @@ def times_table(times: Sequence[ProductTime]) -> Table:
         bound = each.bound or "no rate"
         rows.append((each.device, each.bound_seconds, bound, each.ridge, each.seconds, reached, waves))
     columns = ("device", "at least", "bound by", "ridge", "predicted", "of peak", "waves")
-    return Table("devices", columns, tuple(rows), ("", "seconds", "", "ratio", "seconds", "share"), align="lrlrrrr")
+    return Table("devices", columns, tuple(rows), ("", "seconds", "", "amount", "seconds", "share"), align="lrlrrrr")
 
 
 def _data(one: Einsum, times: Sequence[ProductTime]) -> dict[str, Any]:

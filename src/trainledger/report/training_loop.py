@@ -46,7 +46,8 @@ def headline(answer: TrainingLoop) -> str:
     """The loop in one line."""
     every = "" if answer.checkpoint_every is None else f", a checkpoint every {answer.checkpoint_every:,}"
     steps = f"{counted(answer.steps, 'step')} of {format_count(answer.tokens_per_step)} tokens"
-    return f"{answer.run.model.name}: {steps}, {answer.epochs:.3g} epochs{every}"
+    epochs = "1 epoch" if answer.epochs == 1 else f"{answer.epochs:.3g} epochs"
+    return f"{answer.run.model.name}: {steps}, {epochs}{every}"
 
 
 def figures(answer: TrainingLoop) -> dict[str, Figure]:

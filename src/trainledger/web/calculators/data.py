@@ -53,21 +53,28 @@ _SHARES = ("0", "0.01", "0.05", "0.1", "0.15", "0.2", "0.3", "0.5")
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
-    asked = _spread(query)
+    asked = _spread(_one_length(query))
     answer = tl.loop(_without_search(asked), settings_of(asked), corpus=query.get("corpus"))
     corpus = [] if query.get("corpus") is None else ["--corpus", query["corpus"]]
     return Reply(
         document=answer.document(),
         headlines=tuple(_headlines(answer)),
-        verdict=headline(answer),
+        verdict=_verdict(answer),
         tone=BAD if answer.forecast.waits or answer.forecast.fits is False else GOOD,
         drawings=tuple(_drawings(answer)),
         values=texts_of(answer.run, query),
         words=words_of("loop", asked, *corpus),
         python=python_of("loop", asked, **({"corpus": query["corpus"]} if corpus else {})),
         run_file=run_file_of(answer.run),
-        notes=answer.notes,
+        notes=answer.remarks,
     )
+
+
+def _one_length(query: Query) -> Query:
+    """The query with steps in place of the default tokens, where steps are given."""
+    if not query["recipe.steps"] or "recipe.tokens" in query.given:
+        return query
+    return replace(query, given={**query.given, "recipe.tokens": ""})
 
 
 def _spread(query: Query) -> Query:
@@ -80,6 +87,12 @@ def _spread(query: Query) -> Query:
         return query
     settings = [each.partition("=") for each in sharded(source, settings_of(query))]
     return replace(query, given={**query.given, **{name: text for name, _, text in settings}})
+
+
+def _verdict(answer: TrainingLoop) -> str:
+    wrong = ["does not fit in memory"] if answer.forecast.fits is False else []
+    wrong += ["waits for its tokens"] if answer.forecast.waits else []
+    return "; it ".join([headline(answer), *wrong])
 
 
 def _without_search(query: Query) -> Source:
@@ -127,13 +140,13 @@ DATA = Calculator(
                "128256", "152064", "200064", "256000"), group="Model"),
         _with_default(CLUSTER, "cluster.device", "a100-sxm-40gb"),
         _with_default(CLUSTER, "cluster.count", "8"),
-        of_run("recipe.tokens", "tokens", stops=rising("1M", "100T"), group=_LOOP),
+        of_run("recipe.tokens", "tokens", default="300B", stops=rising("1M", "100T"), group=_LOOP),
         of_run("recipe.steps", "or steps", stops=rising("100", "10M"), group=_LOOP),
-        Field(name="corpus", title="tokens of the corpus", stops=rising("1M", "100T"), group=_LOOP,
+        Field(name="corpus", title="tokens of the corpus", default="9B", stops=rising("1M", "100T"), group=_LOOP,
               about="tokens of text that there are; empty: as many as are trained on"),
         of_run("recipe.seq_len", "sequence length", stops=powers(128, 131072), group=_LOOP),
         of_run("recipe.global_batch", "global batch", stops=powers(1, 65536), group=_LOOP),
-        of_run("recipe.micro_batch", "micro-batch", stops=powers(1, 256), group=_LOOP),
+        of_run("recipe.micro_batch", "micro-batch", default="16", stops=powers(1, 256), group=_LOOP),
         of_run("recipe.learning_rate", "peak learning rate", stops=_RATES, group=_RATE),
         of_run("recipe.schedule", "schedule", choices=one_of(("", *SCHEDULES)), group=_RATE),
         of_run("recipe.schedule.warmup_steps", "warm-up steps", group=_RATE, stops=rising("10", "100k")),
@@ -157,18 +170,19 @@ DATA = Calculator(
         },
         "Llama 3 8B on 15T: tokens of 4 bytes": {
             "run": "llama-3-8b", "cluster.device": "h100-sxm", "cluster.count": "1024", "recipe.tokens": "15T",
-            "recipe.learning_rate": "3e-4", "recipe.schedule.warmup_steps": "2000",
+            "corpus": "15T", "recipe.micro_batch": "1", "recipe.schedule.warmup_steps": "2000",
         },
         "Too little text: 1B tokens, 40 epochs": {
-            "run": "gpt2-medium", "recipe.tokens": "40B", "corpus": "1B", "recipe.micro_batch": "16",
+            "run": "gpt2-medium", "recipe.tokens": "40B", "corpus": "1B",
         },
         "Flat, then a line (wsd)": {
-            "recipe.tokens": "10B", "recipe.schedule": "wsd", "recipe.schedule.decay_fraction": "0.2",
-            "recipe.schedule.warmup_steps": "1000", "recipe.micro_batch": "16",
+            "recipe.tokens": "100B", "corpus": "100B", "recipe.schedule": "wsd",
+            "recipe.schedule.decay_fraction": "0.2", "recipe.schedule.warmup_steps": "1000",
         },
         "70B on 4,096 devices with slow storage": {
             "run": "llama-3-70b", "cluster.device": "h100-sxm", "cluster.count": "4096", "recipe.tokens": "15T",
-            "cluster.storage_bytes_per_second": "20GB", "recipe.activation_checkpointing": "full",
+            "corpus": "15T", "recipe.micro_batch": "1", "recipe.activation_checkpointing": "full",
+            "cluster.storage_bytes_per_second": "20GB",
         },
     },
     any_of_run=True,

@@ -89,7 +89,7 @@ def _headlines(one: Einsum, times: Sequence[ProductTime]) -> Iterator[Headline]:
         formula=f"(elements read + written) in {one.dtype} = {elements} elements = {one.nbytes:,} B",
     )  # fmt: skip
     yield Headline(
-        name="intensity", title="FLOPs per byte", value=one.intensity, unit="ratio", basis="exact", source=_ROOFLINE,
+        name="intensity", title="FLOPs per byte", value=one.intensity, unit="amount", basis="exact", source=_ROOFLINE,
         formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}", asked=True,
     )  # fmt: skip
     for each in times[:1]:

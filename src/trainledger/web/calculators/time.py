@@ -103,7 +103,7 @@ def _predicted(query: Query) -> Reply:
         values=values,
         words=("plan", named, *flags),
         python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}))",
-        notes=(_laid_out(made), *forecast.notes),
+        notes=(_laid_out(made),),
     )
 
 
