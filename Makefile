@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench
+.PHONY: run test test-all test-torch lint check bench fuzz
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -38,3 +38,7 @@ bench:          ## start-up time, accounts and layouts per second, predicted and
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/plan.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/step_time.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/trace.py --beside
+
+fuzz:           ## the page's API under queries that nobody means: schemathesis, then hostile texts (some minutes)
+	@./install fuzz
+	@.venv/bin/python tools/fuzz_api.py

@@ -102,3 +102,15 @@ def test_a_proposal_obeys_the_other_rules_too(model: str, given: dict[str, Any],
     with pytest.raises(InvalidInput) as found:
         load({**table, "cluster": {"device": "h100-sxm", "count": 8}}, search=False)
     assert str(found.value) == sentence
+
+
+def test_of_thousands_of_unknown_names_some_get_a_sentence_and_the_rest_their_number() -> None:
+    sections = {f"a{at}": {} for at in range(2_000)}
+    with pytest.raises(InvalidInput) as raised:
+        load({"model": {"preset": "gpt2"}, **sections}, {"recipe.steps": 1})
+    sentences = [str(each) for each in raised.value.problems]
+    assert sentences[19].startswith("a19 = a table: unknown section")
+    assert sentences[20] == "run: has 1,980 more unknown sections"
+    with pytest.raises(InvalidInput) as raised:
+        load({"model": {"preset": "gpt2"}, "recipe": {f"a{at}": 1 for at in range(300)}})
+    assert "recipe: has 280 more unknown fields" in [str(each) for each in raised.value.problems]

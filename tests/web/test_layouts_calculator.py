@@ -53,9 +53,28 @@ def test_where_none_fits_the_verdict_says_so() -> None:
     assert "No layout of llama-3.1-405b fits 8 x" in seen["verdict"]
 
 
+FILE = """
+[model]
+preset = "gpt2"
+
+[recipe]
+seq_len = 512
+global_batch = 131072
+steps = 1
+
+[cluster]
+device = "h100-sxm"
+count = 8
+"""
+
+
 def test_too_many_devices_are_refused_in_a_sentence() -> None:
     with pytest.raises(InvalidInput, match="must be at most 16,384 here"):
         answers.view("layouts", {"cluster.count": "131072"})
+    with pytest.raises(InvalidInput, match="must be at most 16,384 here"):
+        answers.view("layouts", {"file": FILE.replace("count = 8", "count = 131072")})
+    with pytest.raises(InvalidInput, match=r"cluster\.count = '²'"):
+        answers.view("layouts", {"cluster.count": "²"})
 
 
 def test_progress_is_said() -> None:
@@ -63,6 +82,8 @@ def test_progress_is_said() -> None:
     answers.view("layouts", SMALL | {"recipe.seq_len": "512"}, progress=lambda *each: seen.append(each))
     assert seen
     assert all(done <= of for _, done, of in seen)
+    first = next(what for what, _, _ in seen)
+    assert first == "kinds of layers accounted"  # the longest part of a search of many kinds can be stopped too
 
 
 _SECONDS = ("Llama 3.1 405B on 2,048 H100", "Mixtral 8x7B on 128 H100")  # of CPU, a dozen each

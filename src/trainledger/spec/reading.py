@@ -12,6 +12,7 @@ from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.setting import NONE, Broken, may_be_none, read_value, rule_of
 
 Sections = Mapping[str, type[Any]]
+MOST_UNKNOWN = 20  # names that each get a sentence: the nearest known one takes milliseconds to find
 
 
 class Reader:
@@ -29,11 +30,16 @@ class Reader:
         """One section or part; None where ``complete`` is false, as its base is not known."""
         known = {each.name: each for each in fields(cls)}
         values: dict[str, Any] = {}
+        strangers: list[tuple[str, Any]] = []
         for name, value in table.items():
             if name in known:
                 self._value(f"{at}.{name}", known[name], value, values)
             elif name == KIND or getattr(cls, name, MISSING) != value:  # what is always so in a kind may be said
-                self._stranger(at, name, value, cls)
+                strangers.append((name, value))
+        for name, value in strangers[:MOST_UNKNOWN]:
+            self._stranger(at, name, value, cls)
+        if more := strangers[MOST_UNKNOWN:]:
+            self.problems.append(Problem(at, None, f"has {len(more):,} more unknown fields"))
         for name, each in known.items():
             if each.default is not MISSING or name in values:
                 continue
@@ -132,19 +138,24 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
     Those of its own section come first; ``more`` are other words that may be meant.
     """
     section, last = path.partition(".")[0], path.rpartition(".")[2]
-    for found in (_words({section: sections[section]}) if section in sections else {}, _words(sections)):
+    for found in (
+        _words(((section, sections[section]),)) if section in sections else {},
+        _words(tuple(sections.items())),
+    ):
         wanted = last if last in found else nearest_text(path, more) or nearest_text(last, found)
         if wanted:
             return found.get(wanted, wanted)
     return None
 
 
-def _words(sections: Sections) -> dict[str, str]:
+@cache
+def _words(sections: tuple[tuple[str, type[Any]], ...]) -> Mapping[str, str]:
     """What a field may be called, and its path: its own name, that behind its part's or its kind's, the path."""
     words: dict[str, str] = {}
-    for path, _ in _leaves(sections):
+    of_name = dict(sections)
+    for path, _ in _leaves(of_name):
         *parts, name = path.split(".")
-        more = [f"{each}_{name}" for each in (*parts[1:], *_tags(sections, path))]
+        more = [f"{each}_{name}" for each in (*parts[1:], *_tags(of_name, path))]
         for each in (name, path, *more):
             words.setdefault(each, path)
     return words

@@ -20,7 +20,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import KIND, explicit, fields_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.reading import Reader, field_of, nearest_path
+from trainledger.spec.reading import MOST_UNKNOWN, Reader, field_of, nearest_path
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -206,11 +206,14 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
     if not isinstance(table, Mapping):
         problems.append(Problem("run", table, "must be a table with the sections " + ", ".join(SECTIONS)))
         return sections
+    unknown = 0
     for name, content in table.items():
         cls = SECTIONS.get(name) if isinstance(name, str) else None
         if cls is None:
+            unknown += 1
             rule = f"unknown section; a run file has {', '.join(SECTIONS)}"
-            problems.append(Problem(str(name), content, rule, nearest_path(SECTIONS, str(name), SECTIONS)))
+            if unknown <= MOST_UNKNOWN:
+                problems.append(Problem(str(name), content, rule, nearest_path(SECTIONS, str(name), SECTIONS)))
         elif isinstance(content, cls):
             sections[name] = explicit(content)
         elif isinstance(content, Mapping):
@@ -222,6 +225,8 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
             if name == "layout":
                 rule += ', or the text "auto"'
             problems.append(Problem(name, content, rule, AUTO if name == "layout" else None))
+    if unknown > MOST_UNKNOWN:
+        problems.append(Problem("run", None, f"has {unknown - MOST_UNKNOWN:,} more unknown sections"))
     return sections
 
 

@@ -174,7 +174,8 @@ def read_query(fields: Iterable[Field], given: Mapping[str, str], *, any_of_run:
         longest = Field(name=name, title="").longest if field is None else field.longest
         if len(text) > longest:
             problems.append(Problem(name[:60], text, f"must have at most {longest:,} characters"))
-        elif field is not None and field.strict and text and text not in (names := [each for each, _ in field.choices]):
+        elif field is not None and field.strict and text not in (field.default, *(each for each, _ in field.choices)):
+            names = [each for each, _ in field.choices]
             rule = f"must be one of {', '.join(names)}"
             problems.append(Problem(name, text, rule, nearest_text(text, names)))
     if problems:

@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LONGEST_QUERY = 2**17  # bytes; two pasted files of 20,000 characters, percent-encoded
+LONGEST_QUERY = 2**19  # bytes; two pasted files of 20,000 characters, twelve bytes each where percent-encoded
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -94,7 +94,7 @@ class Guard:
             return 403, _JSON, refusal(problem), {}
         if len(scope["query_string"]) > LONGEST_QUERY:
             problem = Problem("query", None, f"must have at most {LONGEST_QUERY:,} bytes")
-            return 414, _JSON, refusal(problem), {}
+            return 422, _JSON, refusal(problem), {}
         return None
 
     def _is_host(self, host: str) -> bool:

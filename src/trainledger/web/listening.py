@@ -17,7 +17,7 @@ from trainledger.web.guard import Guard
 
 LOOPBACK = "127.0.0.1"
 _TRIED = 50  # ports after one that is in use
-_LONGEST_LINE = 2**18  # bytes of a request's line and headers; `guard.LONGEST_QUERY` is refused with a sentence
+_LONGEST_LINE = 2**20  # bytes of a request's line and headers; `guard.LONGEST_QUERY` is refused with a sentence
 
 
 @frozen
@@ -37,9 +37,11 @@ def listen(host: str, port: int) -> tuple[socket.socket, Address]:
     """
     family, address = _resolved(host)
     try:
-        found = socket.create_server((address, port), family=family)
+        made = socket.create_server((address, port), family=family)
     except OSError as error:
         raise InvalidInput([_why_not(host, port, family, address, error)]) from None
+    # asyncio sends small answers at once only where a socket says that it is TCP, which `create_server` leaves out.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     port = found.getsockname()[1]
     alone = ip_address(address).is_loopback
     token = "" if alone else secrets.token_urlsafe(24)

@@ -121,8 +121,7 @@ def whole(document: dict[str, Any], *, with_token: bool) -> dict[str, Any]:
     if with_token:
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
-    more = {"403": "an address that is not this server's", "414": "a query that is too long",
-            "429": "too many questions at once"}  # fmt: skip
+    more = {"403": "an address that is not this server's", "429": "too many questions at once"}
     if with_token:
         more["401"] = "without the token"
     for path in document["paths"].values():
@@ -135,7 +134,7 @@ def _parameter(field: Field) -> dict[str, Any]:
     schema: Schema = {**_TEXT, "maxLength": field.longest}
     values = [value for value, _ in field.choices]
     if field.strict and values:
-        schema["enum"] = list(dict.fromkeys([*values, ""]))
+        schema["enum"] = list(dict.fromkeys([field.default, *values]))
     if field.default:
         schema["default"] = field.default
     texts = dict.fromkeys((field.default, *values[:3], *field.stops[:1], *field.stops[-1:]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainledger import catalog
-from trainledger.api.load import Source
+from trainledger.api.load import Source, resolve
 from trainledger.huggingface import model_from_hf
 from trainledger.spec.difference import as_override
 from trainledger.spec.model import ModelSpec
@@ -92,6 +92,20 @@ def more_positions(asked: Query, query: Query) -> tuple[str, ...]:
 def settings_of(query: Query) -> tuple[str, ...]:
     """The overrides of a query as ``--set`` takes them, which reads flags and lists from text."""
     return tuple(f"{name}={text}" for name, text in query.overrides.items())
+
+
+def without_search(query: Query) -> Run:
+    """The run of a query, whose layout is given; raises `InvalidInput` where it would have to be searched for."""
+    run = resolve(source_of(query), settings_of(query), search=False)
+    refuse_search(run)
+    return run
+
+
+def refuse_search(run: Run) -> None:
+    """Raises `InvalidInput` for a run whose layout would have to be searched for."""
+    if run.layout.auto:
+        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
+        raise InvalidInput([Problem("layout.auto", "true", rule)])
 
 
 def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:

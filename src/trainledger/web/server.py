@@ -20,6 +20,7 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.web import answers, openapi
 from trainledger.web.calculator import Calculator, Progress
 from trainledger.web.calculators import CALCULATORS
+from trainledger.web.field import LONGEST, read_query
 from trainledger.web.guard import refusal
 from trainledger.web.jobs import Jobs, Working
 
@@ -97,6 +98,7 @@ class Desk:
                 given = _given(request)
                 work = _work(way, calculator.name, given, self.calculators)
                 if calculator.patient and way != "exercise":
+                    read_query(calculator.fields, given, any_of_run=calculator.any_of_run)  # wrong fields do not wait
                     found = await self.jobs.ask((way, calculator.name, frozenset(given.items())), work)
                 else:
                     found = await self._in_turn(request, work)
@@ -135,9 +137,11 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
         return lambda progress: encoded(answers.view(name, given, width, progress, calculators))
     if way == "check":
-        missing = [Problem(each, None, "must be given") for each, text in own.items() if text is None]
-        if missing:
-            raise InvalidInput(missing)
+        wrong = [Problem(each, None, "must be given") for each, text in own.items() if text is None]
+        rule = f"must have at most {LONGEST} characters"
+        wrong += [Problem(each, text, rule) for each, text in own.items() if text and len(text) > LONGEST]
+        if wrong:
+            raise InvalidInput(wrong)
         of, guess = own["of"] or "", own["guess"] or ""
         return lambda progress: encoded(answers.check(name, given, of, guess, progress, calculators))
     if way == "exercise":

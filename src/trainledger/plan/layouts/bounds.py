@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.plan.layouts.accounts import Progress
 from trainledger.plan.layouts.block_costs import COLUMNS, BlockCosts, block_costs, class_of
 from trainledger.plan.layouts.blocks import Block
 from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, rates_of
@@ -60,30 +61,34 @@ class Bounds:
     """Bounds of blocks; what several blocks need is made once."""
 
     def __init__(
-        self, run: Run, shapes: Sequence[Shape], states: States, costs: Costs, *, gathers: Sequence[bool], backend: str
-    ) -> None:
+        self, run: Run, shapes: Sequence[Shape], states: States, costs: Costs, *, gathers: Sequence[bool], backend: str,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
         import numpy as np
 
         self.run, self.shapes, self.states, self.costs = run, shapes, states, costs
         self.runs = runs_of(run)
         self.tables = {each: BlockCosts.empty(len(shapes), len(self.runs)) for each in gathers}
-        self._fill(backend)
+        self._fill(backend, progress or (lambda what, done, of: None))
         self.paired = overlaps(run.layout, "experts")
         contention = costs.clock.contention
         self.hidden = {each: _hidden(table, contention) for each, table in self.tables.items() if self.paired}
         self.segments = np.array([each.checkpointing == "segments" for each in shapes])
         self.divides_sends = np.array([run.layout.split_sends and not each.sequence_parallel for each in shapes])
 
-    def _fill(self, backend: str) -> None:
+    def _fill(self, backend: str, report: Progress) -> None:
         """The costs of all shapes, from one account for each class of them."""
         classes: dict[tuple[Any, ...], list[int]] = {}
         for index, shape in enumerate(self.shapes):
             classes.setdefault(class_of(shape), []).append(index)
+        of, done = len(classes) * len(self.tables), 0
         # Classes that differ in what is recomputed alone run the same operations with the same sizes.
         for _, alike in groupby(sorted(classes), key=lambda each: each[:-1]):
             for each in alike:
                 some = [self.shapes[index] for index in classes[each]]
                 for gathers, table in self.tables.items():
+                    report("kinds of layers accounted", done, of)
+                    done += 1
                     found = block_costs(self.run, some, self.costs.clock, gathers=gathers, backend=backend)
                     table.put(found, classes[each])
             self.costs.clock.forget()

@@ -66,7 +66,8 @@ def search(
     modes = {sharding.zero_mode for some in blocks.blocks.values() for block in some for sharding in block.shardings}
     by_block = {False: any(each < ZERO3_RESHARDS for each in modes), True: any(each >= 2 for each in modes)}
     gathers = [each for each, there in by_block.items() if there]
-    bounds = Bounds(run, blocks.shapes, states, _costs(run, machine, backend), gathers=gathers, backend=backend)
+    costs = _costs(run, machine, backend)
+    bounds = Bounds(run, blocks.shapes, states, costs, gathers=gathers, backend=backend, progress=report)
     room = Room(run, machine)
     chosen = Candidates(MOST_LISTED)
     pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]

@@ -19,7 +19,6 @@ from trainledger.report.training_loop import (
     schedule_table,
 )
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import SCHEDULES
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, rising
@@ -28,6 +27,7 @@ from trainledger.web.run import (
     MODEL,
     PASTED,
     python_of,
+    refuse_search,
     run_file_of,
     settings_of,
     source_of,
@@ -98,11 +98,8 @@ def _verdict(answer: TrainingLoop) -> str:
 def _without_search(query: Query) -> Source:
     """What the query is about; raises `InvalidInput` where its layout would have to be searched for."""
     source = source_of(query)
-    if query.overrides.get("layout.auto") == "true" or (
-        query[FILE] and resolve(source, settings_of(query), search=False).layout.auto
-    ):
-        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
-        raise InvalidInput([Problem("layout.auto", "true", rule)])
+    if query[FILE] or "layout.auto" in query.overrides:
+        refuse_search(resolve(source, settings_of(query), search=False))
     return source
 
 

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import trainledger as tl
+from trainledger.api.defaults import SEARCH
+from trainledger.api.load import resolve
 from trainledger.document import Document, Section, Table, Text
 from trainledger.plan.layouts.grid import FIELDS, KNOWN
 from trainledger.plan.layouts.result import Layouts, ScoredLayout
@@ -64,13 +66,12 @@ def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress)
     key = frozenset((name, query[name]) for name in query.fields if name != "choose") | {*query.overrides.items()}
     if key in _FOUND:
         return _FOUND[key]
-    count = query["cluster.count"]
-    if count.isdigit() and int(count) > MOST_DEVICES:
+    source, settings = source_of(query), settings_of(free)
+    count = resolve(source, (*settings, "layout.auto=true"), purpose=SEARCH, search=False).cluster.count
+    if count > MOST_DEVICES:
         rule = f"must be at most {MOST_DEVICES:,} here; trainledger layouts searches more"
         raise InvalidInput([Problem("cluster.count", count, rule, MOST_DEVICES)])
-    found = tl.layouts(
-        source_of(query), settings_of(free), fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress
-    )
+    found = tl.layouts(source, settings, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress)
     if not found.interrupted:
         while len(_FOUND) >= _KEPT:
             del _FOUND[next(iter(_FOUND))]

@@ -12,7 +12,6 @@ from typing import Any
 
 import trainledger as tl
 from trainledger.api.cost import planned, why_impossible
-from trainledger.api.load import resolve
 from trainledger.document import Document, section
 from trainledger.explain import account as explained
 from trainledger.explain.symbols import Symbolic
@@ -44,9 +43,8 @@ from trainledger.web.run import (
     python_of,
     run_file_of,
     sequence_of,
-    settings_of,
-    source_of,
     texts_of,
+    without_search,
     words_of,
 )
 
@@ -110,15 +108,6 @@ def _rounds(query: Query) -> int | None:
     if problems:
         raise InvalidInput(problems)
     return rounds
-
-
-def without_search(query: Query) -> Run:
-    """The run of a query, whose layout is given; raises `InvalidInput` where it would have to be searched for."""
-    run = resolve(source_of(query), settings_of(query), search=False)
-    if run.layout.auto:
-        rule = "is searched for, which takes seconds: give its axes here, or ask the calculator of layouts"
-        raise InvalidInput([Problem("layout.auto", "true", rule)])
-    return run
 
 
 def _devices(written: Mapping[str, Any], given: Mapping[str, str]) -> str:

@@ -52,6 +52,7 @@ _KAPLAN = "Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward has two 
 def _reply(query: Query, progress: Progress) -> Reply:
     asked = completed(query)
     run = resolve(source_of(asked), settings_of(asked), search=False)
+    run = replace(run, layout=replace(run.layout, auto=False))  # for a step of one device no layout is searched for
     count, ledger = tl.parameters(run.model), tl.account(run)
     tokens, kernel = run.recipe.seq_len, run.recipe.attention
     flops = forward_flops(run.model, tokens, attention=kernel)

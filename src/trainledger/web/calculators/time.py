@@ -12,6 +12,7 @@ import trainledger as tl
 from trainledger import catalog
 from trainledger.api.cost import why_impossible as why_it_cannot_run
 from trainledger.api.defaults import sharded
+from trainledger.api.load import resolve
 from trainledger.ledger.rules_of_thumb import RULES, training_flops
 from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
 from trainledger.plan.plan import Plan
@@ -23,7 +24,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
-from trainledger.web.run import MODEL, RUN, refuse_paths
+from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search
 
 GIVEN, PREDICTED = "given", "predicted"
 _OF_PREDICTED = ("days", "tokens")  # the numbers that a prediction can be solved for
@@ -86,6 +87,8 @@ def _predicted(query: Query) -> Reply:
     if query["price"]:
         own["cluster.price_per_device_hour"] = query["price"]
     overrides = sharded(named, [f"{path}={text}" for path, text in (own | query.overrides).items()])
+    if "layout.auto" in query.overrides:
+        refuse_search(resolve(named, overrides, search=False))
     made = tl.plan(named, overrides, convention=_SIX_ND if query["solve"] == "tokens" else "dense")
     if query["solve"] == "tokens" and made.forecast.mfu is not None:
         return _tokens(query, made)
