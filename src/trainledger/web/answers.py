@@ -93,7 +93,7 @@ def view(
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
         "headlines": [_headline_data(each) for each in reply.headlines],
-        "sections": [_section_data(each) for each in _without(reply.verdict, reply.document.sections)],
+        "sections": [_section_data(each) for each in _sections(reply)],
         "drawings": [
             {
                 "title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table),
@@ -196,9 +196,20 @@ def _headline_data(each: Headline) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _without(verdict: str, sections: Sequence[Section]) -> list[Section]:
-    """The sections but one that says the verdict and nothing else."""
-    return [each for each in sections if each.parts != (Text((verdict,)),)]
+def _sections(reply: Reply) -> list[Section]:
+    """The document without what the verdict and the notes say already; those without a title joined to one."""
+    said = {each.lower().removesuffix(".") for each in (reply.verdict, *reply.notes)}
+    found: list[Section] = []
+    for section in reply.document.sections:
+        parts = tuple(
+            each for each in section.parts
+            if not (isinstance(each, Text) and {line.lower().removesuffix(".") for line in each.lines} <= said)
+        )  # fmt: skip
+        if not section.title and found and not found[-1].title:
+            found[-1] = Section("", (*found[-1].parts, *parts))
+        elif parts:
+            found.append(Section(section.title, parts))
+    return found
 
 
 def _section_data(each: Section) -> dict[str, str]:

@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.web.field import Field, Query
 
 Progress = Callable[[str, int, int], None]
-GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
+GOOD, BAD, UNKNOWN, PLAIN = "good", "bad", "unknown", "plain"  # plain: a number, neither yes nor no
 
 
 @frozen(kw_only=True)

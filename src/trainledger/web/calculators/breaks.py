@@ -8,7 +8,7 @@ import trainledger as tl
 from trainledger.document import Table
 from trainledger.plan.breaks import Break, Breaks
 from trainledger.plan.sizes import AXES
-from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, settings_of, source_of, words_of
 
@@ -33,7 +33,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=document,
         headlines=tuple(_headlines(found)),
         verdict=_verdict(found),
-        tone=BAD if found.already else GOOD if any(each.breaks for each in found.along) else UNKNOWN,
+        tone=BAD if found.already else PLAIN if any(each.breaks for each in found.along) else UNKNOWN,
         drawings=tuple(
             Drawing(title=title, figure=each, table=_joined(tables)) for title, each in document.figures().items()
         ),

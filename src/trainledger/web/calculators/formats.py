@@ -19,7 +19,7 @@ from trainledger.tensors.number import (
     read_number,
     zero_up_to,
 )
-from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, GOOD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
@@ -66,7 +66,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=report.formats(chosen, number, named, inside),
         headlines=tuple(_headlines(number, rounded, floating, inside, named)),
         verdict=_verdict(number, rounded, chosen),
-        tone=UNKNOWN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
+        tone=PLAIN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
         drawings=tuple(_drawings(number, floating, whole, inside)),
         values={},
         words=_words(query, number, inside),

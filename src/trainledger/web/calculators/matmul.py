@@ -19,7 +19,7 @@ from trainledger.tensors.einsum import Einsum
 from trainledger.tensors.number import known_format
 from trainledger.tensors.tensor import read_shape
 from trainledger.units import counted, format_flops_per_second, format_percent, format_seconds, parse_count
-from trainledger.web.calculator import GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of
 
 _ROOFLINE = "Williams et al. 2009, Roofline: An Insightful Visual Performance Model"
@@ -44,7 +44,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=einsum(one, times),
         headlines=tuple(_headlines(one, times)),
         verdict=_verdict(one, times),
-        tone=GOOD if any(each.bound_seconds is not None for each in times) else UNKNOWN,
+        tone=PLAIN if any(each.bound_seconds is not None for each in times) else UNKNOWN,
         drawings=tuple(_drawings(one, times, devices, query["sweep"])),
         values={},
         words=("einsum", equation, *words, "--dtype", dtype, *(["--device", query["device"]] if devices else [])),

@@ -25,7 +25,7 @@ from trainledger.report.plain_data import plain, run_data
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.units import format_count, format_flops, format_percent
-from trainledger.web.calculator import GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, powers, steps
 from trainledger.web.run import (
     MODEL,
@@ -64,7 +64,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
             f"{format_flops(sum(flops.values()))}, of which attention scores are "
             f"{format_percent(flops[SCORES] / sum(flops.values()))}."
         ),
-        tone=GOOD,
+        tone=PLAIN,
         drawings=tuple(_drawings(run, count, flops)),
         values=_values(run, query),
         words=words_of("explain flops", asked),

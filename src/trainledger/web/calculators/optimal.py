@@ -8,7 +8,7 @@ from trainledger.plan.optimal import LOSS_LAW, Choice, Optimal
 from trainledger.plan.scaling_law import LossLaw, laws
 from trainledger.report.optimal_figures import SHORT, trained_table
 from trainledger.units import format_count, format_flops
-from trainledger.web.calculator import GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of, powers, rising
 from trainledger.web.run import CLUSTER
 
@@ -38,7 +38,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=document,
         headlines=tuple(_headlines(answer)),
         verdict=_verdict(answer),
-        tone=GOOD,
+        tone=PLAIN,
         drawings=tuple(
             Drawing(title=title, figure=each, table=beside.get(title, tables["laws"]))
             for title, each in document.figures().items()

@@ -22,7 +22,7 @@ from trainledger.report.plan_figures import waterfall, waterfall_table
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import KILO, format_count, format_percent, format_seconds
-from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
 from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search
 
@@ -62,7 +62,7 @@ def _given(query: Query) -> Reply:
         document=answer.document(),
         headlines=tuple(_of_napkin(answer)),
         verdict=headline(answer) if problem is None else str(problem),
-        tone=GOOD if problem is None else BAD,
+        tone=PLAIN if problem is None else BAD,
         drawings=(_drawing(answer.waterfall),),
         values={solved: f"{getattr(answer, solved):.6g}"},
         words=("napkin", *flags),
@@ -101,7 +101,7 @@ def _predicted(query: Query) -> Reply:
         document=made.document(),
         headlines=tuple(_of_plan(made)),
         verdict=_verdict(made) if problem is None else str(problem),
-        tone=GOOD if problem is None else BAD,
+        tone=PLAIN if problem is None else BAD,
         drawings=(_drawing(forecast.waterfall),) if forecast.waterfall else (),
         values=values,
         words=("plan", named, *flags),

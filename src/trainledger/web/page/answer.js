@@ -3,7 +3,7 @@ import { byId, element, keep, put, reachable } from "./element.js";
 import { drawing, redraw } from "./drawing.js";
 
 const TONES = { good: "✓", bad: "✕", unknown: "–" };
-const SAID = { good: "Yes: ", bad: "No: ", unknown: "" };
+const SAID = { bad: "Problem: ", unknown: "Unknown: " };
 const BASES = { exact: "●", bound: "◐", assumed: "○", measured: "◆" };
 
 /** The empty parts of an answer, in the order in which they are read. */
@@ -31,6 +31,7 @@ export function drawAnswer(root) {
 export function showAnswer(parts, view) {
   const [tone, spoken, said] = parts.verdict.children;
   parts.verdict.className = `verdict ${view.tone}`;
+  tone.hidden = !TONES[view.tone];
   put(tone, TONES[view.tone] ?? "");
   put(spoken, SAID[view.tone] ?? "");
   put(said, view.verdict);
