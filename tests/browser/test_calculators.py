@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from seen import Page, named, numbers, said_by
+from seen import SMALL, Page, named, numbers, said_by
 
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import Field
 
 pytestmark = pytest.mark.process
 EACH = sorted(CALCULATORS)
-# Where the default question takes seconds, a smaller one.
-SMALL = {"layouts": "&run=gpt2-xl&cluster.count=8&layout.pipeline=1", "breaks": "&run=gpt2-xl&recipe.seq_len=1024"}
 
 
 def agrees(page: Page) -> None:

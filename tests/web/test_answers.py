@@ -68,7 +68,7 @@ def test_an_exercise_says_right_close_and_wrong() -> None:
 
 def test_a_field_follows_where_the_answer_decides_it() -> None:
     fields = answers.view("time", {"days": "45"})["fields"]
-    assert fields["days"]["follows"]
+    assert fields["days"]["follows"]  # it is solved for
     assert not fields["params"]["follows"]
 
 

@@ -46,8 +46,9 @@ h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .where { color: var(--muted); margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; border-bottom: 2px solid var(--ink); font-weight: 600; }
+th { text-align: left; font-weight: 600; }
 th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid var(--grid); white-space: nowrap; }
+thead :is(th, td) { border-bottom: 2px solid var(--ink); }
 tr.part td { color: var(--muted); } tr.part td:first-child { padding-left: 1.8rem; }
 .number { text-align: right; }
 dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
@@ -114,7 +115,8 @@ def table_html(part: Table) -> str:
     classes = [' class="number"' if each == "r" else "" for each in part.sides]
 
     def row(cells: Sequence[str], tag: str) -> str:
-        own = (f"<{tag}{each}>{escape(cell)}</{tag}>" for each, cell in zip(classes, cells, strict=True))
+        tags = [tag if cell else "td" for cell in cells]  # a heading says something
+        own = (f"<{tag}{each}>{escape(cell)}</{tag}>" for tag, each, cell in zip(tags, classes, cells, strict=True))
         return f"<tr>{''.join(own)}</tr>"
 
     body = "".join(row(each, "td") for each in part.texts())

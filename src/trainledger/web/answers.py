@@ -101,7 +101,7 @@ def view(
             }
             for each in reply.drawings
         ],
-        "fields": {name: _value_data(query.fields[name], query[name], text) for name, text in _texts(query, reply)},
+        "fields": {name: _value_data(field, query, reply) for name, field in query.fields.items()},
         "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
@@ -216,13 +216,10 @@ def _section_data(each: Section) -> dict[str, str]:
     return {"title": each.title, "html": "".join(parts(Document("", (Section("", each.parts),))))}
 
 
-def _texts(query: Query, reply: Reply) -> list[tuple[str, str]]:
-    return [(name, reply.values.get(name, query[name])) for name in query.fields]
-
-
-def _value_data(field: Field, asked: str, text: str) -> dict[str, Any]:
-    """What a field shows; it ``follows`` where the answer has another text than the one that was asked for."""
-    return {"text": text, "at": place(field, text) if field.stops else 0, "follows": bool(asked) and text != asked}
+def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:
+    """What a field shows: its text, where that stands among the stops of its slider, whether it follows from others."""
+    text = reply.values.get(field.name, query[field.name])
+    return {"text": text, "at": place(field, text) if field.stops else 0, "follows": field.name in reply.solved}
 
 
 def _paste(reply: Reply) -> dict[str, str]:

@@ -49,8 +49,9 @@ class Reply:
     """The answer of a calculator: a verdict, headlines, the document of the answer, drawings, and what to paste.
 
     ``values`` are the texts of fields that the query leaves open and the answer decides, such as the sizes of a
-    preset; ``choices`` replace those of fields. ``words`` are those of the command line after ``trainledger``;
-    ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set, the answer changes by itself: ask again.
+    preset; ``solved`` names those that cannot be given. ``choices`` replace those of fields. ``words`` are those of the
+    command line after ``trainledger``; ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set, the
+    answer changes by itself: ask again.
     """
 
     document: Document
@@ -59,6 +60,7 @@ class Reply:
     tone: str = UNKNOWN
     drawings: tuple[Drawing, ...] = ()
     values: Mapping[str, str]
+    solved: tuple[str, ...] = ()
     choices: Mapping[str, tuple[tuple[str, str], ...]] | None = None
     words: tuple[str, ...] = ()
     python: str = ""

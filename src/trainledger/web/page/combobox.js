@@ -48,7 +48,11 @@ export function combobox({ id, choices: known, chosen, describedby }) {
     chosen(input.value);
   };
 
-  input.addEventListener("input", () => open(false));
+  input.addEventListener("input", (event) => {
+    open(false);
+    // Half a name is no question: it waits until one is taken from the list, or the reader goes on.
+    if (!list.hidden && !choices.some(([value]) => value === input.value)) event.stopImmediatePropagation();
+  });
   input.addEventListener("click", () => !input.readOnly && (list.hidden ? open(true) : close()));
   input.addEventListener("blur", close);
   list.addEventListener("pointerdown", (event) => {

@@ -79,11 +79,19 @@ async function arrive() {
   const state = stateOf(location.search, listing);
   page.hidden = Boolean(state.exercise);
   page.state = state;
+  page.view = null;
+  root.setAttribute("aria-busy", "true");
+  reveal();
   if (state.exercise) state.given = (await transport.exercise(state.calculator.name, state.exercise)).query;
   else state.given = different(state.calculator, state.given);
   byId("exercise").replaceChildren();
-  page.view = null;
   follow();
+}
+
+/** The answer is seen, and the form can be changed, unless an exercise asks for it. */
+function reveal() {
+  parts.body.hidden = parts.verdict.hidden = page.hidden;
+  byId("form").inert = page.hidden;
 }
 
 /** No question waits any more. */
@@ -104,8 +112,6 @@ function shown({ state }, view) {
   clearTimeout(page.again);
   if (view.again_seconds) page.again = setTimeout(() => page.view === view && ask(), 1000 * view.again_seconds);
   if (page.hidden && !byId("guess")) pose();
-  parts.body.hidden = parts.verdict.hidden = page.hidden;
-  byId("form").inert = page.hidden;
   exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
   document.title = `${state.calculator.title}: ${verdict} · trainledger`;
@@ -202,12 +208,13 @@ function pose() {
     another: () => exercise(Number(seed) + 1),
     leave: () => {
       page.hidden = false;
+      reveal();
       byId("exercise").replaceChildren();
       become({ exercise: null }, "exercise");
     },
     revealed: () => {
       page.hidden = false;
-      parts.body.hidden = parts.verdict.hidden = false;
+      reveal();
       form.show(given, page.view);
       buttons();
     },
@@ -225,6 +232,7 @@ function navigation() {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
         event.preventDefault();
         page.hidden = false;
+        reveal();
         byId("exercise").replaceChildren();
         become({ calculator, given: {}, exercise: null }, "calculator");
         trail.open = null;

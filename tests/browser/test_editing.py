@@ -1,0 +1,184 @@
+"""Editing a question: undo, one entry of the history for a drag, problems at their fields, copies, and what follows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from seen import said_by
+
+pytestmark = pytest.mark.process
+_HEARD = "said => document.querySelector('#said').textContent === said"
+
+
+def test_undo_redo_and_reset_go_through_the_history_of_the_browser(fresh) -> None:
+    page = fresh("?calculator=time")
+    first = page.headlines
+    assert page.button("Undo").is_disabled()
+    page.fill("params", "70B")
+    page.fill("tokens", "2T")
+    assert page.query == "?calculator=time&params=70B&tokens=2T"
+    page.button("Undo").click()
+    page.page.wait_for_url("**params=70B")
+    page.settled()
+    assert page.field("tokens").input_value() == "15T"
+    page.button("Redo").click()
+    page.page.wait_for_url("**tokens=2T")
+    page.settled()
+    assert page.field("tokens").input_value() == "2T"
+    page.button("Reset").click()
+    page.settled()
+    assert page.query == "?calculator=time"
+    assert page.headlines == first
+    page.back()
+    assert page.field("params").input_value() == "70B"
+
+
+def test_a_drag_is_one_entry_of_the_history_however_many_steps_it_has(fresh) -> None:
+    page = fresh("?calculator=time")
+    entries = page.page.evaluate("history.length")
+    slider = page.slider("params")
+    box = slider.bounding_box()
+    mouse = page.page.mouse
+    mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+    mouse.down()
+    for step in range(40):
+        mouse.move(box["x"] + box["width"] * (0.5 + step / 100), box["y"] + box["height"] / 2)
+    mouse.up()
+    page.settled()
+    assert page.page.evaluate("history.length") == entries + 1
+    assert f"params={page.field('params').input_value()}" in page.query
+    assert page.verdict == page.api()["verdict"]
+    page.back()
+    assert page.query == "?calculator=time"
+
+
+def test_focus_and_open_numbers_survive_an_answer(fresh) -> None:
+    page = fresh("?calculator=time")
+    page.page.locator(".headline summary").first.click()
+    slider = page.slider("tokens")
+    slider.focus()
+    for _ in range(5):
+        slider.press("ArrowLeft")
+    page.settled()
+    assert slider.evaluate("each => each === document.activeElement")
+    card = page.page.locator(".headline").first
+    assert card.get_attribute("open") is not None
+    assert card.locator(".formula").inner_text() == page.api()["headlines"][0]["formula"]
+
+
+def test_a_field_that_the_answer_decides_cannot_be_moved(fresh) -> None:
+    page = fresh("?calculator=time")
+    assert page.slider("days").is_disabled()
+    assert page.field("days").input_value() == "20.5609"
+    page.fill("solve", "count")
+    assert page.slider("days").is_enabled()
+    assert page.slider("count").is_disabled()
+
+
+def test_a_problem_stands_at_its_field_with_a_button_that_mends_it(fresh) -> None:
+    page = fresh("?calculator=memory&run=gpt2-xl")
+    before = page.headlines
+    page.fill("recipe.seq_len", "2048")  # GPT-2 has 1,024 positions
+    problem = page.page.locator('[data-field="recipe.seq_len"] .problem')
+    assert "is longer than model.max_seq_len = 1024" in problem.inner_text()
+    assert page.field("recipe.seq_len").get_attribute("aria-invalid") == "true"
+    assert "old" in page.page.locator("#answer").get_attribute("class")
+    assert page.headlines == before
+    problem.get_by_role("button", name="use 1024").click()
+    page.settled()
+    assert problem.is_hidden()
+    assert page.field("recipe.seq_len").input_value() == "1024"
+    assert page.verdict == page.api()["verdict"]
+
+
+def test_an_unknown_field_in_a_link_is_named_and_can_be_left_out(fresh) -> None:
+    page = fresh("?calculator=time&parms=70B")
+    assert (
+        "parms: is no field of this calculator; nearest that works: params"
+        in page.page.locator("#form > .problem").inner_text()
+    )
+    page.page.get_by_role("button", name="leave parms out").click()
+    page.settled()
+    assert page.query == "?calculator=time"
+    assert page.verdict
+
+
+def test_the_menu_copies_what_the_answer_is_elsewhere(fresh) -> None:
+    page = fresh(
+        "?calculator=memory&run=gpt2-xl&recipe.seq_len=1024", permissions=["clipboard-read", "clipboard-write"]
+    )
+
+    def copied(title: str) -> str:
+        button = page.button("Copy as")
+        button.focus()
+        button.press("Enter")
+        for _ in range(8):
+            if page.page.evaluate("document.activeElement.textContent") == title:
+                break
+            page.page.keyboard.press("ArrowDown")
+        page.page.keyboard.press("Enter")
+        page.page.wait_for_function(_HEARD, arg=f"{title} copied")
+        return str(page.page.evaluate("navigator.clipboard.readText()"))
+
+    found = page.api()
+    assert copied("Command line") == found["paste"]["command"]
+    assert copied("Python") == found["paste"]["python"]
+    assert copied("Run file") == found["paste"]["run_file"]
+    assert copied("Link") == page.base + page.query
+    assert json.loads(copied("JSON"))["headlines"] == found["headlines"]
+
+
+def test_the_menu_closes_with_escape_and_gives_the_focus_back(fresh) -> None:
+    page = fresh("?calculator=time")
+    page.button("Copy as").click()
+    page.page.keyboard.press("Escape")
+    assert page.page.locator("#copies").is_hidden()
+    assert page.page.evaluate("document.activeElement.id") == "copy"
+
+
+def test_a_list_is_found_by_any_part_of_a_name(fresh) -> None:
+    page = fresh("?calculator=time")
+    device = page.field("device")
+    device.fill("b200")
+    options = page.page.locator("#field-device-list li")
+    assert options.count() > 1
+    assert all("b200" in each for each in options.all_inner_texts())
+    device.press("ArrowDown")
+    device.press("Enter")
+    page.settled()
+    assert "device=b200" in page.query
+    assert page.verdict == page.api()["verdict"]
+
+
+def test_any_other_setting_of_a_run_is_set_and_left_out(fresh) -> None:
+    page = fresh("?calculator=memory&run=gpt2-xl&recipe.seq_len=1024")
+    before = page.headlines
+    page.page.locator("#another").fill("recipe.dropout")
+    page.page.locator("#another-value").fill("0.1")
+    page.button("Set").click()
+    page.settled()
+    assert "recipe.dropout=0.1" in page.query
+    assert page.headlines != before
+    assert "recipe.dropout=0.1" in page.command()
+    page.page.get_by_role("button", name="leave recipe.dropout out").click()
+    page.settled()
+    assert page.headlines == before
+
+
+def test_a_pasted_file_is_the_model_that_is_asked_about(fresh) -> None:
+    config = {"model_type": "gpt2", "n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 50304, "n_positions": 512}
+    page = fresh("?calculator=memory&recipe.seq_len=512")
+    page.page.get_by_text("Paste a config.json").click()
+    page.fill("config", json.dumps(config))
+    assert page.page.locator("#answer.old").count() == 0
+    assert fresh(page.query).headlines == page.headlines
+    assert page.command()[2] == "config.json"
+
+
+def test_presets_are_queries(fresh) -> None:
+    page = fresh("?calculator=time")
+    page.button("Llama 3.1 405B").click()
+    page.settled()
+    assert page.button("Llama 3.1 405B").get_attribute("aria-pressed") == "true"
+    assert said_by(page.command())["params"] == 405 * 10**9
