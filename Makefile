@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench fuzz
+.PHONY: run test test-all test-torch lint check bench fuzz screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -42,3 +42,6 @@ bench:          ## start-up time, accounts and layouts per second, predicted and
 fuzz:           ## the page's API under queries that nobody means: schemathesis, then hostile texts (some minutes)
 	@./install fuzz
 	@.venv/bin/python tools/fuzz_api.py
+
+screenshots:    ## docs/images: every calculator wide and light, narrow and dark (needs a Chromium and playwright)
+	@.venv/bin/python tools/screenshots.py
