@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench fuzz screenshots
+.PHONY: run test test-all test-torch lint check bench fuzz browser screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -43,5 +43,11 @@ fuzz:           ## the page's API under queries that nobody means: schemathesis,
 	@./install fuzz
 	@.venv/bin/python tools/fuzz_api.py
 
+browser:        ## the page in a real browser: every calculator, links, exercises, access (needs a Chromium and npm)
+	@./install browser
+	@[ -d .venv/axe/node_modules/axe-core ] || npm install --silent --prefix .venv/axe axe-core@4
+	@.venv/bin/python -m pytest --cost process tests/browser
+
 screenshots:    ## docs/images: every calculator wide and light, narrow and dark (needs a Chromium and playwright)
+	@./install browser
 	@.venv/bin/python tools/screenshots.py
