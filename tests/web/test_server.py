@@ -307,6 +307,34 @@ def test_work_that_nobody_asks_for_any_more_is_cancelled(monkeypatch: pytest.Mon
         assert ask(port, "/view/x").status == 202  # what a cancelled search gave is no answer
 
 
+def test_work_whose_asker_has_gone_is_cancelled_at_once_and_so_is_what_waits_behind_it() -> None:
+    ended, began = threading.Semaphore(0), threading.Semaphore(0)
+
+    def endless(query: Query, progress: Progress) -> Reply:
+        began.release()
+        try:
+            while True:
+                progress("layouts", 0, 1)
+                time.sleep(0.005)
+        except KeyboardInterrupt:
+            ended.release()
+            raise
+
+    app = make_app({"x": calculator(endless, patient=True)})
+    app.state.jobs.wait_seconds = 60
+    with running(app) as port:
+        open_ones = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(4)]
+        for at, each in enumerate(open_ones):
+            each.request("GET", f"/view/x?n={at}")
+        assert began.acquire(timeout=60)
+        assert began.acquire(timeout=60)
+        for each in open_ones:
+            each.close()
+        assert ended.acquire(timeout=60)
+        assert ended.acquire(timeout=60)
+        until(lambda: all(each.future.done() for each in app.state.jobs._jobs.values()))
+
+
 def test_more_questions_than_threads_wait_with_a_sentence() -> None:
     go_on = threading.Event()
 
@@ -329,10 +357,13 @@ def test_more_questions_than_threads_wait_with_a_sentence() -> None:
 def test_answers_that_are_there_are_bounded_in_number() -> None:
     import asyncio
 
+    async def here() -> bool:
+        return False
+
     async def many() -> int:
         jobs = Jobs()
         for key in range(100):
-            assert await jobs.ask(key, lambda progress: b"x") == b"x"
+            assert await jobs.ask(key, lambda progress: b"x", here) == b"x"
         jobs.close()
         return len(jobs._jobs)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -51,6 +51,11 @@ class _Job:
             raise Cancelled
         return answer
 
+    def cancel(self) -> None:
+        """End the work where it says next how far it is, or before it begins."""
+        self.cancelled = True
+        self.future.cancel()
+
     def progress(self, what: str, done: int, of: int) -> None:
         if self.cancelled or time.monotonic() - self.asked > FORGOTTEN_SECONDS:
             self.cancelled = True
@@ -66,10 +71,11 @@ class Jobs:
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "answer")
         self._jobs: dict[Hashable, _Job] = {}
 
-    async def ask(self, key: Hashable, work: Work) -> Any:
+    async def ask(self, key: Hashable, work: Work, gone: Callable[[], Awaitable[bool]]) -> Any:
         """The answer of the work of this key, or `Working` where it takes longer than a request waits.
 
-        Asked again with the same key within ``FORGOTTEN_SECONDS``, the same work goes on. Raises what the work raises.
+        Asked again with the same key within ``FORGOTTEN_SECONDS``, the same work goes on; where who asks is ``gone``
+        before that, it is cancelled. Raises what the work raises.
         """
         self._forget()
         job = self._jobs.get(key)
@@ -81,18 +87,21 @@ class Jobs:
         until = job.asked + self.wait_seconds
         while not job.future.done() and (now := time.monotonic()) < until:
             job.asked = now
+            if await gone():
+                job.cancel()
+                break
             await asyncio.sleep(_LOOK_SECONDS)
         if not job.future.done():
             return job.working
         try:
             return job.future.result()
-        except Cancelled:  # in the moment in which it was asked for again
+        except (Cancelled, CancelledError):  # by somebody else who asked for it
             return Working("begins again")
 
     def close(self) -> None:
         """Cancel all work."""
         for job in self._jobs.values():
-            job.cancelled = True
+            job.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self) -> None:
@@ -103,8 +112,7 @@ class Jobs:
             if job.future.done() and (job.cancelled or age > KEPT_SECONDS):
                 del self._jobs[key]
             elif not job.future.done() and age > FORGOTTEN_SECONDS:
-                job.cancelled = True
-                job.future.cancel()
+                job.cancel()
         done = [key for key, job in self._jobs.items() if job.future.done()]
         for key in done[: max(0, len(self._jobs) - MOST_KEPT + 1)]:
             del self._jobs[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
+import sys
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -16,6 +17,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web.guard import Guard
 
 LOOPBACK = "127.0.0.1"
+_SWITCH_SECONDS = 0.001  # between threads of Python: a search leaves room for quick questions
 _TRIED = 50  # ports after one that is in use
 _LONGEST_LINE = 2**20  # bytes of a request's line and headers; `guard.LONGEST_QUERY` is refused with a sentence
 
@@ -64,6 +66,7 @@ def server(app: FastAPI, address: Address) -> uvicorn.Server:
 
 def serve(app: FastAPI, found: socket.socket, address: Address) -> None:
     """Serve an application until Ctrl-C."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(KeyboardInterrupt):
         server(app, address).run(sockets=[found])
     app.state.jobs.close()

@@ -99,7 +99,8 @@ class Desk:
                 work = _work(way, calculator.name, given, self.calculators)
                 if calculator.patient and way != "exercise":
                     read_query(calculator.fields, given, any_of_run=calculator.any_of_run)  # wrong fields do not wait
-                    found = await self.jobs.ask((way, calculator.name, frozenset(given.items())), work)
+                    key = (request.url.path, request.url.query)
+                    found = await self.jobs.ask(key, work, request.is_disconnected)
                 else:
                     found = await self._in_turn(request, work)
             except InvalidInput as error:
