@@ -86,3 +86,8 @@ def test_each_exercise_has_an_answer_to_ask_for(name: str) -> None:
         asked = [each for each in answers.answer(name, query)["headlines"] if each["asked"] and each["value"]]
         assert asked, query
         assert answers.check(name, query, asked[0]["name"], "1e30")["right"] is False
+
+
+@pytest.mark.parametrize(("of", "guess"), [("days", "20.6 days"), ("flops", "7.2e23 FLOP"), ("flops", "7.2e23")])
+def test_a_guess_may_have_its_unit(of: str, guess: str) -> None:
+    assert answers.check("time", {}, of, guess)["right"]

@@ -286,6 +286,15 @@ def test_long_work_is_answered_with_how_far_it_is_then_with_the_answer() -> None
         assert ask(port, "/view/x?n=0").sentence == "n = 0: is too few"
 
 
+def test_a_long_answer_is_that_of_its_own_width_and_guess(port: int) -> None:
+    query = "budget=flops&flops=1e22"
+    wide, narrow = (ask(port, f"/view/optimal?{query}&width={each}").body for each in (960, 380))
+    assert b'viewBox=\\"0 0 960' in wide
+    assert b'viewBox=\\"0 0 380' in narrow
+    right, wrong = (ask(port, f"/check/optimal?{query}&of=parameters&guess={each}").body for each in ("9.13B", "1M"))
+    assert (json.loads(right)["right"], json.loads(wrong)["right"]) == (True, False)
+
+
 def test_work_that_nobody_asks_for_any_more_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainledger.web.jobs.FORGOTTEN_SECONDS", 0.05)
     ended = threading.Event()

@@ -182,11 +182,14 @@ def _asked(
 
 
 def _guessed(guess: str, right: Headline) -> float:
+    """The number of a guess, which may have its unit or its title behind it ("158 TFLOP", "12 days")."""
     parse = _PARSERS.get(right.unit, parse_amount)
-    try:
-        return float(parse(guess.removesuffix(right.text.lstrip("0123456789.,")) or guess))
-    except NotAQuantity as error:
-        raise InvalidInput([Problem("guess", guess, error.rule, error.nearest)]) from None
+    for unit in ("", "FLOP/s", "FLOP", right.title):
+        try:
+            return float(parse(guess.strip().removesuffix(unit)))
+        except NotAQuantity as error:
+            wrong = error
+    raise InvalidInput([Problem("guess", guess, wrong.rule, wrong.nearest)])
 
 
 def _headline_data(each: Headline) -> dict[str, Any]:
