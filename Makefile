@@ -31,13 +31,15 @@ lint:           ## format, lint, types
 check:          ## format, lint, types, unit tests, tests of the rooms that changed: before every commit
 	@./check
 
-bench:          ## start-up time, accounts and layouts per second, predicted and measured step times (some minutes)
+bench:          ## start-up time, accounts and layouts per second, step times, the page (some minutes)
 	@./install dev
 	@.venv/bin/python bench/startup.py
 	@.venv/bin/python bench/ledger.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/plan.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/step_time.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/trace.py --beside
+	@.venv/bin/python bench/web.py
+	@.venv/bin/python bench/page.py --pyodide .venv/pyodide/node_modules/pyodide
 
 fuzz:           ## the page's API under queries that nobody means: schemathesis, then hostile texts (some minutes)
 	@./install fuzz
@@ -46,6 +48,7 @@ fuzz:           ## the page's API under queries that nobody means: schemathesis,
 browser:        ## the page in a real browser: every calculator, links, exercises, access (needs a Chromium and npm)
 	@./install browser
 	@[ -d .venv/axe/node_modules/axe-core ] || npm install --silent --prefix .venv/axe axe-core@4
+	@[ -d .venv/pyodide/node_modules/pyodide ] || npm install --silent --prefix .venv/pyodide pyodide@314
 	@.venv/bin/python -m pytest --cost process tests/browser
 
 screenshots:    ## docs/images: every calculator wide and light, narrow and dark (needs a Chromium and playwright)

@@ -149,7 +149,9 @@ def main() -> int:
         return 0
     with chromium() as browser:
         in_server(browser, args.moves)
-        if args.pyodide:
+        if args.pyodide and not args.pyodide.is_dir():
+            print(f"The exported site was not measured: there is no {args.pyodide} (make browser installs it).")
+        elif args.pyodide:
             in_site(browser, args.pyodide, args.moves)
     return 0
 

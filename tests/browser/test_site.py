@@ -1,0 +1,108 @@
+"""The exported site from a plain file server: Python in the browser gives the numbers that we give, offline."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from seen import Page
+
+from trainledger.web import answers
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.export import export
+
+pytestmark = pytest.mark.process
+PYODIDE = Path(sys.prefix, "pyodide/node_modules/pyodide")
+# Where the default question takes seconds, a smaller one.
+SMALL = {"breaks": {"run": "gpt2", "recipe.seq_len": "512", "recipe.global_batch": "64", "along": "sequence"}}
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the site below a path, as on GitHub Pages."""
+    if not PYODIDE.is_dir():
+        pytest.skip("no Pyodide here (make browser installs it), so the exported site was not looked at")
+    root = tmp_path_factory.mktemp("pages")
+    export(root / "some" / "path", PYODIDE)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(root)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/some/path/"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(site: str, browser: object) -> Iterator[Page]:
+    """One page for all tests, since Python takes seconds to start; it logs no error and asks no other host."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")  # type: ignore[attr-defined]
+    made = Page(context, site)
+    made.go("?calculator=time")
+    yield made
+    context.close()
+    assert made.complaints == []
+
+
+def asked(page: Page, name: str, query: dict[str, str]) -> None:
+    """Goes to a calculator as its link in the page does, then to a query of it; Python stays where it is."""
+    page.page.locator("#calculators a", has_text=CALCULATORS[name].title).click()
+    page.settled()
+    for field, text in query.items():
+        page.fill(field, text)
+
+
+@pytest.mark.parametrize("name", [name for name, each in CALCULATORS.items() if not each.needs])
+def test_each_calculator_answers_as_the_server_does(name: str, page: Page) -> None:
+    asked(page, name, SMALL.get(name, {}))
+    found = answers.answer(name, SMALL.get(name, {}))
+    assert page.verdict == found["verdict"]
+    assert list(page.headlines.values()) == [each["text"] for each in found["headlines"]]
+    assert page.page.locator("#answer svg").count() >= len(found["figures"])
+
+
+def test_it_answers_without_a_network(page: Page) -> None:
+    page.context.set_offline(True)
+    asked(page, "time", {"params": "70B", "tokens": "15T", "mfu": "50%"})
+    assert "143.9 days" in page.verdict
+    page.context.set_offline(False)
+    # Chromium asks for the icon again at each new address, and logs that it has no network.
+    page.complaints[:] = [each for each in page.complaints if "ERR_INTERNET_DISCONNECTED" not in each]
+
+
+def test_wrong_input_gets_the_sentence_of_the_command_line(page: Page) -> None:
+    asked(page, "time", {})
+    page.fill("tokens", "many")
+    assert 'write it like 4096, "1e9" or "15T"' in page.page.locator("#form").inner_text()
+
+
+def test_layouts_say_what_they_need_and_the_command_to_run(page: Page) -> None:
+    asked(page, "layouts", {})
+    assert "needs numpy" in page.verdict
+    assert page.command()[:2] == ["trainledger", "layouts"]
+
+
+def test_a_link_opens_the_same_question_in_another_browser(site: str, page: Page, browser: object) -> None:
+    asked(page, "matmul", {"m": "4096"})
+    context = browser.new_context()  # type: ignore[attr-defined]
+    other = Page(context, site)
+    other.go(page.query)
+    assert other.verdict == page.verdict
+    assert other.field("m").input_value() == "4096"
+    context.close()
+    assert other.complaints == []
+
+
+def test_a_question_that_is_cancelled_leaves_a_python_that_answers(page: Page) -> None:
+    page.page.locator("#calculators a", has_text=CALCULATORS["breaks"].title).click()
+    page.button("Cancel").click()
+    page.page.locator("#calculators a", has_text=CALCULATORS["time"].title).click()
+    page.settled()
+    assert "days" in page.verdict
