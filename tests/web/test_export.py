@@ -99,6 +99,7 @@ def test_the_page_asks_a_worker_and_may_load_nothing_from_elsewhere(tmp_path: Pa
         assert "url(/" not in (folder / each).read_text()
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "site.json")
     assert site.document().data()["nbytes"] == written
+    assert site.document().data()["compiled"] is False  # these files are none of Pyodide's
     assert 0 < site.document().data()["gzip_nbytes"] < written
 
 

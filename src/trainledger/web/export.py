@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import subprocess
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,7 @@ from typing import Any
 
 import trainledger
 from trainledger import __version__
-from trainledger.document import Document, Section, Table
+from trainledger.document import Document, Section, Table, Text
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers
@@ -34,6 +37,7 @@ _CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zi
 _LOCK = "pyodide-lock.json"
 _CHARSET = '<meta charset="utf-8">'
 _MANIFEST = "site.json"
+_LONGEST_SECONDS = 300  # of compiling
 
 
 @frozen
@@ -42,6 +46,7 @@ class Site:
 
     folder: Path
     parts: tuple[tuple[str, int, int, int], ...]
+    compiled: bool
 
     def document(self) -> Document:
         """The sizes by part."""
@@ -49,9 +54,17 @@ class Site:
         total = ("all", files, nbytes, sent)
         heads, units = ("part", "files", "size", "sent with gzip"), ("", "integer", "nbytes", "nbytes")
         table = Table("parts", heads, (*self.parts, total), units=units)
+        slower = "Python starts a second or two later than it could: its sources are compiled where node is installed."
+        notes = () if self.compiled else (Text((slower,)),)
         parts = [dict(zip(("part", "files", "nbytes", "gzip_nbytes"), each, strict=True)) for each in self.parts]
-        data = {"folder": os.fspath(self.folder), "parts": parts, "nbytes": nbytes, "gzip_nbytes": sent}
-        return Document(f"{self.folder}: a page for any web server", (Section("", (table,)),), data=lambda: data)
+        data = {
+            "folder": os.fspath(self.folder),
+            "parts": parts,
+            "nbytes": nbytes,
+            "gzip_nbytes": sent,
+            "compiled": self.compiled,
+        }
+        return Document(f"{self.folder}: a page for any web server", (Section("", (table, *notes)),), data=lambda: data)
 
 
 def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = ()) -> Site:
@@ -63,9 +76,11 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     core = _core_of(pyodide)
     _check_wheels(wheels)
     _clear(folder)
+    sources = _sources()
+    compiled = _compiled(sources, core)
     parts = {
         "page": dict(_page([each.name for each in wheels])),
-        "calculators": {"python.zip": _sources()},
+        "calculators": {"python.zip": compiled or sources},
         "Pyodide": {f"pyodide/{name}": (core / name).read_bytes() for name in _CORE}
         | {f"pyodide/{_LOCK}": _lock(core)},
         "wheels": {f"pyodide/{each.name}": each.read_bytes() for each in wheels},
@@ -77,7 +92,8 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
             path.write_bytes(content)
     names = [name for part in parts.values() for name in part]
     (folder / _MANIFEST).write_text(json.dumps({"trainledger": __version__, "files": names}, indent=1))
-    return Site(folder, tuple(_sizes(name, list(part.values())) for name, part in parts.items() if part))
+    sizes = tuple(_sizes(name, list(part.values())) for name, part in parts.items() if part)
+    return Site(folder, sizes, compiled is not None)
 
 
 def _sizes(name: str, contents: list[bytes]) -> tuple[str, int, int, int]:
@@ -106,6 +122,20 @@ def _sources() -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes(), compresslevel=9)
     return made.getvalue()
+
+
+def _compiled(sources: bytes, core: Path) -> bytes | None:
+    """The archive as bytecode of Pyodide's Python; None where no node can run it."""
+    node = shutil.which("node")
+    if node is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "sources.zip"), Path(folder, "compiled.zip")
+        given.write_bytes(sources)
+        script = Path(__file__).with_name("compile.mjs")
+        words = [script, (core / "pyodide.mjs").resolve(), given, made]
+        done = subprocess.run([node, *words], capture_output=True, check=False, timeout=_LONGEST_SECONDS)
+        return made.read_bytes() if done.returncode == 0 else None
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
