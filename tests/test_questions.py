@@ -134,9 +134,15 @@ def test_a_question_takes_what_load_takes(question: str) -> None:
     assert ask(SPREAD, changes, **more) == ask(tl.load(path, changes), **more)
 
 
-def test_a_model_and_a_ledger_are_no_runs_and_a_run_is_no_model() -> None:
+def test_a_model_alone_is_a_run_of_one_step_as_its_name_is() -> None:
+    by_name, by_hand = tl.plan("gpt2"), tl.plan(tl.model("gpt2"))
+    assert by_hand.run == by_name.run
+    assert by_hand.run.origin.assumed == by_name.run.origin.assumed
+
+
+def test_a_ledger_is_no_run_and_a_run_is_no_model() -> None:
     run = tl.load(SPREAD)
-    assert "a dict of sections or a Run, not ModelSpec" in refusal(lambda: tl.predict(run.model))  # type: ignore[arg-type]
+    assert "a dict of sections or a Run, not int" in refusal(lambda: tl.predict(7))  # type: ignore[arg-type]
     assert "trainledger.on_device says" in refusal(lambda: tl.predict(tl.account(run)))  # type: ignore[arg-type]
     assert "a Run has its own as run.model" in refusal(lambda: tl.parameters(run))  # type: ignore[arg-type]
     assert "must be a Ledger" in refusal(lambda: tl.on_device(run, "l4"))  # type: ignore[arg-type]

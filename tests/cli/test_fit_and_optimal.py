@@ -198,9 +198,9 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
     assert asked.asked is not None
     assert asked.served is not None
     assert asked.repeated is not None
-    iso, frontier = figures(asked).values()
+    iso, frontier, plane = figures(asked).values()
     before = [len(each["data"]) for each in figures(plain).values()]
-    assert [len(each["data"]) for each in (iso, frontier)] == [each + 3 for each in before]
+    assert [len(each["data"]) for each in (iso, frontier, plane)] == [each + 3 for each in before]
     points = (asked.asked, asked.served, asked.repeated)
     assert [each["x"][0] for each in iso["data"][-3:]] == [each.parameters for each in points]
     assert [each["x"][0] for each in frontier["data"][-3:]] == [6 * each.parameters * each.tokens for each in points]

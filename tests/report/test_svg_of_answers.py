@@ -20,6 +20,7 @@ from trainledger.document import Figure
 from trainledger.report.memory import memory_figure
 from trainledger.report.reconciliation import figures as figures_of_a_run
 from trainledger.report.record import read_run
+from trainledger.report.style import COLOURS
 from trainledger.report.svg import STYLE, standalone, svg
 from trainledger.report.svg.elements import width_of
 from trainledger.web.answers import answer
@@ -128,8 +129,9 @@ def test_every_trace_is_drawn_and_says_what_it_is(figures: dict[str, Figure]) ->
             assert {" ".join(each.split("<br>")) for each in named} <= set(drawn.words), name
         for trace in figure["data"]:
             lines = trace["type"] == "scatter" and "lines" in trace.get("mode", "") and not trace.get("stackgroup")
-            if lines and trace.get("line", {}).get("width", 2):
-                assert drawn.paths(stroke=trace["line"]["color"]), (name, trace["name"])
+            style = {"width": 2, "color": COLOURS[figure["data"].index(trace) % len(COLOURS)]} | trace.get("line", {})
+            if lines and style["width"]:
+                assert drawn.paths(stroke=style["color"]), (name, trace["name"])
 
 
 def test_a_figure_as_a_file_has_its_title_and_the_key_of_its_numbers(figures: dict[str, Figure]) -> None:
