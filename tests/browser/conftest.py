@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from seen import Page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from browsing import CHROMIUM, QUIET, served
+
 AXE = Path(sys.prefix, "axe/node_modules/axe-core/axe.min.js")
-# The browser asks nobody but the page: what it would do for itself is switched off.
-_QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-          "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[str]:
-    """The address of `trainledger serve` on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "trainledger", "serve", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    base = f"http://127.0.0.1:{port}/"
-    try:
-        until = time.monotonic() + 60
-        while not _answers(base):
-            assert process.poll() is None, "the server ended"
-            assert time.monotonic() < until, "the server does not answer"
-            time.sleep(0.05)
-        yield base
-    finally:
-        process.terminate()
-        process.wait()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs train; the page shows those in its ``runs``."""
+    return tmp_path_factory.mktemp("training")
 
 
-def _answers(base: str) -> bool:
-    try:
-        return bool(urlopen(f"{base}calculators.json", timeout=5).status == 200)
-    except OSError:
-        return False
+@pytest.fixture(scope="session")
+def base(folder: Path) -> Iterator[str]:
+    """The address of the page."""
+    with served(folder / "runs") as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -58,13 +36,13 @@ def browser() -> Iterator[object]:
         pytest.skip("no Chromium or Chrome here, so the page was not looked at")
     os.environ.pop("DISPLAY", None)
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield opened
         opened.close()
 
 
 @pytest.fixture
-def fresh(served: str, browser: object) -> Iterator[object]:
+def fresh(base: str, browser: object) -> Iterator[object]:
     """A function that opens the page as a new reader would, with nothing remembered.
 
     At the end no page has logged an error, broken its own policy, or asked another host.
@@ -75,7 +53,7 @@ def fresh(served: str, browser: object) -> Iterator[object]:
         context = browser.new_context(  # type: ignore[attr-defined]
             viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce", **more
         )
-        pages.append(Page(context, served))
+        pages.append(Page(context, base))
         pages[-1].go(query)
         return pages[-1]
 

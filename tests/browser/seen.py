@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-# Where the default question of a calculator takes seconds, a smaller one.
-SMALL = {"layouts": "&run=gpt2-xl&cluster.count=8&layout.pipeline=1", "breaks": "&run=gpt2-xl&recipe.seq_len=1024"}
-_SETTLED = "() => document.querySelector('#answer')?.getAttribute('aria-busy') === 'false'"
+from browsing import SETTLED
 
 
 class Page:
@@ -40,7 +38,7 @@ class Page:
 
     def settled(self) -> None:
         """Waits until no question is open."""
-        self.page.wait_for_function(_SETTLED, timeout=120_000)
+        self.page.wait_for_function(SETTLED, timeout=120_000)
 
     def back(self) -> None:
         """One entry back in the browser's history."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from seen import SMALL
 
+from browsing import SMALL
 from trainledger.web.calculators import CALCULATORS
 
 pytestmark = pytest.mark.process

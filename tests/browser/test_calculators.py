@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from seen import SMALL, Page, named, numbers, said_by
+from seen import Page, named, numbers, said_by
 
+from browsing import SMALL
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import Field
 

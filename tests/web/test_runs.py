@@ -31,7 +31,7 @@ def test_the_newest_run_is_shown_and_the_others_are_choices(tmp_path: Path) -> N
     assert seen["verdict"] == "second: finished, step 20, loss 0.450"
     assert [name for name, _ in seen["choices"]["name"]] == ["second", "first"]
     assert [each["title"] for each in seen["drawings"]][:2] == ["Loss", "Time of each step"]
-    assert seen["again_seconds"] is None
+    assert seen["again_seconds"] == 3
     first = answers.view("runs", {"name": "first"}, calculators=calculators)
     assert first["verdict"].startswith("first: finished, step 3")
 

@@ -19,6 +19,7 @@ from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, 
 from trainledger.web.field import Field, Query
 
 EVERY_SECONDS = 1.0  # how often a page asks again while a run trains
+RESTING_SECONDS = 3.0  # and while none does: it may be resumed, or another one begin
 _TONES = {"finished": GOOD, "running": GOOD, "diverged": BAD, "failed": BAD, "killed": BAD}
 _QUANTITIES = ("step_seconds", "tokens_per_second", "mfu", "peak_nbytes")
 _LAST = 12  # lines of the table beside a curve
@@ -44,7 +45,13 @@ def _reply(folder: Path, query: Query, progress: Progress) -> Reply:
     choices = {"name": tuple((each, each) for each in found)}
     if not found:
         made = listing_of(folder, [])
-        return Reply(document=made, verdict=f"No runs in {folder.name}.", values={}, words=("runs",))
+        return Reply(
+            document=made,
+            verdict=f"No runs in {folder.name}.",
+            values={},
+            words=("runs",),
+            again_seconds=RESTING_SECONDS,
+        )
     name = query["name"] or next(iter(found))
     if name not in found:
         near = nearest_text(name, found)
@@ -61,7 +68,7 @@ def _reply(folder: Path, query: Query, progress: Progress) -> Reply:
         choices=choices,
         words=("reconcile", str(found[name])),
         python=f"import trainledger as tl\n\n# forecast and measurement\n!trainledger reconcile {found[name]}",
-        again_seconds=EVERY_SECONDS if state == "running" else None,
+        again_seconds=EVERY_SECONDS if state == "running" else RESTING_SECONDS,
     )
 
 

@@ -3,6 +3,23 @@ import { combobox } from "./combobox.js";
 import { control, told } from "./field.js";
 import { element } from "./element.js";
 
+const OPEN = 8; // fields of a narrow screen that are seen before the answer
+const narrow = matchMedia("(max-width: 860px)");
+
+/** Fields under a heading that folds them; on a narrow screen those after the first are folded. */
+function group(title, seen, boxes, folded) {
+  const set = element("fieldset", { class: folded ? "folded" : "" });
+  const fold = element("button", {
+    type: "button", class: "fold", "aria-expanded": String(!folded), text: title,
+    onclick: () => fold.setAttribute("aria-expanded", String(!set.classList.toggle("folded"))),
+  });
+  set.append(seen ? element("legend", {}, fold) : element("legend", { class: "unseen", text: title }), ...boxes);
+  return set;
+}
+
+/** Opens the group of a field. */
+const unfold = (box) => box.closest(".folded")?.querySelector(".fold").click();
+
 export class Form {
   /** `changed(name, text, settled)` hears of each step of each field. */
   constructor(root, changed) {
@@ -26,9 +43,12 @@ export class Form {
       if (!groups.has(field.group)) groups.set(field.group, []);
       groups.get(field.group).push(made.box);
     }
-    const sets = [...groups].map(([title, boxes]) =>
-      element("fieldset", {}, ...(title ? [element("legend", { text: title })] : [element("legend", { class: "unseen", text: calculator.title })]), ...boxes),
-    );
+    let above = 0;
+    const sets = [...groups].map(([title, boxes]) => {
+      const folded = narrow.matches && above >= OPEN;
+      above += boxes.length;
+      return group(title || calculator.title, Boolean(title), boxes, folded);
+    });
     this.root.replaceChildren(this.general, ...sets, this.others);
   }
 
@@ -38,6 +58,7 @@ export class Form {
     for (const [name, choices] of Object.entries(view?.choices ?? {})) this.controls.get(name)?.offer(choices);
     for (const field of this.calculator.fields) {
       const text = given[field.name] ?? field.default;
+      if (field.name in given) unfold(this.controls.get(field.name).box);
       const known = answered?.[field.name] ?? { text, at: Math.max(0, field.stops.indexOf(text)), follows: false };
       this.controls.get(field.name).show(known, field.name in given, hidden);
     }
@@ -77,6 +98,7 @@ export class Form {
     for (const [name, made] of this.controls) {
       const at = left.findIndex((each) => each.field === name);
       const own = at < 0 ? null : left.splice(at, 1)[0];
+      if (own) unfold(made.box);
       made.wrong(own, (text) => this.changed(name, text, true));
     }
     this.general.hidden = !left.length;

@@ -2,7 +2,7 @@
 import { drawAnswer, showAnswer } from "./answer.js";
 import { Asking } from "./asking.js";
 import { copyMenu } from "./copy.js";
-import { byId, element, keep } from "./element.js";
+import { byId, element, keep, put } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
@@ -59,8 +59,12 @@ function follow() {
     byId("form").scrollTop = 0;
   }
   for (const link of byId("calculators").querySelectorAll("a")) {
-    if (link.dataset.name === calculator.name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.name !== calculator.name) link.removeAttribute("aria-current");
+    else if (!link.hasAttribute("aria-current")) {
+      link.setAttribute("aria-current", "page");
+      const strip = byId("calculators");
+      if (strip.scrollWidth > strip.clientWidth) link.scrollIntoView({ block: "nearest", inline: "center" });
+    }
   }
   chips();
   buttons();
@@ -110,7 +114,7 @@ function shown({ state }, view) {
   }
   showAnswer(parts, view);
   clearTimeout(page.again);
-  if (view.again_seconds) page.again = setTimeout(() => page.view === view && ask(), 1000 * view.again_seconds);
+  if (view.again_seconds) page.again = setTimeout(() => page.view === view && unlessHidden(ask), 1000 * view.again_seconds);
   if (page.hidden && !byId("guess")) pose();
   exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
@@ -118,6 +122,12 @@ function shown({ state }, view) {
   byId("peek").textContent = page.hidden ? "" : view.verdict;
   byId("peek").className = `peek ${view.tone}`;
   if (!page.hidden) say(view.verdict, 900);
+}
+
+/** Now, or when the reader comes back to the page. */
+function unlessHidden(act) {
+  if (document.hidden) addEventListener("visibilitychange", act, { once: true });
+  else act();
 }
 
 function refused({ state }, error) {
@@ -147,7 +157,7 @@ let speaking;
 /** What a screen reader says and, for a moment, the page shows; of sentences that follow each other fast, the last. */
 function say(sentence, pause = 0) {
   clearTimeout(speaking);
-  speaking = setTimeout(() => (byId("said").textContent = sentence), pause);
+  speaking = setTimeout(() => put(byId("said"), sentence), pause);
 }
 
 // --- buttons -------------------------------------------------------------------------------------------------------
@@ -186,6 +196,7 @@ function buttons() {
 
 /** Says what was done, also to the eye. */
 function confirm(sentence) {
+  put(byId("said"), "");
   say(sentence);
   const toast = element("p", { class: "toast", text: sentence, "aria-hidden": "true" });
   document.querySelector(".toast")?.remove();
