@@ -4,47 +4,46 @@
     python tools/screenshots.py memory    # one
 
 Starts the server, drives a Chromium that is on the machine (playwright, without a browser of its own), and writes
-docs/images/NAME-light-1280.png and NAME-dark-390.png in 64 colours.
+docs/images/NAME-light-1280.png and NAME-dark-390.png in few colours.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import sys
+import tempfile
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
+from browsing import CHROMIUM, QUIET, SETTLED, served, training
 from trainledger.web.calculators import CALCULATORS
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 SHOTS = (("light", 1280, 1500), ("dark", 390, 1100))  # scheme, and pixels across and down
 NARROW = 600  # below it the answer stands under the form
-COLOURS = 64
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+COLOURS = 128
+STEPS = 600  # of the small run that the calculator of runs shows
 PATIENCE_MS = 120_000
 
 
 def main(names: list[str]) -> int:
-    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser_path is None:
+    """Write the screenshots of these calculators, or of all."""
+    if CHROMIUM is None:
         print("no Chromium was found: apt-get install chromium", file=sys.stderr)
         return 1
     IMAGES.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "trainledger", "serve", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
-        assert server.stdout is not None
-        address = json.loads(server.stdout.readline())["url"]
-        browser = playwright.chromium.launch(executable_path=browser_path, args=ARGUMENTS)
-        for name in names or CALCULATORS:
-            for shot in SHOTS:
-                print(take(browser, address, name, *shot))
-        browser.close()
-        server.terminate()
+    wanted = names or [*CALCULATORS, "runs"]
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder) / "runs") as address:
+        if "runs" in wanted:
+            training(Path(folder), STEPS).wait()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+            for name in wanted:
+                for shot in SHOTS:
+                    print(take(browser, address, name, *shot))
+            browser.close()
     return 0
 
 
@@ -52,11 +51,12 @@ def take(browser: Browser, address: str, name: str, scheme: str, across: int, do
     """One calculator's answer to its default query, cut to the height that a reader looks at."""
     page = browser.new_page(viewport={"width": across, "height": down}, color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(f"{address}?calculator={name}")
-    page.locator("#answer[aria-busy=false]").wait_for(timeout=PATIENCE_MS)
+    page.wait_for_function(SETTLED, timeout=PATIENCE_MS)
     if across < NARROW:
         page.locator("#answer").evaluate("answer => answer.scrollIntoView()")
     page.wait_for_timeout(500)
-    picture = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    picture = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # also keeps rare colours
     page.close()
     file = IMAGES / f"{name}-{scheme}-{across}.png"
     picture.save(file, optimize=True)

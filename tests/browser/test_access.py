@@ -33,7 +33,7 @@ def test_axe_finds_nothing_in_light_and_dark_at_both_widths(name: str, fresh, ax
 
 
 def test_menus_problems_and_exercises_pass_too(fresh, axe: str) -> None:
-    problem = fresh("?calculator=memory&run=gpt2-xl&recipe.seq_len=2048", theme="dark")
+    problem = fresh("?calculator=memory&layout.tensor=3", theme="dark")
     problem.button("Copy as").click()
     exercise = fresh("?calculator=time&exercise=3", width=390)
     exercise.page.locator("#guess").fill("12")

@@ -77,18 +77,18 @@ def test_a_field_that_the_answer_decides_cannot_be_moved(fresh) -> None:
 
 
 def test_a_problem_stands_at_its_field_with_a_button_that_mends_it(fresh) -> None:
-    page = fresh("?calculator=memory&run=gpt2-xl")
+    page = fresh("?calculator=memory")
     before = page.headlines
-    page.fill("recipe.seq_len", "2048")  # GPT-2 has 1,024 positions
-    problem = page.page.locator('[data-field="recipe.seq_len"] .problem')
-    assert "is longer than model.max_seq_len = 1024" in problem.inner_text()
-    assert page.field("recipe.seq_len").get_attribute("aria-invalid") == "true"
+    page.fill("layout.tensor", "3")
+    problem = page.page.locator('[data-field="layout.tensor"] .problem')
+    assert "must divide model.attention.n_heads = 32" in problem.inner_text()
+    assert page.field("layout.tensor").get_attribute("aria-invalid") == "true"
     assert "old" in page.page.locator("#answer").get_attribute("class")
     assert page.headlines == before
-    problem.get_by_role("button", name="use 1024").click()
+    problem.get_by_role("button", name="use 2").click()
     page.settled()
     assert problem.is_hidden()
-    assert page.field("recipe.seq_len").input_value() == "1024"
+    assert page.field("layout.tensor").input_value() == "2"
     assert page.verdict == page.api()["verdict"]
 
 
