@@ -21,7 +21,8 @@ from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel import mesh_of, spread
+from trainledger.train.parallel.mesh import mesh_of
+from trainledger.train.parallel.spread import spread
 from trainledger.train.step import optimizer_step
 
 

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
-from trainledger.train.parallel import mesh_of, spread
+from trainledger.train.parallel.mesh import mesh_of
+from trainledger.train.parallel.spread import spread
 
 BRANCHES = ("self_attn", "mlp", "lm_head")
 

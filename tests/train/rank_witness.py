@@ -28,7 +28,7 @@ from trainledger.nn.float8 import use_float8
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel import finish_gradients
+from trainledger.train.parallel.tensor import finish_gradients
 from trainledger.train.step import optimizer_step
 
 FUNCTIONAL = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather",

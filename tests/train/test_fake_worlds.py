@@ -22,7 +22,7 @@ from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.distributed.local_shards import local
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel import finish_gradients
+from trainledger.train.parallel.tensor import finish_gradients
 from trainledger.train.step import optimizer_step
 
 WIDE: dict[str, Any] = {

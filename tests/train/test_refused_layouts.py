@@ -12,7 +12,7 @@ from trainledger.nn.transformer import build
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
-from trainledger.train.parallel import spread
+from trainledger.train.parallel.spread import spread
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,12 @@
-"""A layout applied to a model: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP.
-
-What is done here is what `ledger.ranks` accounts for; the tests run both. Pipelines, context and expert ranks are
-accounted for and not applied yet.
-"""
+"""Heads and inner widths split over tensor ranks by DTensor (Megatron-LM's tensor parallelism)."""
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -23,80 +17,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.train.precision import TORCH
-
-AXES = ("replicate", "shard", "tensor")
-
-
-def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
-    """The device mesh of a layout: replicas outermost, tensor ranks next to each other (they talk the most)."""
-    return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)
-
-
-def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
-    """The model as this rank holds it: split over ``tensor``, then sharded over ``shard`` or replicated.
-
-    A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
-    """
-    applied = {"pipeline": 1, "context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
-    problems = [
-        Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
-        for name, one in applied.items()
-        if getattr(layout, name) != one
-    ]
-    if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
-        problems.append(
-            Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
-        )
-    if layout.shard > 1 and layout.zero != 3:
-        problems.append(Problem("layout.zero", layout.zero, "is accounted for, but not applied to a model yet", 3))
-    if problems:
-        raise InvalidInput(problems)
-    if layout.tensor > 1:
-        refuse_to_split(model, precision)
-        split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
-    if layout.shard > 1:
-        shard(model, layout, mesh, precision)
-    elif layout.replicate > 1:
-        if layout.tensor > 1:
-            rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
-            raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
-        group = mesh.get_group("replicate")
-        return nn.parallel.DistributedDataParallel(model, process_group=group, **_BUFFERS)
-    return model
-
-
-# What DDP calls sending buffers in every forward: since torch 2.13 an option that leaves the first sending alone. All
-# ranks work out the same buffers, so that none need be sent at all.
-_NEW, _OLD = "forward_sync_buffers", "broadcast_buffers"
-_DDP = signature(nn.parallel.DistributedDataParallel.__init__).parameters
-_BUFFERS: dict[str, Any] = {_NEW if _NEW in _DDP else _OLD: False}
-
-
-def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> None:
-    """FSDP2: each block a group of its own, all else one group that stays gathered until its backward is over.
-
-    Where the precision gathers in another format than it holds, FSDP2 makes the copies and widens the gradients.
-    """
-    policy = MixedPrecisionPolicy()
-    if precision.copies == "gathered":
-        policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.gradients])
-    groups = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
-    for block in model.layers:  # type: ignore[union-attr]
-        fully_shard(block, mesh=groups, reshard_after_forward=layout.reshards, mp_policy=policy)
-    fully_shard(model, mesh=groups, mp_policy=policy)
-    if layout.prefetch != 1:
-        _prefetch(list(model.layers), layout.prefetch)  # type: ignore[arg-type]
-
-
-def _prefetch(blocks: list[Any], ahead: int) -> None:
-    """Say which blocks are gathered while one runs backward: by default FSDP2 takes the one before it."""
-    for index, block in enumerate(blocks):
-        block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
 
 
 def refuse_to_split(model: nn.Module, precision: Precision) -> None:

@@ -1,0 +1,14 @@
+"""The device mesh of a layout."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainledger.spec.layout import Layout
+
+AXES = ("replicate", "shard", "tensor")
+
+
+def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
+    """The device mesh of a layout: replicas outermost, tensor ranks next to each other (they talk the most)."""
+    return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)

@@ -1,0 +1,49 @@
+"""A layout applied to a model: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP.
+
+What is done here is what `ledger.ranks` accounts for; the tests run both. Pipelines, context and expert ranks are
+accounted for and not applied yet.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainledger.spec.layout import Layout
+from trainledger.spec.precision import Precision
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.train.parallel.replicated import replicate
+from trainledger.train.parallel.sharded import shard
+from trainledger.train.parallel.tensor import refuse_to_split, split
+
+
+def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
+    """The model as this rank holds it: split over ``tensor``, then sharded over ``shard`` or replicated.
+
+    A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
+    """
+    applied = {"pipeline": 1, "context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
+    problems = [
+        Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
+        for name, one in applied.items()
+        if getattr(layout, name) != one
+    ]
+    if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
+        problems.append(
+            Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
+        )
+    if layout.shard > 1 and layout.zero != 3:
+        problems.append(Problem("layout.zero", layout.zero, "is accounted for, but not applied to a model yet", 3))
+    if problems:
+        raise InvalidInput(problems)
+    if layout.tensor > 1:
+        refuse_to_split(model, precision)
+        split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
+    if layout.shard > 1:
+        shard(model, layout, mesh, precision)
+    elif layout.replicate > 1:
+        if layout.tensor > 1:
+            rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
+            raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
+        return replicate(model, mesh)
+    return model
