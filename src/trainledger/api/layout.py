@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.api.machine import THIS_MACHINE, kernels_of, machine_of
+from trainledger.api.recent import Recent
 from trainledger.ledger.step import account
 from trainledger.plan.layouts.diagnostics import diagnose
 from trainledger.plan.layouts.grid import fixed_by, whole
@@ -18,7 +19,8 @@ from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 
 Progress = Callable[[str, int, int], None]
-_FOUND: dict[Any, Run] = {}  # a search may take half a minute, and `plan` asks for the same run several times
+# A search may take half a minute, and `plan` asks for the same run several times; a server asks for many runs.
+_FOUND: Recent[Any, Run] = Recent(64)
 
 
 def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress | None = None) -> Run:
@@ -31,11 +33,12 @@ def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress |
     """
     fixed = fixed_by(run, written)
     key = (run, *fixed.items())
-    if key not in _FOUND:
+    found = _FOUND.get(key)
+    if found is None:
+        # Of one device whose rates are not known there is nothing to find.
         alone = run.cluster.count == 1 and not fixed_by(run) and run.cluster.device == THIS_MACHINE
-        _FOUND[key] = replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, progress)
-    # Of one device whose rates are not known there is nothing to find.
-    found = _FOUND[key]
+        found = replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, progress)
+        _FOUND.keep(key, found)
     searched = not (found.layout.alone and found.recipe.micro_batch is None)
     return replace(found, origin=replace(run.origin, searched=searched))
 

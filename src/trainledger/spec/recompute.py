@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
@@ -46,7 +46,7 @@ def checkpointed(recipe: Recipe, kind: str) -> Recipe:
     return replace(recipe, activation_checkpointing=_as_kind(recipe.activation_checkpointing, kind))
 
 
-@cache
+@lru_cache(maxsize=256)  # whoever asks names any number of segments
 def _as_kind(now: Checkpointing, kind: str) -> Checkpointing:
     cls: Any = CHECKPOINTING[kind]
     known = {each.name for each in fields(cls)}

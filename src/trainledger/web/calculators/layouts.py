@@ -9,6 +9,7 @@ from typing import Any
 import trainledger as tl
 from trainledger.api.defaults import SEARCH
 from trainledger.api.load import resolve
+from trainledger.api.recent import Recent
 from trainledger.document import Document, Section, Table, Text
 from trainledger.plan.layouts.grid import FIELDS, KNOWN
 from trainledger.plan.layouts.result import Layouts, ScoredLayout
@@ -22,10 +23,10 @@ from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, 
 
 MOST_DEVICES = 16_384  # a search over more takes a minute
 SECONDS = 5  # for full accounts of the best
-_KEPT = 10  # searches, and layouts of one
+_KEPT = 10  # layouts of a search
 _OF_RECIPE = ("micro_batch", "activation_checkpointing")
 _FIXABLE = {f"{'recipe' if each in _OF_RECIPE else 'layout'}.{each}": each for each in FIELDS}
-_FOUND: dict[frozenset[tuple[str, str]], Layouts] = {}  # to choose another layout asks for no other search
+_FOUND: Recent[frozenset[tuple[str, str]], Layouts] = Recent(10)  # to choose another layout asks for no other search
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
@@ -64,8 +65,8 @@ def _reply(query: Query, progress: Progress) -> Reply:
 def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress) -> Layouts:
     """The search of a query, whichever of its layouts is chosen."""
     key = frozenset((name, query[name]) for name in query.fields if name != "choose") | {*query.overrides.items()}
-    if key in _FOUND:
-        return _FOUND[key]
+    if known := _FOUND.get(key):
+        return known
     source, settings = source_of(query), settings_of(free)
     count = resolve(source, (*settings, "layout.auto=true"), purpose=SEARCH, search=False).cluster.count
     if count > MOST_DEVICES:
@@ -73,9 +74,7 @@ def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress)
         raise InvalidInput([Problem("cluster.count", count, rule, MOST_DEVICES)])
     found = tl.layouts(source, settings, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress)
     if not found.interrupted:
-        while len(_FOUND) >= _KEPT:
-            del _FOUND[next(iter(_FOUND))]
-        _FOUND[key] = found
+        _FOUND.keep(key, found)
     return found
 
 
