@@ -167,6 +167,29 @@ def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache)
     assert module.inference(run, one, wider, backend="cuda", table=False).time.bound_seconds <= here.time.bound_seconds
 
 
+DECODED = {
+    (name, tensor): run_of(name, tensor=tensor)
+    for name, tensor in (("llama-3-70b", 1), ("llama-3-70b", 8), ("gpt2", 1), ("mixtral-8x7b", 1), ("gpt-oss-20b", 1))
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    served=st.sampled_from(sorted(DECODED)), batch=st.integers(1, 300), more=st.sampled_from([1, 1, 7, 16, 100]),
+    weights=st.sampled_from(sorted(WEIGHT_FORMATS)), context=st.sampled_from([1, 1000]),
+)  # fmt: skip
+def test_one_more_sequence_never_makes_a_step_quicker(served, batch, more, weights, context):
+    """A kernel fills up its last tile: 16 sequences are no other kernel than 15 or 17."""
+    run = DECODED[served]
+    machine = tl.machine_of(run)
+    few, many = (
+        module.inference(run, Serving(batch=each, context=context, weights=weights), machine, backend="cuda",
+                         table=False).time.expected_seconds
+        for each in (batch, batch + more)
+    )  # fmt: skip
+    assert few <= many * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_what_tensor_ranks_send_is_in_the_bound_by_its_bytes(batch: int) -> None:
     # Two sums a layer and one of the embedding, each of a row of d_model for every sequence; the logits are gathered.

@@ -195,3 +195,15 @@ def test_only_dims_that_lie_in_memory_side_by_side_must_be_aligned():
     assert seconds(1, 4090, 4096, 4096) > seconds(1, 4096, 4096, 4096)  # a weight's dim in its gradient
     rows = np.array([2, 8])
     assert seconds(256, rows, 4096, 4096).tolist() == [seconds(256, 2, 4096, 4096), seconds(256, 8, 4096, 4096)]
+
+
+def test_tokens_of_a_forward_product_fill_up_a_tile_and_features_must_be_aligned():
+    def seconds(phase, m, n=4096, k=4096):
+        entry = Entry("mm", "", phase, "matmul", flops=2 * 2**36, dtype="bf16", shape=(1, m, n, k))
+        return Roofline(H100).time(entry).seconds
+
+    for phase in ("forward", "recompute"):
+        assert seconds(phase, 4095) == seconds(phase, 4096)
+        assert seconds(phase, 4096, n=4095) == pytest.approx(seconds(phase, 4096) / 0.6, rel=0.01)
+        assert seconds(phase, 4096, k=4095) == pytest.approx(seconds(phase, 4096) / 0.6, rel=0.01)
+    assert seconds("backward", 4095) == pytest.approx(seconds("forward", 4095) / 0.6, rel=0.01)

@@ -38,7 +38,7 @@ class Matmul:
     def entry(self) -> Entry:
         """The matmul as the ledger writes one."""
         return Entry(
-            name="mm", path="", phase="forward", kind="matmul", flops=self.flops, read=self.read_nbytes,
+            name="mm", path="", phase="other", kind="matmul", flops=self.flops, read=self.read_nbytes,
             written=self.written_nbytes, dtype=self.dtype, shape=self.shape or (),
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Machine: TypeAlias = "Device | Calibration"
 COMPUTE_KINDS = ("matmul", "attention")
-GROUPED, GROUP_ROWS = ("grouped_mm", "_scaled_grouped_mm"), 16
+GROUPED, TOKEN_ROWS = ("grouped_mm", "_scaled_grouped_mm"), 16
 ACTIVATIONS = ("gelu", "silu", "gelu_backward", "silu_backward")  # on a CPU these compute longer than they move
 
 # Data sheets state one rate for both 8-bit formats, and one for 4 bits in blocks.
@@ -190,15 +190,18 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
 
 
 def _padded(entry: Entry) -> tuple[Int, ...]:
-    """The shape of a matmul; of experts' matmuls the rows of each are padded, so that they are aligned.
+    """The shape of a matmul as its kernel computes it: tokens that are no multiple of `TOKEN_ROWS` fill it up.
 
-    A router gives each any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them to
-    TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16).
+    A router gives each expert any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them to
+    TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16). In forward the rows are tokens, and no row lies across them, so
+    that however many they are the kernel is the same: it leaves the rest of its last tile empty.
     """
-    if entry.name not in GROUPED:
-        return entry.shape
     batch, m, n, k = entry.shape
-    return batch, m, n, -(-k // GROUP_ROWS) * GROUP_ROWS
+    if entry.name in GROUPED:
+        return batch, m, n, -(-k // TOKEN_ROWS) * TOKEN_ROWS
+    if entry.phase in ("forward", "recompute"):
+        return batch, -(-m // TOKEN_ROWS) * TOKEN_ROWS, n, k
+    return entry.shape
 
 
 def _bound(compute: Real, memory: Real, overhead: Real) -> str:
