@@ -63,7 +63,7 @@ def test_every_edge_is_exact(name: str) -> None:
     axes = [each for each in AXES if name == "alone" or each in ("sequence", "devices", "depth")]
     found = tl.breaks(run, along=axes, unique_tokens=unique)
     known = {"positions": run.model.max_seq_len, "unique": unique}
-    seen = [each for along in found.along for each in along.breaks]
+    seen = [each for along in found.along for each in (*along.breaks, *along.warnings)]
     assert len({each.limit for each in seen}) > 2
     for each in seen:
         way = grow(run, each.axis, breaks_module.REACH)
@@ -113,13 +113,44 @@ def test_a_batch_law_by_tokens_alone_grows_with_them() -> None:
 def test_a_dataset_breaks_when_it_is_used_up_and_again_after_four_passes() -> None:
     run = tl.load(ALONE)
     found = tl.breaks(run, along=["dataset"], unique_tokens=25 * 10**9)
-    first, second = found.along[0].breaks
+    (first,), (second,) = found.along[0].warnings, found.along[0].breaks
     step = run.recipe.tokens_per_step
     assert (first.limit, second.limit) == ("dataset exhausted", "repetition")
     # A run is whole steps: the tokens of the file may pass the edge by less than one of them.
     assert first.breaks // step * step > 25 * 10**9 >= first.holds // step * step
     assert second.breaks // step * step > 100 * 10**9 >= second.holds // step * step
     assert second.after == pytest.approx(4, abs=1e-4)
+
+
+MARKS = {"vocabulary logits", "dataset exhausted"}  # beyond which a run goes on as well as before
+
+
+def test_a_run_beyond_a_mark_is_warned_of_and_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"recipe.micro_batch": 32, "recipe.global_batch": 32, "cluster.device": "h100-sxm"}
+    found = tl.breaks(tl.load(ALONE, more), along=["depth"], unique_tokens=6 * 10**9)
+    assert found.already == ()
+    assert {each.limit for each in found.warnings} == MARKS
+    assert all(each.warns and each.after > each.most for each in found.warnings)
+    said = " ".join(str(found).split())
+    assert said.startswith("Warning, as planned: vocabulary logits. ")
+    assert "Broken" not in said
+    data = found.document().data()
+    assert [each["limit"] for each in data["warnings"]] == [each.limit for each in found.warnings]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_warning_is_never_among_what_breaks(most: int) -> None:
+    """The share of the logits passes a half on the way to where memory ends, or after all limits that are asked for."""
+    found = tl.breaks(tl.load(ALONE), along=["batch", "sequence", "vocabulary", "dataset"], unique_tokens=2 * 10**10,
+                      most=most)  # fmt: skip
+    for along in found.along:
+        assert not MARKS & {each.limit for each in along.breaks}
+        assert {each.limit for each in along.warnings} <= MARKS
+        last = along.breaks[-1].breaks if len(along.breaks) == most else along.reached
+        assert all(each.breaks <= last for each in along.warnings)
+    assert any(along.warnings for along in found.along)
+    table = found.document().tables["dataset"]
+    assert table.rows[0][:2] == ("warning", "dataset exhausted")
 
 
 def test_what_is_not_known_is_not_judged_and_named() -> None:

@@ -25,3 +25,16 @@ def test_each_size_has_its_headline_and_its_rows() -> None:
     assert {"sequence"} <= broken
     table = seen["drawings"][0]["table"]
     assert all(f"<td>{name}</td>" in table for name in broken)
+
+
+def test_a_warning_is_not_called_what_breaks_first() -> None:
+    """GPT-2 with much text in a micro-batch: logits are more than half of the peak, and nothing is broken."""
+    query = {"run": "gpt2", "recipe.seq_len": "1024", "recipe.micro_batch": "16", "recipe.global_batch": "16",
+             "cluster.count": "1", "layout.shard": "1", "recipe.activation_checkpointing": "full",
+             "along": "vocabulary", "reach": "8"}  # fmt: skip
+    found = answers.answer("breaks", query)
+    assert "vocabulary logits" in {each["limit"] for each in found["data"]["warnings"]}
+    assert found["data"]["already"] == []
+    assert "logits" not in found["verdict"]
+    assert found["tone"] != "bad"
+    assert all("logits" not in each["title"] for each in found["headlines"])

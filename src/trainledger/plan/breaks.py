@@ -1,4 +1,4 @@
-"""What breaks first, second and third when one size of a run grows, and at which value."""
+"""What breaks first, second and third when one size of a run grows, and at which value; apart from it, what warns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Break:
     ``after`` are what is compared with ``most``: as planned, at ``holds`` and at ``breaks``; None where a rule of the
     run file is broken, named in ``why``. ``changes`` lead from the planned run to the one at ``breaks``, as ``--set``
     takes them. ``cure`` is the context-parallel layout that keeps the limit at ``breaks``, where a sequence grew and
-    there is one.
+    there is one. Beyond one that only ``warns`` a run goes on as well as before.
     """
 
     limit: str = RULE
@@ -57,6 +57,7 @@ class Break:
     source: str = "the rules of the run file"
     changes: tuple[str, ...] = ()
     cure: ContextRanks | None = None
+    warns: bool = False
 
     @property
     def factor(self) -> float:
@@ -68,6 +69,7 @@ class Break:
 class Along:
     """What breaks along one axis, the first first; ``reached`` is the largest value that was looked at.
 
+    ``warnings`` are marks that are passed on the way to the last break, beyond which the run goes on as well as before.
     ``layout`` is what the run has there of another layout, as ``--set`` takes it, where the layout follows the size.
     """
 
@@ -77,16 +79,21 @@ class Along:
     reached: int
     carries: str
     breaks: tuple[Break, ...]
+    warnings: tuple[Break, ...] = ()
     layout: tuple[str, ...] = ()
 
 
 @frozen
 class Breaks(Answer, report="breaks"):
-    """What breaks along each axis; ``already`` is broken as planned, ``unknown`` cannot be judged."""
+    """What breaks along each axis; ``already`` is broken as planned, ``unknown`` cannot be judged.
+
+    ``warnings`` are marks that the planned run is beyond; it runs as well as others.
+    """
 
     run: Run
     along: tuple[Along, ...]
     already: tuple[Break, ...]
+    warnings: tuple[Break, ...]
     unknown: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -137,11 +144,13 @@ def breaks(
             sweep = following(run, axis, reach, keep_tokens, planner, judge)
         along.append(_Walk(run, axis, sweep, judge, planned, cure=planner is None).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
-    broken = [_of_limit(each, reading, comparison(each, run), remedy(each, run)) for each, reading in already]
+    passed = [_of_limit(each, reading, comparison(each, run), remedy(each, run)) for each, reading in already]
+    broken = [each for each in passed if not each.warns]
     return Breaks(
         run=run,
         along=tuple(along),
         already=tuple(broken if few is None else [_not_spread(run, few), *broken]),
+        warnings=tuple(each for each in passed if each.warns),
         unknown=tuple(each.name for each in LIMITS if planned[each.name] is None),
     )
 
@@ -153,6 +162,7 @@ class _Walk:
         self, run: Run, axis: str, sweep: Sweep, judge: Judge, planned: dict[str, Reading | None], *, cure: bool
     ) -> None:
         self.run, self.axis, self.sweep, self.judge, self.planned, self.cure = run, axis, sweep, judge, planned, cure
+        self._warnings = {each.name for each in judge.of if each.warns}
         self._at = cache(sweep.at)
         self._problem = cache(lambda index: next(run_problems(self._at(index)), None))
 
@@ -170,15 +180,20 @@ class _Walk:
                 break
             self._look(index, before, edges)
             before = reached = index
-            if len(edges) >= most:
+            if len(edges.keys() - self._warnings) >= most:
                 break
         found = [self._break(*each) for each in self._narrowed(edges, most)]
         if ruled_out is not None:
             found.append(self._rule_broken(ruled_out))
         found.sort(key=lambda each: each.breaks)
+        limits = [each for each in found if not each.warns][:most]
+        last = limits[-1].breaks if len(limits) == most else values[reached]
+        warnings = tuple(each for each in found if each.warns and each.breaks <= last)
         sweep = self.sweep
         layout = () if self.cure else layout_overrides(self.run, self._at(reached))
-        return Along(self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(found[:most]), layout)
+        return Along(
+            self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(limits), warnings, layout
+        )  # fmt: skip
 
     def _ladder(self) -> Iterator[int]:
         """The first index, then one at about every fourfold value, the last one among them."""
@@ -195,11 +210,11 @@ class _Walk:
                 edges[each.name] = (before, index)
 
     def _narrowed(self, edges: dict[str, tuple[int, int]], most: int) -> list[tuple[Limit, int]]:
-        """The exact index at which each limit is passed, of as many as can be among the first ``most``."""
+        """The exact index at which each limit is passed, of as many as can be the first ``most``, and of warnings."""
         found: list[tuple[Limit, int]] = []
         by_name = {each.name: each for each in self.judge.of}
         for name, (holds, not_any_more) in sorted(edges.items(), key=lambda each: each[1]):
-            if len([at for _, at in found if at <= holds]) >= most:
+            if len([at for limit, at in found if at <= holds and not limit.warns]) >= most:
                 break
             found.append((by_name[name], self._first(by_name[name], holds, not_any_more)))
         return found
@@ -303,7 +318,7 @@ def _of_limit(limit: Limit, reading: Reading, why: str, remedy: str) -> Break:
     """A limit that is passed with this reading, already as planned."""
     return Break(
         limit=limit.name, unit=limit.unit, planned=reading.amount, after=reading.amount, most=reading.most, why=why,
-        remedy=remedy, basis=reading.basis, source=limit.source,
+        remedy=remedy, basis=reading.basis, source=limit.source, warns=limit.warns,
     )  # fmt: skip
 
 

@@ -49,7 +49,8 @@ class Limit:
     """One limit: ``read`` gives the number and its most, None where nothing is known.
 
     ``what`` says what is compared, ``remedy`` what to do. ``needs_forecast`` is off where ``read`` ignores the forecast
-    (None then); ``of_layout`` says whether another layout can keep the limit.
+    (None then); ``of_layout`` says whether another layout can keep the limit. Beyond a limit a run does not run, or
+    wastes more than is acceptable; one that only ``warns`` is a mark beyond which it runs as well as before.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Limit:
     needs_forecast: bool
     read: Callable[[Run, Forecast | None, Limits], Reading | None]
     of_layout: bool = False
+    warns: bool = False
 
 
 def critical_batch(run: Run) -> float:
@@ -180,6 +182,7 @@ LIMITS = (
         source="ledger at its peak",
         needs_forecast=True,
         read=_logits,
+        warns=True,
     ),
     Limit(
         name=CRITICAL_BATCH,
@@ -238,6 +241,7 @@ LIMITS = (
         source="tokens wanted over tokens there are",
         needs_forecast=False,
         read=_passes(1.0, "exact"),
+        warns=True,
     ),
     Limit(
         name="repetition",

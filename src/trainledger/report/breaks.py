@@ -1,4 +1,4 @@
-"""The document of what breaks first when a run grows, along each axis, and what to do then."""
+"""The document of what breaks first when a run grows, along each axis, what warns on the way, and what to do then."""
 
 from __future__ import annotations
 
@@ -30,17 +30,24 @@ def document(found: Breaks) -> Document:
     """What is broken already, what breaks along each axis, the remedies, and what could not be judged."""
     already = tuple(sentence(f"Broken already, as planned: {_broken(each)}. What to do: {each.remedy}")
                     for each in found.already)  # fmt: skip
-    remedies = {one.limit: one.remedy for each in found.along for one in each.breaks if one.limit != RULE}
+    warned = tuple(f"Warning, as planned: {_broken(each)}" for each in found.warnings)
+    passed = [one for each in found.along for one in (*each.breaks, *each.warnings)]
+    remedies = {one.limit: one.remedy for one in passed if one.limit != RULE}
     missing = [each for each in (_NOT_KNOWN.get(name, name) for name in found.unknown) if each]
     return Document(
         title=f"What breaks when {found.run.model.name} grows",
         sections=sections(
             *already,
+            *(sentence(f"{said}. What to do: {each.remedy}")
+              for said, each in zip(warned, found.warnings, strict=True)),
             *(_along(each, "nothing else" if found.already else "nothing") for each in found.along),
             section("What to do", (sentence(f"{name}: {each}") for name, each in remedies.items())),
             sentence(f"Not checked, since unknown: {'; '.join(missing)}") if missing else None,
         ),
-        about=(*of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already)),
+        about=(
+            *of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already),
+            *(f"{each}." for each in warned),
+        ),
         data=lambda: _data(found),
         figures=lambda: figures(found),
     )  # fmt: skip
@@ -54,20 +61,21 @@ def _along(each: Along, nothing: str) -> Section:
     title = f"{each.axis}: {each.field} from {each.start:,}"
     if each.carries:
         title += f"; with it {each.carries}"
-    if not each.breaks:
+    if not each.breaks and not each.warnings:
         return section(title, (f"  {nothing} breaks up to {each.reached:,}", *_layout(each)))
+    named = [(_ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one) for at, one in enumerate(each.breaks)]
+    named += [("warning", one) for one in each.warnings]
     rows = tuple(
-        (
-            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, one.holds or "-", one.breaks, one.factor,
-            _figures(one),
-        )
-        for at, one in enumerate(each.breaks)
-    )  # fmt: skip
+        (name, one.limit, one.holds or "-", one.breaks, one.factor, _figures(one))
+        for name, one in sorted(named, key=lambda each: each[1].breaks)
+    )
     columns = ("", "breaks", "holds at", "not at", "grown", "why")
     units = ("", "", "integer", "integer", "factor")
     lines = [sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
     lines += [sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
-    if len(each.breaks) < len(_ORDER) and each.reached > each.start:
+    if not each.breaks:
+        lines.append(sentence(f"{nothing} breaks up to {each.reached:,}; a warning is no limit"))
+    elif len(each.breaks) < len(_ORDER) and each.reached > each.start:
         lines.append(f"Nothing else up to {each.reached:,}.")
     lines += _layout(each)
     found = Table(each.axis, columns, rows, units=units, align="llrrrl")
@@ -94,9 +102,9 @@ def _figures(each: Break) -> str:
     grown = each.why.partition("; ")[2]
     more = f"; {grown}" if grown else ""
     if not each.axis:
-        limit = f"of {most} at most" if each.most else "and should be none"
+        limit = f"warns from {most}" if each.warns else f"of {most} at most" if each.most else "and should be none"
         return f"{after}, {limit} ({each.basis}): {each.why}"
-    limit = f"at most {most}" if each.most else "should be none"
+    limit = f"warns from {most}" if each.warns else f"at most {most}" if each.most else "should be none"
     return f"{planned} to {after}, {limit}, {each.basis}{more}"
 
 
@@ -104,7 +112,11 @@ def _data(found: Breaks) -> dict[str, Any]:
     return {
         "run": run_data(found.run),
         "already": [_break_data(each) for each in found.already],
-        "along": [plain(each) | {"breaks": [_break_data(one) for one in each.breaks]} for each in found.along],
+        "warnings": [_break_data(each) for each in found.warnings],
+        "along": [
+            plain(each) | {name: [_break_data(one) for one in getattr(each, name)] for name in ("breaks", "warnings")}
+            for each in found.along
+        ],
         "not_judged": list(found.unknown),
     }
 
