@@ -56,7 +56,8 @@ def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
             raise TypeError(f"{cls.__qualname__} takes {len(in_order)} arguments without a name, not {len(given)}")
         values = self.__dict__
         values.update(start)  # all fields in their order, which repr and hash follow
-        values.update(zip(in_order, given, strict=False))
+        if given:
+            values.update(zip(in_order, given, strict=False))
         values.update(named)
         for name in needed:
             if values[name] is MISSING:

@@ -22,7 +22,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, rank_plan, shard_shape
-from trainledger.ledger.step import follow, resident_of
+from trainledger.ledger.step import follow, follow_places, resident_of
 from trainledger.spec.run import Run
 
 
@@ -84,14 +84,14 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
 
 
 def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccount]:
-    for place, alike in _places(run, stage):
-        rank = rank_plan(run, stage, place)
-        chunks = [each.chunk for each in rank.chunks]
+    places = list(_places(run, stage))
+    ranks = [rank_plan(run, stage, place) for place, _ in places]
+    chunks = [each.chunk for each in ranks[0].chunks]
+    for (place, alike), ledger in zip(places, follow_places(ranks, backend=backend), strict=True):
         yield RankAccount(
             stage=stage, place=place, count=alike * run.layout.devices // (run.layout.pipeline * _pieces(run)),
             layers=sum(each.count for each in chunks), first=chunks[0].begins, last=chunks[-1].ends,
-            in_flight=in_flight(run.layout, stage, run.grad_accum), ledger=follow(rank, backend=backend),
-            alike=stage,
+            in_flight=in_flight(run.layout, stage, run.grad_accum), ledger=ledger, alike=stage,
         )  # fmt: skip
 
 

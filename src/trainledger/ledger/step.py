@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import is_zero, sizes_of
@@ -24,6 +26,7 @@ from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
+from trainledger.spec.precision import Precision
 from trainledger.spec.run import Run
 
 
@@ -46,24 +49,56 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
 
 def follow(rank: RankPlan, *, backend: str) -> Ledger:
     """The ledger of one rank of a layout."""
-    run, precision = rank.run, rank.run.recipe.precision
-    recipe = run.recipe
+    return follow_places((rank,), backend=backend)[0]
+
+
+def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, ...]:
+    """The ledgers of ranks of a stage that own pieces of different sizes: only their updates are not the same."""
+    rank = ranks[0]
+    precision, recipe = rank.run.recipe.precision, rank.run.recipe
+    if len(ranks) > 1 and (recipe.compile or _copies_gradients(precision)):  # their updates change what was before
+        return tuple(follow(each, backend=backend) for each in ranks)
     hooks, note = hooks_of(rank) if recipe.compile else ((), "")
     tape = Tape(precision, backend, hooks)
-    sizes = sizes_of(run, backend)
+    sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
-    leaves = rank.owned
-    set_formats(leaves, precision)
-    for each in works:
-        each.step_begins()
+    for each in ranks:
+        set_formats(each.owned, precision)
+    for work in works:
+        work.step_begins()
     total = run_micro_batches(works)
-    for each in works:
-        each.step_ends()
+    for work in works:
+        work.step_ends()
+    before, found = tape.events, []
+    for each in ranks:
+        if len(ranks) > 1:
+            tape.events = [*before[:-1], before[-1].copy()]  # the last one frees what is gone before the next
+        _update(tape, each, works, total)
+        leaves, tokens = each.owned, rank.run.device_batch * rank.run.grad_accum * recipe.seq_len
+        ledger = tape.ledger(
+            resident=resident_of(each, works, leaves, tokens),
+            parameters=leaves.elements() if rank.gathers else sum(work.leaves.elements() for work in works),
+            tokens=tokens,
+            micro_batches=rank.run.grad_accum,
+            notes=(note,) if note else (),
+        )
+        found.append(ledger)
+    return tuple(found)
+
+
+def _copies_gradients(precision: Precision) -> bool:
+    """Whether an update begins with gradients in the master copy's format, and frees those that there were."""
+    return bool(precision.master) and not precision.gradient_buffers
+
+
+def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | None) -> None:
+    """What comes after the last micro-batch: gradients are clipped and parameters updated."""
+    recipe, precision, leaves = rank.run.recipe, rank.run.recipe.precision, rank.owned
     for held_by in (leaves,) if rank.gathers else (each.leaves for each in works):
         sum_tied_embedding(tape, rank, held_by)
     held: list[Array] = []
     gradients: list[Array] = []
-    if precision.master and not precision.gradient_buffers:
+    if _copies_gradients(precision):
         whole = not rank.sharded and not any(each.buffered for each in works)
         gradients = main_gradients(tape, leaves, whole=whole)
         for each in works:
@@ -72,7 +107,7 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
     if recipe.grad_clip is not None:
         with tape.during("clip"):
             sum_norms(tape, rank, leaves.tensors())
-            held = clip(tape, leaves, foreach=backend != "cpu")
+            held = clip(tape, leaves, foreach=tape.backend != "cpu")
     with tape.during("optimizer"):
         if found is not None:
             read_overflow(tape, found)
@@ -84,15 +119,9 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
             adapt_scale(tape, found)
     if rank.sharded and not rank.gathers:
         gather_updated(tape, rank, leaves)
-    del total, held, found
-    tokens = run.device_batch * run.grad_accum * recipe.seq_len
-    return tape.ledger(
-        resident=resident_of(rank, works, leaves, tokens),
-        parameters=sum(each.leaves.elements() for each in works) if not rank.gathers else leaves.elements(),
-        tokens=tokens,
-        micro_batches=run.grad_accum,
-        notes=(note,) if note else (),
-    )
+    if loss is not None and loss.memory is not None:  # the step has it to here
+        tape.released(loss.memory.record)
+    del held, found
 
 
 def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:

@@ -46,12 +46,14 @@ class Plan(Answer, report="plan"):
     """A run's ledger, its forecast, and the rules of thumb; ``napkin`` is None without a known peak.
 
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
+    ``heaviest`` is the ledger of the device that needs most memory, whose ``peak`` it is.
     ``convention`` says how its model FLOPs are counted. ``device_memory`` is the memory of the peak rank in
     all; None where the device is not of the catalog. ``machine`` is what times are predicted for.
     """
 
     run: Run
     ledger: Ledger
+    heaviest: Ledger
     peak: Peak
     forecast: Forecast
     rules: tuple[RuleOfThumb, ...]
@@ -84,6 +86,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
     return Plan(
         run=run,
         ledger=ledger,
+        heaviest=heaviest.ledger,
         peak=heaviest.peak,
         forecast=predict.forecast(run, ledger, machine, ranks=ranks, heaviest_rank=heaviest),
         rules=rules_of_thumb(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),

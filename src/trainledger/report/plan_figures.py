@@ -9,7 +9,6 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.plan import Plan
 from trainledger.predict.forecast import NAPKIN, Bar
 from trainledger.predict.parallel_step import spans
-from trainledger.predict.predict import heaviest_ledger
 from trainledger.predict.streams import Span
 from trainledger.report.memory import memory_timeline
 from trainledger.report.style import COLOURS, around, arranged, bar_figure
@@ -37,7 +36,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
         title = ("Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go") + unfit
         drawn[title] = waterfall(forecast.waterfall, title)
     usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
-    memory = memory_timeline(heaviest_ledger(plan.ledger, plan.ranks), None, usable)
+    memory = memory_timeline(plan.heaviest, None, usable)
     if memory is not None:
         device = " of the peak rank" if plan.ranks else ""
         drawn[f"Memory{device} over one step{unfit}"] = memory

@@ -7,6 +7,7 @@ so entries are written when the step is over.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -55,6 +56,9 @@ class Origin:
         self.died: int | None = None
 
 
+_DEFAULTS = {each.name: each.default for each in fields(Entry)}  # all fields in their order
+
+
 class Event:
     """One operation, before the categories of its memory are known.
 
@@ -70,16 +74,26 @@ class Event:
         self.at = -1
         self.block: BlockRun | None = None
 
+    def copy(self) -> Event:
+        """The same event, which goes on freeing memory by itself."""
+        found = Event(list(self.allocated), **self.facts)
+        found.freed, found.at, found.block = list(self.freed), self.at, self.block
+        return found
+
     def entry(self) -> Entry:
         """The finished entry."""
         phase = self.facts["phase"]
         kept = sum(each.nbytes for each in self.allocated if each.kept) if phase in ("forward", "backward") else 0
-        return Entry(
-            kept=kept,
-            allocated=amounts((each, 1) for each in self.allocated),
-            freed=amounts(self.freed),
-            **self.facts,
-        )
+        found = object.__new__(Entry)  # a step has thousands, and the shared ``__init__`` takes most of their time
+        own = vars(found)
+        own.update(_DEFAULTS)
+        own.update(self.facts)
+        own["kept"] = kept
+        if self.allocated:
+            own["allocated"] = amounts((each, 1) for each in self.allocated)
+        if self.freed:
+            own["freed"] = amounts(self.freed)
+        return found
 
 
 class BlockRun:

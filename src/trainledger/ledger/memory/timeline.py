@@ -122,12 +122,12 @@ def peak_nbytes(ledger: Recorded) -> Int:
     highest: list[Int] = [0]
 
     def higher(nbytes: Int) -> None:
-        if hasattr(nbytes, "shape") or hasattr(highest[0], "shape"):
+        if isinstance(nbytes, int) and isinstance(highest[0], int):
+            highest[0] = max(highest[0], nbytes)
+        else:
             import numpy
 
             highest[0] = numpy.maximum(highest[0], nbytes)
-        else:
-            highest[0] = max(highest[0], nbytes)
 
     _totals(ledger.entries, resident, 0, True, higher)
     return highest[0]
@@ -186,7 +186,10 @@ def peak_host_nbytes(ledger: Recorded) -> int:
 def highest_by_category(ledger: Recorded) -> Live:
     """The most bytes that each category has at any time of the step, each at a time of its own; integers only."""
     most: Live = {}
-    for moment in timeline(ledger):
-        for category, nbytes in moment.live.items():
-            most[category] = max(most.get(category, 0), nbytes)
+    for entry, _, _, live, _ in _moments(ledger):
+        for category, nbytes in live.items():
+            if nbytes > most.get(category, -1):
+                most[category] = nbytes
+        if entry.scratch:
+            most["scratch"] = max(most.get("scratch", 0), live.get("scratch", 0) + entry.scratch)
     return most

@@ -18,7 +18,6 @@ from trainledger.explain.symbols import Symbolic
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
 from trainledger.plan.quantity import read
-from trainledger.predict.predict import heaviest_ledger
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
 from trainledger.report.memory import memory_timeline, phases_table
@@ -57,7 +56,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     run = without_search(asked)
     plan = planned(run)
     document, problem, fits = plan.document(), why_impossible(plan), plan.forecast.fits
-    account = explained.of_numbers(run, heaviest_ledger(plan.ledger, plan.ranks))
+    account = explained.of_numbers(run, plan.heaviest)
     largest = None
     if query["largest"] == "yes":
         largest = tl.fit(run, of="micro-batch", changes=False)["micro-batch"]
