@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +79,29 @@ def secret() -> Iterator[int]:
     """A server that asks for the token ``open-sesame``."""
     with running(make_app(with_token=True), "open-sesame") as found:
         yield found
+
+
+WARMED = """
+import gc, sys
+from trainledger.web import answers
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.server import encoded, warm_up
+before = set(sys.modules)
+warm_up(CALCULATORS)
+warmed = set(sys.modules)
+assert "trainledger.report.plan" in warmed - before
+assert gc.get_freeze_count() > 10_000
+for each in CALCULATORS.values():
+    if not each.patient:
+        for query in ({}, next(iter(each.presets.values()))):
+            encoded(answers.view(each.name, query))
+print(*sorted(set(sys.modules) - warmed))
+"""
+
+
+def test_after_the_warm_up_no_question_imports_anything() -> None:
+    done = subprocess.run([sys.executable, "-c", WARMED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
 def test_the_answer_over_http_is_that_of_python(port: int) -> None:

@@ -36,10 +36,11 @@ def serve(args: Namespace) -> Outcome:
     if alone := [each for each in ("pyodide", "wheel") if each in more]:
         raise InvalidInput([Problem(f"--{each}", None, "goes with --export") for each in alone])
     import trainledger.web.listening as listening
-    from trainledger.web.server import make_app
+    from trainledger.web.server import make_app, warm_up
 
     found, address = listening.listen(args.host, args.port)
-    app = make_app({**CALCULATORS, "runs": runs_in(args.runs)}, with_token=bool(address.token))
+    calculators = {**CALCULATORS, "runs": runs_in(args.runs)}
+    app = make_app(calculators, with_token=bool(address.token))
     if args.json:
         named = {"url": address.url, "host": address.host, "port": address.port, "token": address.token}
         print(json.dumps(named), flush=True)
@@ -47,6 +48,6 @@ def serve(args: Namespace) -> Outcome:
         say(address.url)
         say("Only this machine can ask." if not address.token else "Who has this link can ask; it is not encrypted.")
         say("Ctrl-C ends the server.")
-    listening.serve(app, found, address)
+    listening.serve(app, found, address, beside=lambda: warm_up(calculators))
     args.json = False  # its line is printed
     return Outcome(lines("", {}), DONE)

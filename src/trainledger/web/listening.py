@@ -6,8 +6,10 @@ import errno
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
+from threading import Thread
 
 import uvicorn
 from fastapi import FastAPI
@@ -64,9 +66,10 @@ def server(app: FastAPI, address: Address) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(app: FastAPI, found: socket.socket, address: Address) -> None:
-    """Serve an application until Ctrl-C."""
+def serve(app: FastAPI, found: socket.socket, address: Address, beside: Callable[[], None] = lambda: None) -> None:
+    """Serve an application until Ctrl-C; ``beside`` runs in a thread while the first questions come."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    Thread(target=beside, daemon=True).start()
     with suppress(KeyboardInterrupt):
         server(app, address).run(sockets=[found])
     app.state.jobs.close()
