@@ -251,7 +251,8 @@ def test_the_description_names_every_calculator_with_its_fields(port: int) -> No
             schema = parameters[field.name]["schema"]
             assert schema["maxLength"] == field.longest
             assert field.title in parameters[field.name]["description"]
-            assert ("enum" in schema) == (field.strict and bool(field.choices))
+            assert schema.get("enum", []) == list(field.allowed)
+            assert bool(field.allowed) == (field.strict and "." not in field.name)
 
 
 def test_what_is_described_as_required_is_there(port: int) -> None:

@@ -23,7 +23,7 @@ class Field:
     """One input. ``name`` is its key in the query; one with a dot is the field of a run (``recipe.micro_batch``).
 
     ``default`` is the text that is meant where the query has none; an empty one is not given. A slider goes through
-    ``stops``; ``choices`` are values and what a list shows for them; where ``strict``, no other value is allowed.
+    ``stops``; ``choices`` are values and what a list shows for them; where ``strict``, a page offers no other value.
     ``long`` texts have several lines. ``group`` is the heading that it stands under.
     """
 
@@ -36,6 +36,13 @@ class Field:
     strict: bool = False
     long: bool = False
     group: str = ""
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The only values that it may have; none where it may have others, or where the rules of the run file say."""
+        if not self.strict or "." in self.name:
+            return ()
+        return tuple(dict.fromkeys((self.default, *(each for each, _ in self.choices))))
 
     @property
     def longest(self) -> int:
@@ -174,7 +181,7 @@ def read_query(fields: Iterable[Field], given: Mapping[str, str], *, any_of_run:
         longest = Field(name=name, title="").longest if field is None else field.longest
         if len(text) > longest:
             problems.append(Problem(name[:60], text, f"must have at most {longest:,} characters"))
-        elif field is not None and field.strict and text not in (field.default, *(each for each, _ in field.choices)):
+        elif field is not None and field.allowed and text not in field.allowed:
             names = [each for each, _ in field.choices]
             rule = f"must be one of {', '.join(names)}"
             problems.append(Problem(name, text, rule, nearest_text(text, names)))

@@ -133,8 +133,8 @@ def whole(document: dict[str, Any], *, with_token: bool) -> dict[str, Any]:
 def _parameter(field: Field) -> dict[str, Any]:
     schema: Schema = {**_TEXT, "maxLength": field.longest}
     values = [value for value, _ in field.choices]
-    if field.strict and values:
-        schema["enum"] = list(dict.fromkeys([field.default, *values]))
+    if field.allowed:
+        schema["enum"] = list(field.allowed)
     if field.default:
         schema["default"] = field.default
     texts = dict.fromkeys((field.default, *values[:3], *field.stops[:1], *field.stops[-1:]))

@@ -11,7 +11,7 @@ from trainledger.report.serving import largest
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS
 from trainledger.units import counted, format_flops, format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.field import Field, Query, of_run, one_of, powers, size_of
 from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, settings_of, source_of, words_of
 
 _OPTIONS = ("phase", "batch", "context", "weights", "cache", "compute")
@@ -19,7 +19,7 @@ _OPTIONS = ("phase", "batch", "context", "weights", "cache", "compute")
 
 def _reply(query: Query, progress: Progress) -> Reply:
     options = query.chosen(*_OPTIONS)
-    alone = replace(query, given={**query.given, "cluster.count": query["layout.tensor"]})
+    alone = replace(query, given={**query.given, "cluster.count": str(size_of(query["layout.tensor"]))})
     served = tl.inference(source_of(query), settings_of(alone), **options)
     document = served.document()
     tables = document.tables
