@@ -2,12 +2,14 @@
 
 Needs nothing but Python and torch. For a few models: the closed form for CUDA kernels against a real step in
 FLOPs, kept bytes and peak, the latter by the recorder and by the caching allocator; predicted step time, from a
-calibration made just before, against the median of real steps. Writes device, date and versions with the figures.
+calibration made just before, against the median of real steps. Then the engine's speed beside other loops
+(`gpu_speed`). Writes device, date and versions with the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import gpu_speed
 import torch
 
 from trainledger.api.load import load
@@ -91,21 +94,31 @@ def main() -> None:
     name = torch.cuda.get_device_name()
     slug = "".join(each if each.isalnum() else "-" for each in name.lower())
     out = args.out or Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+    record: dict[str, Any] = {"device": name, "date": date.today().isoformat(), "versions": versions}
+    record |= {"rows": [], "speed": []}
+
+    def keep() -> None:
+        """After each figure, so that a lease that ends loses only what was not measured."""
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(record, indent=1) + "\n")
+        gc.collect()
+        torch.cuda.empty_cache()
+
     calibration = measure_machine("cuda")
-    rows = []
+    record["peaks"] = calibration.peak_flops_per_second
     for run in runs():
         try:
             row = compare(run, calibration)
         except torch.OutOfMemoryError as error:
             row = {"model": run.model.name, "precision": run.recipe.precision.kind, "out_of_memory": str(error)}
-        rows.append(row)
+        record["rows"].append(row)
         print(json.dumps(row), flush=True)
-        torch.cuda.empty_cache()
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
-    peaks = calibration.peak_flops_per_second
-    record = {"device": name, "date": date.today().isoformat(), "versions": versions, "peaks": peaks, "rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+        keep()
+    for run in gpu_speed.runs():
+        record["speed"].append(gpu_speed.compare(run))
+        print(json.dumps(record["speed"][-1]), flush=True)
+        keep()
     print(f"written to {out}")
 
 

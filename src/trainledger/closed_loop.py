@@ -21,7 +21,7 @@ from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
 from trainledger.plan.memory_check import refuse_beyond
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.predict import forecast
+from trainledger.predict.predict import accounts_of, forecast
 from trainledger.predict.roofline import Machine
 from trainledger.report.record import read_metrics
 from trainledger.spec.calibration import find_calibration
@@ -34,6 +34,7 @@ from trainledger.spec.run import Run
 from trainledger.train.device import compute_capability, find_device
 from trainledger.train.engine import train
 from trainledger.train.observer import Finished, Observer, TrainingState
+from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, this_rank
 
 
 def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | None = None) -> tuple[Forecast, Ledger]:
@@ -41,21 +42,24 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
 
     ``validation_sequences`` are those that an evaluation really has, where the text holds fewer than the recipe asks.
     """
-    ledger = closed_form(run, device)
+    ledger, ranks = accounts_of(run, backend=_kernels(device))
     machine, notes = machine_on(run, device)
     asked = run.recipe.evaluation.sequences
     if validation_sequences is not None and validation_sequences < asked:
         recipe = with_fields(run.recipe, {"evaluation.sequences": validation_sequences})
         run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
-    told = forecast(run, ledger, machine)
+    told = forecast(run, ledger, machine, ranks=ranks)
     return replace(told, notes=(*notes, *told.notes)), ledger
 
 
 def closed_form(run: Run, device: torch.device) -> Ledger:
-    """The closed-form ledger of a run's step with the kernels of a device."""
-    kernels = "cpu" if device.type == "cpu" else kernels_of_capability(compute_capability(device))
-    return account(run, backend=kernels)
+    """The closed-form ledger of a step of a run's first rank with the kernels of a device."""
+    return account(run, backend=_kernels(device))
+
+
+def _kernels(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else kernels_of_capability(compute_capability(device))
 
 
 def machine_on(run: Run, device: torch.device) -> tuple[Machine | None, tuple[str, ...]]:
@@ -166,12 +170,20 @@ def _with_earlier(measured: Measured, path: Path) -> Measured:
     return replace(measured, **{name: getattr(earlier, name) for name in names})
 
 
-def run_closed_loop(run: Run, run_dir: Path, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Finished:
+def run_closed_loop(
+    run: Run,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    rank_timeout: float = SECONDS_IN_A_COLLECTIVE,
+) -> Finished:
     """Train a run with its forecast written before and its measurement after; raises what `train` raises.
 
-    A run whose closed form does not fit in the device's memory is refused before anything is built.
+    A run whose closed form does not fit in the device's memory is refused before anything is built. Of several ranks
+    the first has the observers.
     """
     if run.cluster.count == 1:  # the engine says what is wrong with others
         refuse_what_does_not_fit(run, find_device(run.cluster.backend))
-    measuring = Measuring()
-    return train(run, run_dir, resume=resume, observers=[Forecasting(), *observers, *measuring.observers()])
+    watching = [Forecasting(), *observers, *Measuring().observers()] if not this_rank() else []
+    return train(run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout)

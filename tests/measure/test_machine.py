@@ -63,6 +63,13 @@ def test_disturbed_samples_are_counted_and_a_busy_machine_is_told(measured):
     assert kept.busy == any("kept the machine busy" in each for each in kept.notes)
 
 
+def test_every_kernel_of_an_accelerator_can_be_called():
+    for each in kernels(torch.device("meta"), ["fp32", "bf16"]):  # the sizes of an accelerator, without its memory
+        call = each.build()
+        call()
+        call()
+
+
 def test_flops_of_the_kernels_are_those_of_the_ledgers_rules():
     for each in kernels(torch.device("cpu"), ["fp32"]):
         if each.kind == "matmul":

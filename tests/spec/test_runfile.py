@@ -579,15 +579,23 @@ def test_the_resolved_file_names_every_field():
         assert set(content[section]) | absent == {field.name for field in dataclasses.fields(cls)}
 
 
-def test_the_digest_sees_everything_but_the_cache():
+def test_the_digest_sees_what_is_computed_and_not_where():
     run = parse(table())
     assert len(digest(run)) == 64
     assert digest(parse(table(data={"cache": "elsewhere"}))) == digest(run)
     for section, field, value in [
         ("recipe", "seed", 1), ("recipe", "learning_rate", 0.1), ("model", "n_layers", 3), ("data", "path", ["x"]),
-        ("cluster", "count", 2), ("model", "name", "other"),
+        ("recipe", "seq_len", 64), ("model", "name", "other"),
     ]:  # fmt: skip
         assert digest(parse(table(), {f"{section}.{field}": value})) != digest(run), field
+    for elsewhere in (
+        {"cluster.count": 2, "layout.shard": 2},
+        {"cluster.device": "a100-sxm-80gb"},
+        {"recipe.micro_batch": 1},
+    ):
+        assert digest(parse(table(), elsewhere)) == digest(run), elsewhere
+    with_dropout = parse(table(), {"recipe.dropout": 0.1})
+    assert digest(parse(table(), {"recipe.dropout": 0.1, "recipe.micro_batch": 1})) != digest(with_dropout)
     assert digest(parse(table({"vocab_size": "256"}, {"dropout": -0.0}))) == digest(run)
 
 

@@ -11,7 +11,7 @@ import torch
 from tiny_run import tiny_run
 from torch import Tensor, nn
 
-from trainledger.train import checkpoint
+from trainledger.train import loading, saving
 from trainledger.train.adam_8bit import BLOCK, SMALLEST, Adam8bit, _moment, _store, table
 from trainledger.train.optimizer import build_optimizer
 
@@ -155,12 +155,12 @@ def test_saved_and_loaded_it_goes_on_in_the_same_bits(tmp_path: Path) -> None:
     assert isinstance(optimizer, Adam8bit)
     step(whole, optimizer, 1)
     step(whole, optimizer, 2)
-    saved = checkpoint.save(tmp_path, 2, whole, optimizer, {})
+    saved = saving.save(tmp_path, 2, whole, optimizer, {})
     step(whole, optimizer, 3)
 
     parts = model()
     resumed = build_optimizer(parts, recipe)
-    checkpoint.load(saved, parts, resumed)
+    loading.load(saved, parts, resumed)
     step(parts, resumed, 3)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(a, b)

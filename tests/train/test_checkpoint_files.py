@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.nn.transformer import build
-from trainledger.train import checkpoint
+from trainledger.train import checkpoint, loading, saving
 from trainledger.train.engine import train
 from trainledger.train.optimizer import build_optimizer
 
@@ -98,10 +98,10 @@ def test_weights_and_optimizer_state_come_back_as_they_were(tmp_path: Path) -> N
     finished = train(run, tmp_path, open_feed=CountingFeed)
     model = build(run.model, run.recipe)
     optimizer = build_optimizer(model, run.recipe)
-    facts = checkpoint.load(finished.checkpoint, model, optimizer)
+    facts = loading.load(finished.checkpoint, model, optimizer)
     assert facts["step"] == 6
     stored = load_file(finished.checkpoint / "optimizer.safetensors")
-    state = checkpoint.optimizer_tensors(model, optimizer)
+    state = saving.optimizer_tensors(model, optimizer)
     assert state.keys() == stored.keys()
     assert all(torch.equal(state[name], stored[name]) for name in stored)
     assert len(stored) == 3 * len(list(model.parameters()))

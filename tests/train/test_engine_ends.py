@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read as read_run
-from trainledger.train.checkpoint import all_checkpoints
+from trainledger.train.checkpoint import all_checkpoints, damage
 from trainledger.train.device import refuse_launches
 from trainledger.train.engine import train
 from trainledger.train.metrics import read
@@ -87,7 +89,7 @@ def test_another_run_file_is_refused_field_by_field(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_started_leaves_its_directory_free(tmp_path: Path) -> None:
-    def no_feed(run: Run, device: torch.device) -> CountingFeed:
+    def no_feed(run: Run, device: torch.device, **parts: int) -> CountingFeed:
         raise InvalidInput([])
 
     with pytest.raises(InvalidInput):
@@ -239,13 +241,14 @@ def test_observers_see_every_step_and_phase_in_order(tmp_path: Path) -> None:
     diary = Diary()
     run = tiny_run(steps=2, micro_batch=2, **{"checkpoints.every": None, "schedule.warmup_steps": 0})
     train(run, tmp_path, open_feed=CountingFeed, observers=[diary])
+    # A checkpoint is begun and finished, which in the background lie apart.
     # The optimizer's phase stands first as well: it is where gradients are let go, or buffers of them set to zero.
     phases = ["data", "optimizer", "forward", "backward", "forward", "backward", "clip", "optimizer"]
     assert diary.lines == [
         "start after 0",
         "step 1", *phases, "end of step 1",
         "step 2", *phases, "end of step 2",
-        "evaluation", "evaluated 2", "checkpoint", "saved 2", "finish", "stop",
+        "evaluation", "evaluated 2", "checkpoint", "checkpoint", "saved 2", "finish", "stop",
     ]  # fmt: skip
 
 
@@ -278,17 +281,30 @@ def test_a_state_file_edited_by_hand_is_a_sentence(damage: dict[str, Any], sente
         train(tiny_run(steps=2), tmp_path, open_feed=CountingFeed, resume=True)
 
 
-def test_several_devices_are_refused(tmp_path: Path) -> None:
-    run = Run(model=tiny_run().model, recipe=tiny_run().recipe, cluster=Cluster(count=8))
-    with pytest.raises(InvalidInput, match="count = 8: the engine trains on one device so far; nearest that works: 1"):
+def test_a_layout_of_several_devices_asks_for_as_many_processes(tmp_path: Path) -> None:
+    run = replace(tiny_run(), layout=Layout(shard=2))
+    rule = "layout: takes 2 processes, and this is one; add --ranks 2, or start it by torchrun --nproc-per-node 2"
+    with pytest.raises(InvalidInput, match=rule):
         train(run, tmp_path / "run", open_feed=CountingFeed)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_asynchronous_checkpoint_is_refused(tmp_path: Path) -> None:
-    rule = "checkpoints.asynchronous = true: is accounted for, but the engine waits until a checkpoint is written"
-    with pytest.raises(InvalidInput, match=rule):
-        train(tiny_run(**{"checkpoints.asynchronous": True}), tmp_path, open_feed=CountingFeed)
+def test_a_layout_that_is_to_be_searched_for_is_refused(tmp_path: Path) -> None:
+    run = replace(tiny_run(), layout=Layout(auto=True))
+    with pytest.raises(InvalidInput, match=r"layout.auto = true: .* the engine trains a layout that is written down"):
+        train(run, tmp_path / "run", open_feed=CountingFeed)
+
+
+def test_a_checkpoint_in_the_background_holds_the_same_bytes(tmp_path: Path) -> None:
+    changes = {"checkpoints.every": 2, "checkpoints.keep_last": 10}
+    for name, background in (("foreground", False), ("background", True)):
+        run = tiny_run(**changes, **{"checkpoints.asynchronous": background})
+        train(run, tmp_path / name, open_feed=CountingFeed)
+    for one, other in zip(*(all_checkpoints(tmp_path / each) for each in ("foreground", "background")), strict=True):
+        assert one.name == other.name
+        assert (damage(one), damage(other)) == (None, None)
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            assert (one / file).read_bytes() == (other / file).read_bytes()
 
 
 def test_kernels_that_are_to_wait_need_the_environment_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +327,7 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(OutOfMemory, match=r"out of memory \(.*\); a smaller recipe\.micro_batch") as caught:
         train(tiny_run(), tmp_path, open_feed=CountingFeed, observers=[Hungry()])
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 6
     assert state_of(tmp_path)["state"] == "failed"
     assert "out of memory" in state_of(tmp_path)["why"]
     assert train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True).step == 6

@@ -22,7 +22,7 @@ from trainledger.nn.transformer import Transformer
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, to_toml
-from trainledger.train import checkpoint
+from trainledger.train import checkpoint, saving
 from trainledger.train.engine import train
 from trainledger.train.metrics import read as read_metrics
 from trainledger.train.trained import byte_level, load_trained, write_start
@@ -50,7 +50,7 @@ def run_dir(tmp_path):
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(RUN))
     for step in (2, 4):
-        checkpoint.save(directory, step, model_of(step), torch.optim.SGD(model_of(step).parameters(), lr=1.0), {})
+        saving.save(directory, step, model_of(step), torch.optim.SGD(model_of(step).parameters(), lr=1.0), {})
     return directory
 
 

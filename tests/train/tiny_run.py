@@ -44,8 +44,11 @@ class CountingFeed:
     tokenizer_definition: str | None = None
     unigram_entropy: float | None = float(np.log(64))
 
-    def __init__(self, run: Run, device: torch.device) -> None:
+    def __init__(
+        self, run: Run, device: torch.device, *, rank: int = 0, ranks: int = 1, progress: bool = False
+    ) -> None:
         self.run, self.device = run, device
+        self.rank, self.ranks = rank, ranks
         self.closed = False
 
     def sequences(self, seed: int, n_sequences: int) -> torch.Tensor:
@@ -64,7 +67,8 @@ class CountingFeed:
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         step, seed = first_step, derive(self.run.recipe.seed, "order of the data")
         while True:
-            yield self.micro_batches(self.sequences(seed + step, self.run.recipe.global_batch))
+            whole = self.sequences(seed + step, self.run.recipe.global_batch)
+            yield self.micro_batches(whole.chunk(self.ranks)[self.rank])
             step += 1
 
     def validation(self) -> list[Batch]:

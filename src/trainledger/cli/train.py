@@ -123,14 +123,34 @@ def data(args: Namespace) -> Document:
     return token_store.document(store, recipe.seq_len, verified=args.verify, first_batch=first_batch)
 
 
-@takes(*RUN_FILE, flag("--resume", "continue from the newest valid checkpoint"), _DIR)
+@takes(
+    *RUN_FILE,
+    flag("--resume", "continue from the newest valid checkpoint"),
+    flag("--resume-if-begun", "continue where the run was begun, else begin it: for schedulers that start a job again"),
+    _DIR,
+    count("--ranks N", "start N processes on this machine, as many as the layout takes (torchrun)", default=None),
+    count("--restarts N", "with --ranks: start them again after one was lost, N times at most (3)", least=0, default=3),
+    count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
+)
 def train(args: Namespace) -> Outcome:
-    """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run."""
+    """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run.
+
+    A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
+    """
+    from trainledger.train.ranks import this_rank
+
     run = run_of_file(args)
     run_dir = Path(args.dir) / run_name(run)
-    if args.resume:
+    if args.resume and this_rank() in (None, 0):
         _refuse_if_not_begun(run, run_dir)
-    code, result = _train(run, run_dir, resume=args.resume)
+    if args.ranks is not None and this_rank() is None:
+        from trainledger.train.launch import launch
+
+        raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
+    resume = args.resume or args.resume_if_begun
+    code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout)
+    if this_rank():
+        raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
 
@@ -152,7 +172,15 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     raise InvalidInput([Problem("--resume", None, rule, nearest)])
 
 
-def _train(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
+def _words_of_a_rank(args: Namespace) -> list[str]:
+    """The words with which each rank calls this verb."""
+    words = ["train", args.run, "--dir", args.dir, "--rank-timeout", str(args.rank_timeout)]
+    words += [word for each in args.set for word in ("--set", each)]
+    chosen = {"--resume": args.resume, "--resume-if-begun": args.resume_if_begun, "--json": args.json}
+    return [*words, *(word for word, given in chosen.items() if given)]
+
+
+def _train(run: Run, run_dir: Path, *, resume: bool, rank_timeout: float = 600) -> tuple[int, dict[str, Any]]:
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
     from trainledger.train.metrics import TensorBoard
@@ -161,9 +189,12 @@ def _train(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any
 
     progress = Progress(mfu=_mfu(run))
     try:
-        finished = run_closed_loop(run, run_dir, resume=resume, observers=[progress, TensorBoard()])
+        finished = run_closed_loop(
+            run, run_dir, resume=resume, observers=[progress, TensorBoard()], rank_timeout=rank_timeout
+        )
     except Stopped as end:
-        say(str(end))
+        if str(end):
+            say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
     record, html = read_run(run_dir), run_dir / "report.html"
     write_html(record, html)
@@ -201,7 +232,8 @@ def _ended(result: dict[str, Any]) -> str:
         texts.append(
             f"unigram entropy {result['unigram_entropy']:.3f}: the loss of knowing only each token's frequency"
         )
-    return "\n".join([*texts, f"weights: {result['checkpoint'] / 'model.safetensors'}"])
+    alone = result["checkpoint"] / "model.safetensors"  # of several ranks there is a file each
+    return "\n".join([*texts, f"weights: {alone if alone.exists() else result['checkpoint']}"])
 
 
 def _written(result: dict[str, Any]) -> str:

@@ -134,8 +134,10 @@ class Loader:
         return read_step
 
 
-def open_loader(run: Run, device: torch.device | str, *, progress: bool = True) -> Loader:
-    """The loader of a run file's data, prepared where it is not yet.
+def open_loader(
+    run: Run, device: torch.device | str, *, rank: int = 0, ranks: int = 1, progress: bool = True
+) -> Loader:
+    """The loader of a run file's data for data rank ``rank`` of ``ranks``, prepared where it is not yet.
 
     Raises InvalidInput for a corpus that cannot be prepared, a vocabulary larger than the model's, and a split shorter
     than a sequence.
@@ -145,7 +147,8 @@ def open_loader(run: Run, device: torch.device | str, *, progress: bool = True) 
     recipe = run.recipe
     return Loader(
         store, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
-        micro_batch=run.device_batch, eval_sequences=recipe.evaluation.sequences, device=device,
+        micro_batch=run.device_batch, eval_sequences=recipe.evaluation.sequences, device=device, rank=rank,
+        ranks=ranks,
     )  # fmt: skip
 
 

@@ -30,9 +30,11 @@ WEIGHT_GRADIENTS = ((256, 256, 2048), (1024, 512, 1024), (8192, 256, 1024))
 QUICK_ATTENTIONS = ((32, 256, 64), (32, 64, 8))
 ATTENTIONS = (*QUICK_ATTENTIONS, (4, 1024, 64))
 LARGE_ATTENTIONS = ((128, 1024, 64), (32, 4096, 128))
-ELEMENTS = (2**14, 2**18, 2**22)  # of the pointwise samples
-ROWS, WIDTH, VOCABULARY = 4096, 512, 8192  # of the kernels by name: the size they have in a small training step
-POOL_NBYTES = 128 * MIB  # more than any cache holds
+ELEMENTS, LARGE_ELEMENTS = (2**14, 2**18, 2**22), (2**26,)  # of the pointwise samples
+# Of the kernels by name: the size they have in a small training step of a CPU, of an accelerator.
+ROWS, LARGE_ROWS, WIDTH, VOCABULARY = 4096, 65536, 512, 8192
+# More than any cache holds; on an accelerator room for four of the largest operands.
+POOL_NBYTES, LARGE_POOL_NBYTES = 128 * MIB, 1024 * MIB
 UPDATED = 2  # tensors of an update, whose states no cache holds either
 
 
@@ -63,7 +65,9 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     large = device.type != "cpu"
     shapes = QUICK_MATMULS if quick else MATMULS + (LARGE_MATMULS if large else ())
     attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
-    pools = {dtype: _ColdPool(device, DTYPES[dtype]) for dtype in dtypes}
+    elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
+    pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
+    pools = {dtype: _ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
     found: list[Kernel] = []
     for dtype, pool in pools.items():
         found += [_forward_product(pool, dtype, shape) for shape in shapes]
@@ -72,11 +76,12 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
             found += [_weight_gradient(pool, dtype, shape) for shape in WEIGHT_GRADIENTS]
         for shape in attentions:
             found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
-    for elements in ELEMENTS[-1:] if quick else ELEMENTS:
+    most = elements_of[-1]
+    for elements in (most,) if quick else elements_of:
         found += [_copy(pools["fp32"], elements), _elementwise(pools["fp32"], "fp32", elements)]
     for dtype, pool in pools.items():
         if dtype != "fp32":
-            found += [_elementwise(pool, dtype, ELEMENTS[-1]), *_casts(pools["fp32"], pool, dtype)]
+            found += [_elementwise(pool, dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
         found += by_name(device, pool, dtype, quick=quick)
     return [*found, *_others(device, pools["fp32"])]
 
@@ -151,7 +156,7 @@ class _ColdPool:
     show the speed of a cache.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, nbytes: int = POOL_NBYTES) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, nbytes: int) -> None:
         self._buffer = _random(device, dtype, nbytes // dtype.itemsize)
 
     def take(self, *shape: int) -> Callable[[], torch.Tensor]:
@@ -170,9 +175,8 @@ def _copy(pool: _ColdPool, elements: int) -> Kernel:
     return Kernel("copy", "fp32", (elements,), 0, 8 * elements, build)
 
 
-def _casts(wide: _ColdPool, narrow: _ColdPool, dtype: str) -> Iterator[Kernel]:
+def _casts(wide: _ColdPool, narrow: _ColdPool, dtype: str, elements: int) -> Iterator[Kernel]:
     """Between fp32 and a narrower format, which autocast does to every operand."""
-    elements = ELEMENTS[-1]
     nbytes = (4 + DTYPES[dtype].itemsize) * elements
     for source, target, name in ((wide, narrow, "fp32"), (narrow, wide, dtype)):
 
@@ -191,17 +195,23 @@ def _elementwise(pool: _ColdPool, dtype: str, elements: int) -> Kernel:
     return Kernel("elementwise", dtype, (elements,), elements, 3 * DTYPES[dtype].itemsize * elements, build)
 
 
+def rows_on(device: torch.device) -> int:
+    """The rows of the kernels by name on a device."""
+    return ROWS if device.type == "cpu" else LARGE_ROWS
+
+
 def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = False) -> Iterator[Kernel]:
     """Operators whose rate is their own: activations, norms, sums over rows and over columns, softmax, embedding.
 
     Bytes are those that a ledger counts: of a broadcast operand its own elements.
     """
-    aten, itemsize, n = torch.ops.aten, DTYPES[dtype].itemsize, ROWS * WIDTH
-    rows = pool.take(ROWS, WIDTH)
+    aten, itemsize, n_rows = torch.ops.aten, DTYPES[dtype].itemsize, rows_on(device)
+    n = n_rows * WIDTH
+    rows = pool.take(n_rows, WIDTH)
     vector = _random(device, DTYPES[dtype], WIDTH)
 
     def kernel(kind: str, operation: str, call: Callable[[], object], nbytes: int, *, phase: str = "") -> Kernel:
-        return Kernel(kind, dtype, (ROWS, WIDTH), n, nbytes, lambda: call, phase, operation=operation)
+        return Kernel(kind, dtype, (n_rows, WIDTH), n, nbytes, lambda: call, phase, operation=operation)
 
     yield kernel("elementwise", "gelu", lambda: aten.gelu(rows(), approximate="tanh"), 2 * itemsize * n)
     yield kernel("elementwise", "silu", lambda: aten.silu(rows()), 2 * itemsize * n)
@@ -219,9 +229,9 @@ def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = 
     yield kernel("elementwise", "add", lambda: rows() + rows(), 3 * itemsize * n)
     if dtype != "fp32":
         return
-    one_N1 = _random(device, torch.float32, ROWS, 1)
+    one_N1 = _random(device, torch.float32, n_rows, 1)
     yield kernel("reduction", "mean", lambda: rows().mean(-1, keepdim=True), itemsize * n)
-    yield kernel("elementwise", "div", lambda: one_N1.expand(ROWS, WIDTH).div(WIDTH), itemsize * n, phase="backward")
+    yield kernel("elementwise", "div", lambda: one_N1.expand(n_rows, WIDTH).div(WIDTH), itemsize * n, phase="backward")
     yield kernel("reduction", "linalg_vector_norm", lambda: torch.linalg.vector_norm(rows()), itemsize * n)
     mean_N1, scale_N1 = one_N1, one_N1 + 1
     yield kernel(
@@ -237,7 +247,7 @@ def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = 
         lambda: aten._log_softmax_backward_data(logits(), logits(), -1, torch.float32),
         3 * itemsize * n, phase="backward",
     )  # fmt: skip
-    ids_N = torch.randint(VOCABULARY, (ROWS,), device=device)
+    ids_N = torch.randint(VOCABULARY, (n_rows,), device=device)
     yield kernel(
         "embedding", "embedding_dense_backward",
         lambda: aten.embedding_dense_backward(rows(), ids_N, VOCABULARY, -1, False),
@@ -247,31 +257,32 @@ def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = 
 
 def _others(device: torch.device, pool: _ColdPool) -> Iterator[Kernel]:
     """One kernel for each of the other kinds, at the size it has in a small training step."""
-    n, logits = ROWS * WIDTH, ROWS // 4 * VOCABULARY
+    n_rows = rows_on(device)
+    n, logits = n_rows * WIDTH, n_rows // 4 * VOCABULARY
 
     def norm() -> Callable[[], object]:
-        take_ND, weight_D = pool.take(ROWS, WIDTH), torch.ones(WIDTH, device=device)
+        take_ND, weight_D = pool.take(n_rows, WIDTH), torch.ones(WIDTH, device=device)
         return lambda: F.layer_norm(take_ND(), (WIDTH,), weight_D)
 
     def softmax() -> Callable[[], object]:
-        take_NV = pool.take(ROWS // 4, VOCABULARY)
+        take_NV = pool.take(n_rows // 4, VOCABULARY)
         return lambda: F.log_softmax(take_NV(), -1)
 
     def embedding() -> Callable[[], object]:
         table_VD = _random(device, torch.float32, VOCABULARY, WIDTH)
-        ids_N = torch.randint(VOCABULARY, (ROWS,), device=device)
+        ids_N = torch.randint(VOCABULARY, (n_rows,), device=device)
         return lambda: F.embedding(ids_N, table_VD)
 
     def reduction() -> Callable[[], object]:
-        take_ND = pool.take(ROWS, WIDTH)
+        take_ND = pool.take(n_rows, WIDTH)
         return lambda: take_ND().sum()
 
     def random() -> Callable[[], object]:
-        take_ND = pool.take(ROWS, WIDTH)
+        take_ND = pool.take(n_rows, WIDTH)
         return lambda: F.dropout(take_ND(), 0.1)
 
     def update() -> Callable[[], object]:
-        weights = [torch.nn.Parameter(_random(device, torch.float32, ROWS, WIDTH)) for _ in range(UPDATED)]
+        weights = [torch.nn.Parameter(_random(device, torch.float32, n_rows, WIDTH)) for _ in range(UPDATED)]
         for each in weights:
             each.grad = torch.ones_like(each)
         return torch.optim.AdamW(weights, lr=1e-6, fused=device.type in ("cpu", "cuda")).step

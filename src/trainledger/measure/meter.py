@@ -45,6 +45,8 @@ class StepMeter(Observer):
 
     def on_start(self, state: TrainingState) -> None:
         self._state = state
+        if not state.run.layout.alone:
+            return
         last = state.run.recipe.total_steps
         first = min(state.step + STEPS_BEFORE + 1, last)
         self._steps = tuple(each for each in (first, first + 1) if each <= last)

@@ -23,11 +23,12 @@ OLMo 2 and Gemma 2, so that there the stream's variance does grow with depth.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from hashlib import blake2b
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 
 TRUNCATION = 3.0  # standard deviations
@@ -38,20 +39,30 @@ _LEFT = math.sqrt(
 )
 
 
-def initialize(model: Transformer, *, seed: int) -> None:
-    """Fill a model's parameters in place: truncated normal matrices, norm weights one, biases zero.
+Put = Callable[[nn.Parameter, Tensor], object]
 
-    The result depends on the spec and ``seed`` alone: not on the device, the parameters' former values or the
-    global generator.
+
+def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
+    """Fill the parameters of a model, or of a part of it, in place: truncated normal matrices, norm weights one,
+    biases zero.
+
+    A parameter's values depend on the spec, its name and ``seed`` alone: not on the device, on former values, on the
+    global generator, or on which other parameters this process holds. ``put`` writes a whole matrix into a parameter,
+    of which a rank may hold a part; ``model.spec`` is that of the whole model.
     """
-    generator = torch.Generator().manual_seed(seed)
+    spec: ModelSpec = model.spec  # type: ignore[assignment]
     norms = {id(each.weight) for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and not name.endswith("bias"):
-                fill(parameter, deviation(name, parameter, model.spec), generator)
+                generator = torch.Generator().manual_seed(_seed_of(name, seed))
+                put(parameter, normal(tuple(parameter.shape), deviation(name, parameter, spec), generator))
             else:
                 parameter.fill_(float(id(parameter) in norms))
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
@@ -75,15 +86,21 @@ def _share(spec: ModelSpec) -> float:
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:
-    """A normal, cut at three deviations, with ``deviation`` after the cut; drawn on the CPU, so the same anywhere.
+    """Put `normal` values into a parameter."""
+    weight.copy_(normal(tuple(weight.shape), deviation, generator))
+
+
+def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator) -> Tensor:
+    """Normal values, cut at three deviations, with ``deviation`` after the cut, fp32; drawn on the CPU, so the same
+    anywhere.
 
     What lies beyond the cut is drawn again, as torch's `trunc_normal_` does since 2.12. Torch 2.11 goes by the inverse
     of the distribution: by torch's own function, a seed would begin with other weights there.
     """
-    values = torch.empty(weight.shape, dtype=torch.float32)
+    values = torch.empty(shape, dtype=torch.float32, device="cpu")
     wide = deviation / _LEFT
     limit = torch.tensor(TRUNCATION * wide, dtype=torch.float32)
     values.normal_(0.0, wide, generator=generator)
     while (beyond := values.abs() > limit).any():
         values = torch.where(beyond, torch.empty_like(values).normal_(0.0, wide, generator=generator), values)
-    weight.copy_(values)
+    return values

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainledger.durable import sync
+from trainledger.durable import parse_json, sync
 from trainledger.nn.positions import Masks, Rotary
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import local_angles
@@ -22,48 +22,85 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
 FILE = "model.safetensors"
+# The key of a file's metadata that says where parts of tensors begin (torch.distributed.checkpoint.hf_storage).
+OFFSETS = "DCP_SHARDING_INFO"
 EXACT_IN_FP32 = {"F32": 32, "BF16": 16, "F16": 16}  # safetensors' names of formats that fp32 holds without rounding
 _MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor is stored, its shape, and its number format by safetensors' name."""
+class Part:
+    """A part of a tensor in a file, and where it begins in the whole, dim by dim."""
 
     path: Path
-    name: str
+    offset: tuple[int, ...]
     shape: tuple[int, ...]
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        return tuple(slice(at, at + size) for at, size in zip(self.offset, self.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor is stored, whole or in parts, its shape, and its number format by safetensors' name."""
+
+    name: str
+    parts: tuple[Part, ...]
     format: str
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(max, zip(*([each.stop for each in part.place] for part in self.parts), strict=True)))
 
     def read(self, dim: int = 0, begin: int = 0, end: int | None = None) -> Tensor:
         """The tensor (or its part from ``begin`` to ``end`` along ``dim``) as fp32 with memory of its own."""
+        if len(self.parts) > 1:
+            whole = torch.empty(self.shape, dtype=torch.float32)
+            for part in self.parts:
+                whole[part.place] = self._read_of(part.path, ())
+            return whole if end is None else whole.narrow(dim, begin, end - begin).clone()
+        taken = () if end is None else (*(slice(None),) * dim, slice(begin, end))
+        return self._read_of(self.path, taken).to(torch.float32, copy=True)
+
+    def _read_of(self, path: Path, taken: tuple[slice, ...]) -> Tensor:
         try:
-            with safe_open(self.path, framework="pt") as file:
-                if end is None:
-                    part = file.get_tensor(self.name)
-                else:
-                    part = file.get_slice(self.name)[(*(slice(None),) * dim, slice(begin, end))]
+            with safe_open(path, framework="pt") as file:
+                found: Tensor = file.get_slice(self.name)[taken] if taken else file.get_tensor(self.name)
         except (SafetensorError, OSError) as error:
-            raise _damaged(self.path, error) from error
-        whole: Tensor = part.to(torch.float32, copy=True)
-        return whole
+            raise _damaged(path, error) from error
+        return found
 
 
 def stored_in(paths: Iterable[Path]) -> dict[str, Stored]:
-    """Everything that safetensors files hold, by name; only headers are read."""
+    """Everything that safetensors files hold, by name, parts of a tensor put together; only headers are read."""
     found: dict[str, Stored] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
+                offsets = offsets_in(file.metadata())
                 for name in file.keys():  # noqa: SIM118 (no dict)
-                    if name in found:
+                    stored = file.get_slice(name)
+                    shape = tuple(stored.get_shape())
+                    part = Part(path, tuple(offsets.get(name, [0] * len(shape))), shape)
+                    earlier = found[name].parts if name in found else ()
+                    if any(each.offset == part.offset or name not in offsets for each in earlier):
                         rule = f"is also in {found[name].path.name}; one of the two files does not belong here"
                         raise InvalidInput([Problem(shown(name), None, rule)], str(path))
-                    part = file.get_slice(name)
-                    found[name] = Stored(path, name, tuple(part.get_shape()), part.get_dtype())
+                    found[name] = Stored(name, (*earlier, part), stored.get_dtype())
         except (SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
     return found
+
+
+def offsets_in(metadata: dict[str, str] | None) -> dict[str, list[int]]:
+    """Where the parts of tensors in a file begin, by name; tensors that are not named are whole."""
+    stored = parse_json((metadata or {}).get(OFFSETS, "{}"))
+    return {name: each["saved_offsets"] for name, each in stored.items()}
 
 
 def faults(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]) -> Iterator[Problem]:
@@ -125,14 +162,15 @@ def write_weights(model: nn.Module, path: Path) -> None:
     save_file({name: each.detach().cpu().contiguous() for name, each in held(model).items()}, path)
 
 
-def read_weights(spec: ModelSpec, path: Path) -> Transformer:
-    """The model of a spec from a file of `write_weights`; `InvalidInput` names each tensor that does not fit."""
-    if not path.is_file():
-        raise InvalidInput([Problem(path.name, None, "is not there; it holds the weights")], str(path.parent))
-    found = stored_in([path])
+def read_weights(spec: ModelSpec, *paths: Path) -> Transformer:
+    """The model of a spec from files under our names; `InvalidInput` names each tensor that does not fit."""
+    for path in paths:
+        if not path.is_file():
+            raise InvalidInput([Problem(path.name, None, "is not there; it holds the weights")], str(path.parent))
+    found, where = stored_in(paths), str(paths[0] if len(paths) == 1 else paths[0].parent)
     if spec.n_layers > len(found):
-        refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], str(path))
-    refuse(faults(shapes(spec), found), str(path))
+        refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], where)
+    refuse(faults(shapes(spec), found), where)
     return assemble(spec, {name: each.read() for name, each in found.items()})
 
 

@@ -352,13 +352,27 @@ def to_toml(run: Run) -> str:
     return tomli_w.dumps(resolved(run))
 
 
+def is_of_the_machine(field: str, run: Run) -> bool:
+    """Whether a field says where and how a run is trained, and not what it computes but for rounding.
+
+    Dropout draws per micro-batch, so with it ``recipe.micro_batch`` is what a run computes.
+    """
+    recipe = run.recipe
+    draws = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
+    if field == "recipe.micro_batch":
+        return not draws
+    return field.startswith(("layout.", "cluster.")) or field == "data.cache"
+
+
 def digest(run: Run) -> str:
-    """SHA-256 (hexadecimal) of what a run is; where this machine keeps its token stores is left out."""
+    """SHA-256 (hexadecimal) of what a run computes: where and on how many devices it is trained is left out."""
     import hashlib
     import json
 
-    content = resolved(run)
-    content["data"].pop("cache", None)
+    content = {
+        section: {name: each for name, each in fields.items() if not is_of_the_machine(f"{section}.{name}", run)}
+        for section, fields in resolved(run).items()
+    }
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

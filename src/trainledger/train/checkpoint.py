@@ -2,12 +2,14 @@
 
 ``<run_dir>/checkpoints/step-00000100/`` holds
 
-- ``model.safetensors``: parameters by name (a tied weight once)
-- ``optimizer.safetensors``: optimizer state as ``<state>/<parameter>``
+- ``model.safetensors``: parameters by name (a tied weight once); of several ranks one file each, with its parts of
+  them (``model-00001-of-00004.safetensors``)
+- ``optimizer.safetensors``: optimizer state as ``<state>/<parameter>``, likewise
 - ``training.json``: step, losses, seconds, and what run, data and number of threads it is of
 - ``manifest.json``: size and SHA-256 of each file above
 
 Batches and dropout are functions of the step, so no generator state is stored. No file holds pickled objects.
+`saving` writes it, `loading` reads it into the ranks of any layout.
 """
 
 from __future__ import annotations
@@ -15,23 +17,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-
-from trainledger.durable import is_full, parse_json, sha256, sync, write_json
-from trainledger.train.stop import CannotSave
+from trainledger.durable import parse_json, sha256
 
 Say = Callable[[str], None]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -58,80 +54,19 @@ def all_checkpoints(run_dir: Path) -> list[Path]:
     return sorted((each for each in checkpoints_dir(run_dir).iterdir() if _NAME.fullmatch(each.name)), key=step_of)
 
 
-def save(
-    run_dir: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, object]
-) -> Path:
-    """Write the checkpoint of a step and give its directory; a reader sees all of it or none.
+def file_names(rank: int, ranks: int) -> tuple[str, str]:
+    """The files of a rank's tensors: the model's and the optimizer's.
 
-    Raises `CannotSave` where the disk is full; earlier checkpoints are not touched.
+    >>> file_names(0, 1), file_names(2, 4)[0]
+    (('model.safetensors', 'optimizer.safetensors'), 'model-00003-of-00004.safetensors')
     """
-    parent = checkpoints_dir(run_dir)
-    final = parent / f"step-{step:08d}"
-    temporary = parent / f"{_TEMPORARY}{final.name}"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        save_file(model_tensors(model), temporary / "model.safetensors")
-        save_file(optimizer_tensors(model, optimizer), temporary / "optimizer.safetensors")
-        write_json(temporary / "training.json", {"format": FORMAT, "step": step, **facts})
-        files = sorted(temporary.iterdir())
-        for each in files:
-            # safetensors makes files that only their owner may read; a checkpoint is as readable as any file here.
-            shutil.copymode(temporary / "training.json", each)
-            sync(each)
-        hashes = {each.name: {"nbytes": each.stat().st_size, "sha256": sha256(each)} for each in files}
-        write_json(temporary / MANIFEST, {"format": FORMAT, "files": hashes})
-        sync(temporary)
-        os.rename(temporary, final)
-        sync(parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not is_full(error):
-            raise
-        kept = all_checkpoints(run_dir)
-        newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-        raise CannotSave(f"No space to save step {step} under {parent} ({error}); {newest}, untouched.") from error
-    return final
+    part = "" if ranks == 1 else f"-{rank + 1:05d}-of-{ranks:05d}"
+    return f"model{part}.safetensors", f"optimizer{part}.safetensors"
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, on the CPU, a tied one once under its first name."""
-    persistent = model.state_dict(keep_vars=True)
-    named = {**dict(model.named_parameters()), **{k: v for k, v in model.named_buffers() if k in persistent}}
-    return {name: each.detach().cpu().contiguous() for name, each in named.items()}
-
-
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Optimizer state as ``<state>/<parameter>``, on the CPU."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if value is None:
-                continue
-            assert isinstance(value, Tensor), f"{type(optimizer).__name__} keeps {key} as {type(value).__name__}"
-            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-    return tensors
-
-
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a valid checkpoint's weights and optimizer state in place and give its facts."""
-    stored = load_file(path / "model.safetensors")
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.no_grad():
-        for name, value in stored.items():
-            own[name].copy_(value)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    index = {
-        names[parameter]: number
-        for number, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"])
-    }
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in load_file(path / "optimizer.safetensors").items():
-        part, _, name = key.partition("/")
-        state.setdefault(index[name], {})[part] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return read_facts(path)
+def model_files(path: Path) -> list[Path]:
+    """The files of a checkpoint that hold the model."""
+    return sorted(path.glob("model*.safetensors"))
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -147,7 +82,9 @@ def damage(path: Path) -> str | None:
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"has format {manifest['format']}, and this version reads {FORMAT}"
-        if not {"model.safetensors", "optimizer.safetensors", "training.json"} <= files.keys():
+        ranks = manifest.get("ranks", 1)
+        needed = {"training.json", *(name for rank in range(ranks) for name in file_names(rank, ranks))}
+        if not needed <= files.keys():
             return "has a manifest that lacks a file"
         for name, listed in files.items():
             nbytes = (path / name).stat().st_size
@@ -188,7 +125,7 @@ def prune(run_dir: Path, keep_last: int, keep_every: int | None) -> None:
     for each in all_checkpoints(run_dir)[:-keep_last]:
         if keep_every is None or step_of(each) % keep_every:
             # Renamed first: a deletion cut short must not leave a directory that looks like a checkpoint.
-            going = each.with_name(f"{_TEMPORARY}old-{each.name}")
+            going = each.with_name(f"{TEMPORARY}old-{each.name}")
             os.rename(each, going)
             shutil.rmtree(going)
 
@@ -197,5 +134,5 @@ def clean(run_dir: Path) -> None:
     """Delete what a process that was killed while saving or pruning left; only for the holder of the run's lock."""
     if checkpoints_dir(run_dir).is_dir():
         for each in checkpoints_dir(run_dir).iterdir():
-            if each.name.startswith(_TEMPORARY):
+            if each.name.startswith(TEMPORARY):
                 shutil.rmtree(each)

@@ -13,10 +13,11 @@ from trainledger.spec.recipe import Recipe
 from trainledger.units import KIB
 
 
-def find_device(backend: str) -> torch.device:
+def find_device(backend: str, local_rank: int = 0) -> torch.device:
     """The device that ``cluster.backend`` names; ``auto`` takes cuda, then mps, then cpu.
 
-    Raises `InvalidInput` where the named backend is not there.
+    Of several GPUs of a machine, the one of this process' ``local_rank``. Raises `InvalidInput` where the named backend
+    or that GPU is not there.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     found = next(name for name, there in present.items() if there)
@@ -24,7 +25,12 @@ def find_device(backend: str) -> torch.device:
     if not present.get(name, False):
         rule = f"torch {torch.__version__} finds no such device on this machine"
         raise InvalidInput([Problem("cluster.backend", backend, rule, found)])
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    if name != "cuda":
+        return torch.device(name)
+    if local_rank >= torch.cuda.device_count():
+        rule = f"has {torch.cuda.device_count()} GPUs here, and this is process {local_rank + 1} of this machine"
+        raise InvalidInput([Problem("cluster.backend", backend, rule)])
+    return torch.device(name, local_rank)
 
 
 def synchronize(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils.deterministic
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.data.loader import open_loader
 from trainledger.durable import write_atomically
@@ -20,15 +21,20 @@ from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.device import find_device, keep_freed_memory, refuse_launches
+from trainledger.train.device import keep_freed_memory, refuse_launches
+from trainledger.train.loading import load
 from trainledger.train.loop import Say, TrainingLoop, finished_from
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
+from trainledger.train.parallel.mesh import data_rank, mesh_of
+from trainledger.train.parallel.model_on_rank import model_on_rank
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
+from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
 from trainledger.train.run_directory import begin_or_match, locked, read_state
-from trainledger.train.step import Feed, OpenFeed, derive
-from trainledger.train.stop import memory_told
+from trainledger.train.saving import Saver
+from trainledger.train.step import ALONE, Feed, OpenFeed, Together, derive
+from trainledger.train.stop import FailedBefore, memory_told
 from trainledger.train.trained import refuse_other_weights, start_from
 
 
@@ -40,97 +46,152 @@ def train(
     observers: Sequence[Observer] = (),
     open_feed: OpenFeed = open_loader,
     say: Say | None = None,
+    seconds_in_a_collective: float = SECONDS_IN_A_COLLECTIVE,
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
-    ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet. A finished
-    run is not touched again: with ``resume`` its result is returned. Raises `InvalidInput` where the
-    directory holds another run, one that was begun (without ``resume``), one begun on other text, or one that another
-    process holds; `Diverged`, `Interrupted`, `CannotSave` or `OutOfMemory` where the run ends early.
+    A layout of several devices takes as many processes, each of which calls this (torchrun, or `launch.launch`); a
+    collective fails after ``seconds_in_a_collective`` without an answer. ``open_feed`` brings the batches: by default
+    those of ``run.data``, prepared where they are not yet. A finished run is not touched again: with ``resume`` its
+    result is returned. Raises `InvalidInput` where the directory holds another run, one that was begun (without
+    ``resume``), one begun on other text, or one that another process holds; `Diverged`, `Interrupted`, `CannotSave`,
+    `LostRank` or `OutOfMemory` where the run ends early.
     """
     say = say or _say_on_stderr
-    if run.cluster.count > 1:
-        raise InvalidInput([Problem("cluster.count", run.cluster.count, "the engine trains on one device so far", 1)])
-    if not run.layout.alone:
-        raise InvalidInput([Problem("layout", None, "takes several devices, and the engine trains on one so far")])
-    if run.recipe.checkpoints.asynchronous:
-        rule = "is accounted for, but the engine waits until a checkpoint is written"
-        raise InvalidInput([Problem("recipe.checkpoints.asynchronous", True, rule, False)])
     refuse(run.recipe.precision, run.recipe)
-    device = find_device(run.cluster.backend)
-    refuse_launches(run.recipe, str(device))
-    refuse_products(run.recipe.precision, device.type)
-    with locked(run_dir):
-        begun = begin_or_match(run_dir, run)
-        earlier = read_state(run_dir)
-        if earlier is not None:
-            refuse_other_weights(run_dir, earlier.get("initial_weights"))
-        if begun and not resume:
-            raise InvalidInput([_already(run_dir, earlier)])
-        if earlier is not None and earlier["state"] == "finished":
-            finished = finished_from(run_dir, earlier)
-            if checkpoint.damage(finished.checkpoint) is None:
-                say(f"{run_dir} is already finished.")
-                return finished
-        if earlier is not None and earlier["state"] == "failed":
-            say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
-        checkpoint.clean(run_dir)
-        with _arithmetic(run, device), ExitStack() as stack:
-            feed = open_feed(run, device)
-            stack.callback(feed.close)
-            if feed.tokenizer_definition is not None:
-                write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
-            with memory_told():
-                state = _prepare(run, run_dir, device, feed, resume=begun, say=say)
-            return TrainingLoop(state, feed, observers, say).run(resumed=begun)
+    with joined(run, seconds=seconds_in_a_collective) as ranks:
+        if not ranks.first:
+            say = _say_nothing
+        refuse_launches(run.recipe, str(ranks.device))
+        refuse_products(run.recipe.precision, ranks.device.type)
+        with ExitStack() as stack:
+            begun = ranks.of_first(lambda: _begin(run, run_dir, resume, stack, say))
+            if "finished" in begun:
+                return finished_from(run_dir, begun["finished"])
+            stack.enter_context(_arithmetic(run, ranks.device))
+            state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
+            saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
+            return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
 
 
-def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resume: bool, say: Say) -> TrainingState:
-    """Model and optimizer as they begin, or as the newest valid checkpoint holds them."""
-    with device:
-        model = build_model(run.model, run.recipe, adapted=False)
-    path = checkpoint.latest_valid(run_dir, say) if resume else None
-    initial_weights = None
-    if path is None:
-        if run.recipe.initial_weights is None:
-            initialize(model, seed=derive(run.recipe.seed, "init"))
-        else:
-            initial_weights = start_from(run, model, say)
-    with device:  # only now, so that frozen weights are stored in their format as they begin
-        adapt(model, run.recipe.lora)
-    draw(model, seed=derive(run.recipe.seed, "adapters"))
-    optimizer = build_optimizer(model, run.recipe)
-    scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
-    state = TrainingState(run, run_dir, device, model, optimizer, scaler)
-    state.initial_weights = initial_weights
-    if path is None:
-        if isinstance(optimizer, MasterWeights):
+def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) -> dict[str, Any]:
+    """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts."""
+    stack.enter_context(locked(run_dir))
+    begun = begin_or_match(run_dir, run)
+    earlier = read_state(run_dir)
+    if earlier is not None:
+        refuse_other_weights(run_dir, earlier.get("initial_weights"))
+    if begun and not (resume or restarted()):
+        raise InvalidInput([_already(run_dir, earlier)])
+    if earlier is not None and earlier["state"] == "finished":
+        damaged = checkpoint.damage(finished_from(run_dir, earlier).checkpoint)
+        if damaged is None:
+            say(f"{run_dir} is already finished.")
+            return {"finished": earlier}
+    if earlier is not None and earlier["state"] == "failed":
+        if restarted() and "exit_code" in earlier:
+            raise FailedBefore(f"Not started again, as it would end so again: {earlier['why']}", earlier["exit_code"])
+        say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
+    checkpoint.clean(run_dir)
+    return {"begun": begun}
+
+
+def _prepare(
+    run: Run, run_dir: Path, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, *, resume: bool, say: Say
+) -> tuple[TrainingState, Feed, DeviceMesh | None]:
+    """Model, optimizer and feed as they begin, or as the newest valid checkpoint holds them."""
+    device = ranks.device
+    mesh = None if ranks.size == 1 else mesh_of(run.layout, device.type)
+    part = 0 if mesh is None else data_rank(run.layout, mesh)
+    feed = _opened(run, ranks, open_feed, stack, part)
+    if feed.tokenizer_definition is not None and ranks.first:
+        write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
+    found = ranks.of_first(lambda: _newest(run, run_dir, feed, say)) if resume else None
+    path = None if found is None else checkpoint.checkpoints_dir(run_dir) / found
+    with memory_told():
+        model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
+        optimizer = build_optimizer(model, run.recipe)
+        scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
+        state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
+        state.initial_weights = initial_weights
+        if path is not None:
+            _restore(state, path, say)
+        elif isinstance(optimizer, MasterWeights):
             optimizer.begin()
-        if resume:
-            say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
-    else:
-        facts = checkpoint.read_facts(path)
-        if facts["digest"] != digest(run):
-            rule = f"is a checkpoint of run {facts['digest'][:8]}, not of {digest(run)[:8]}"
-            raise InvalidInput([Problem("checkpoint", str(path), rule)])
-        if facts["data"] != feed.fingerprint:
-            rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
-            raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))
-        checkpoint.load(path, model, optimizer)
-        if scaler is not None:
-            scaler.restore(facts["loss_scale"])
-        for name in ("step", "loss", "validation_loss", "seconds"):
-            setattr(state, name, facts[name])
-        state.initial_weights = facts.get("initial_weights")
-        if facts["threads"] != torch.get_num_threads():
-            threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
-            say(f"{path.name} was made with {threads}: the last bits may differ.")
+    if resume and path is None:
+        say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     if resume:
-        checkpoint.set_aside(run_dir, state.step if path else -1, say)
+        ranks.of_first(lambda: checkpoint.set_aside(run_dir, state.step if path else -1, say))
     model.train()
     if run.recipe.compile:
         _compile(model)
-    return state
+    return state, feed, mesh
+
+
+def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part: int) -> Feed:
+    """The feed of a data rank, closed when ``stack`` ends; all ranks must read the same text."""
+    feeds: list[Feed] = []
+
+    def opened() -> str:
+        parts = run.layout.data_ranks
+        feeds.append(open_feed(run, ranks.device, rank=part, ranks=parts, progress=ranks.first))
+        stack.callback(feeds[0].close)
+        return feeds[0].fingerprint
+
+    fingerprints = ranks.together(opened)
+    other = next((rank for rank, each in enumerate(fingerprints) if each != fingerprints[0]), None)
+    if other is not None:
+        rule = f"is other text on rank {other} than on rank 0; all ranks must see the same files"
+        raise InvalidInput([Problem("data.path", list(run.data.path), rule)])
+    return feeds[0]
+
+
+def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
+    """The name of the newest valid checkpoint, which must be of this run and its text."""
+    path = checkpoint.latest_valid(run_dir, say)
+    if path is None:
+        return None
+    facts = checkpoint.read_facts(path)
+    if facts["digest"] != digest(run):
+        rule = f"is a checkpoint of run {facts['digest'][:8]}, not of {digest(run)[:8]}"
+        raise InvalidInput([Problem("checkpoint", str(path), rule)])
+    if facts["data"] != feed.fingerprint:
+        rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
+        raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))
+    return path.name
+
+
+def _model(
+    run: Run, ranks: Ranks, mesh: DeviceMesh | None, *, fresh: bool, say: Say
+) -> tuple[Transformer, Together, dict[str, str] | None]:
+    """The model as this rank holds it, how its ranks take a step together, and the weights that it begins with."""
+    seed = derive(run.recipe.seed, "init")
+    if mesh is not None:
+        return *model_on_rank(run, mesh, ranks.device, seed=seed), None
+    initial_weights = None
+    with ranks.device:
+        model = build_model(run.model, run.recipe, adapted=False)
+    if fresh and run.recipe.initial_weights is None:
+        initialize(model, seed=seed)
+    elif fresh:
+        initial_weights = start_from(run, model, say)
+    with ranks.device:  # only now, so that frozen weights are stored in their format as they begin
+        adapt(model, run.recipe.lora)
+    draw(model, seed=derive(run.recipe.seed, "adapters"))
+    return model, ALONE, initial_weights
+
+
+def _restore(state: TrainingState, path: Path, say: Say) -> None:
+    """Put a checkpoint's tensors and figures in place."""
+    facts = load(path, state.model, state.optimizer)
+    if state.scaler is not None:
+        state.scaler.restore(facts["loss_scale"])
+    for name in ("step", "loss", "validation_loss", "seconds"):
+        setattr(state, name, facts[name])
+    state.initial_weights = facts.get("initial_weights")
+    if facts["threads"] != torch.get_num_threads():
+        threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
+        say(f"{path.name} was made with {threads}: the last bits may differ.")
 
 
 def _compile(model: Transformer) -> None:
@@ -169,6 +230,10 @@ def _already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
         rule = f"holds this run, which failed: {earlier.get('why', 'it did not say why')} --resume tries again"
         return Problem("run directory", str(run_dir), rule)
     return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
+
+
+def _say_nothing(sentence: str) -> None:
+    """What a rank other than the first says."""
 
 
 def _say_on_stderr(sentence: str) -> None:

@@ -52,6 +52,22 @@ class Metrics:
         self._file.flush()
 
 
+class NoMetrics(Metrics):
+    """The metrics of a rank that is not the first: nothing is written."""
+
+    def __init__(self) -> None:
+        """No file."""
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, fields: Mapping[str, object]) -> None:
+        pass
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file; what a crash cut short, or what has no whole number of steps, is left out."""
     if not path.exists():

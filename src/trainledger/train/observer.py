@@ -14,6 +14,7 @@ from torch import nn
 from trainledger.spec.run import Run
 from trainledger.train.device import synchronize
 from trainledger.train.mixed_precision import LossScaler
+from trainledger.train.step import ALONE, Together
 
 PHASES = ("data", "forward", "backward", "clip", "optimizer", "checkpoint", "evaluation")
 
@@ -28,6 +29,9 @@ class TrainingState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: LossScaler | None = None
+    together: Together = ALONE
+    rank: int = 0
+    data_rank: int = 0  # among the ranks with different sequences
     step: int = 0
     seconds: float = 0.0  # of training so far, over all sessions
     loss: float | None = None

@@ -19,10 +19,11 @@ from trainledger.spec.recipe import Recipe
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Transformer:
+def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharded: bool = False) -> Transformer:
     """The model of a run on torch's current default device, each parameter in the format of the recipe.
 
-    With ``adapted`` its weights are frozen and have adapters where the recipe asks for them.
+    With ``adapted`` its weights are frozen and have adapters where the recipe asks for them. Of a ``sharded`` model
+    FSDP2 makes the copies in the format of the compute.
 
     Raises `InvalidInput` where the engine cannot train in this precision.
     """
@@ -34,7 +35,7 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Tra
         adapt(model, recipe.lora)
     if precision.float8 is not None:
         use_float8(model, precision.float8)
-    if precision.copies == "gathered":  # last: copies go into the modules that multiply
+    if precision.copies == "gathered" and not sharded:  # last: copies go into the modules that multiply
         gather_copies(model, TORCH[precision.compute])
     return model
 

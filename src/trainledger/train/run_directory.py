@@ -21,7 +21,7 @@ from trainledger.durable import held, write_atomically, write_json
 from trainledger.spec.difference import Difference, differences
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import read, to_toml
+from trainledger.spec.runfile import is_of_the_machine, read, to_toml
 from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
 
 STATES = ("running", "finished", "interrupted", "failed")
@@ -52,8 +52,8 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def changes(begun: Run, given: Run) -> list[Difference]:
-    """Each field in which two runs differ; where this machine keeps its token stores makes no other run."""
-    return [each for each in differences(begun, given) if each.field != "data.cache"]
+    """Each field in which two runs differ; where and on how many devices they are trained makes no other run."""
+    return [each for each in differences(begun, given) if not is_of_the_machine(each.field, given)]
 
 
 def nearest_begun(folder: Path, run: Run) -> tuple[Path, list[Difference]] | None:
@@ -67,19 +67,24 @@ def nearest_begun(folder: Path, run: Run) -> tuple[Path, list[Difference]] | Non
 
 
 def begin_or_match(run_dir: Path, run: Run) -> bool:
-    """True where this run was begun here before, False after writing its run file down.
+    """True where this run was begun here before, False where not; its run file is written down.
 
-    Raises `InvalidInput` naming each field in which the run differs from the one that was begun.
+    Where it goes on with another layout or on another machine, the forecast of the old one is deleted. Raises
+    `InvalidInput` naming each field in which the run differs from the one that was begun.
     """
     path = run_dir / "run.toml"
     if not is_begun(run_dir):
         write_atomically(path, to_toml(run))
         return False
+    begun = read(path)
     problems = [
-        Problem(each.field, each.b, "is not what the run was begun with", each.a) for each in changes(read(path), run)
+        Problem(each.field, each.b, "is not what the run was begun with", each.a) for each in changes(begun, run)
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
+    if begun != run:
+        write_atomically(path, to_toml(run))
+        (run_dir / "forecast.json").unlink(missing_ok=True)
     return True
 
 

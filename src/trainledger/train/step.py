@@ -58,7 +58,57 @@ class Feed(Protocol):
         """Close files and end threads."""
 
 
-OpenFeed = Callable[[Run, torch.device], Feed]
+class OpenFeed(Protocol):
+    """What opens the feed of a run on a device."""
+
+    def __call__(self, run: Run, device: torch.device, /, *, rank: int, ranks: int, progress: bool) -> Feed:
+        """The feed of data rank ``rank`` among ``ranks``, which gets its rows of every global batch.
+
+        With ``progress`` long work shows how far it is.
+        """
+
+
+class Together(Protocol):
+    """How the ranks of a layout take a step together; `Alone` is a process without others."""
+
+    def around(self) -> AbstractContextManager[object]:
+        """Entered around all micro-batches of a step or an evaluation."""
+
+    def called(self, model: nn.Module) -> nn.Module:
+        """What is called in the model's place."""
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
+        """Entered around forward and backward of a micro-batch; the ``last`` may send gradients."""
+
+    def finish_gradients(self, model: nn.Module, clock: Clock) -> None:
+        """Add up over ranks what no backward has added up, as a part of the ``backward`` phase."""
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
+        """Scale the gradients to a joint norm of at most ``most``; the norm before, over all ranks."""
+
+
+class Alone:
+    """A step of one process."""
+
+    def around(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def called(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def finish_gradients(self, model: nn.Module, clock: Clock) -> None:
+        pass
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
+        # One kernel for all tensors where launches cost more than arithmetic; on a CPU it would gain nothing.
+        foreach = parameters[0].device.type != "cpu"
+        return torch.nn.utils.clip_grad_norm_(parameters, most, foreach=foreach)
+
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True)
@@ -82,16 +132,19 @@ def optimizer_step(
     clock: Clock | None = None,
     seeds: Sequence[int] | None = None,
     scaler: LossScaler | None = None,
+    together: Together = ALONE,
 ) -> StepResult:
     """Forward and backward of each micro-batch, joint clipping, one step of the optimizer.
 
     ``clock(phase)`` is entered around ``forward``, ``backward``, ``clip`` and ``optimizer``; ``seeds`` has one
-    seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16. Nothing here waits
-    for the device, but for a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
+    seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16; ``together`` is what
+    other ranks have to do with it, and the loss is that of this rank's tokens. Nothing here waits for the device, but
+    for a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
     """
     clock = clock or _no_clock
     loss: Tensor | None = None
     with ExitStack() as stack:
+        stack.enter_context(together.around())
         with clock("optimizer"):
             optimizer.zero_grad(set_to_none=True)
             if recipe.precision.weight_caching:
@@ -99,8 +152,10 @@ def optimizer_step(
         for index, batch in enumerate(batches):
             if seeds is not None:
                 torch.manual_seed(seeds[index])
-            part = _forward_backward(model, batch, len(batches), recipe, clock, scaler)
+            with together.micro_batch(last=index == len(batches) - 1):
+                part = _forward_backward(together.called(model), batch, len(batches), recipe, clock, scaler)
             loss = part if loss is None else loss + part
+        together.finish_gradients(model, clock)
     assert loss is not None, "a step needs at least one micro-batch"
     if isinstance(optimizer, MasterWeights) or scaler is not None:
         with clock("optimizer"):
@@ -108,10 +163,7 @@ def optimizer_step(
     grad_norm: Tensor | None = None
     if recipe.grad_clip is not None:
         with clock("clip"):
-            # One kernel for all tensors where launches cost more than arithmetic; on a CPU it would gain nothing.
-            grad_norm = torch.nn.utils.clip_grad_norm_(
-                stepped(model, optimizer), recipe.grad_clip, foreach=loss.device.type != "cpu"
-            )
+            grad_norm = together.clip(stepped(model, optimizer), recipe.grad_clip)
     with clock("optimizer"):
         skipped = scaler is not None and scaler.overflowed()
         if not skipped:

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import torch
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Stopped(Exception):  # noqa: N818 - it is an end, not always an error
     """A run that did not reach its last step; the text is a sentence for the person who started it."""
@@ -31,8 +33,32 @@ class CannotSave(Stopped):
     exit_code = 4
 
 
+class LostRank(Stopped):
+    """Another process of the run is gone, or did not answer within the time that collectives wait."""
+
+    exit_code = 5
+
+
+class EndedElsewhere(Stopped):
+    """Another rank ended the run, and says why; this one ends with the same exit code and says nothing."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__("")
+        self.rank, self.exit_code = rank, exit_code
+
+
 class OutOfMemory(Stopped):
     """The device had no room for what the run needs."""
+
+    exit_code = 6
+
+
+class FailedBefore(Stopped):
+    """A restart after an end that a restart does not mend; the exit code is that of the first end."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
 
 
 class Interrupted(Stopped):
@@ -73,7 +99,7 @@ class StopRequests:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            for signum in STOP_SIGNALS:
                 self._before[signum] = signal.signal(signum, self._on_signal)
         return self
 

@@ -34,7 +34,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse, read, read_table, resolved
-from trainledger.train.checkpoint import damage, is_checkpoint, latest_valid
+from trainledger.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
 from trainledger.train.precision import build_model, hold_in
 
 RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
@@ -68,15 +68,15 @@ def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
     raise _refusal(path, what if path.is_dir() else "is not a directory; trainledger runs lists those of runs")
 
 
-def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
-    """The spec and the weights file of a model that training can start from: an import, a checkpoint or a run.
+def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, list[Path]]:
+    """The spec and the weights' files of a model that training can start from: an import, a checkpoint or a run.
 
     ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no such model.
     """
     if (found := _run_and_checkpoint(path, say)) is not None:
-        return read(found[0] / RUN_FILE).model, found[1] / FILE
+        return read(found[0] / RUN_FILE).model, model_files(found[1])
     if (path / MODEL_FILE).is_file():
-        return _spec(path / MODEL_FILE), path / FILE
+        return _spec(path / MODEL_FILE), [path / FILE]
     if (path / CONFIG).is_file():
         raise _refusal(path, "is a Hugging Face directory; trainledger import makes of it what training can start from")
     what = f"is no import ({MODEL_FILE}), checkpoint or run directory ({RUN_FILE})"
@@ -84,16 +84,18 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Pat
 
 
 def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict[str, str]:
-    """Fill a model with the run's ``recipe.initial_weights`` and give their file and its SHA-256.
+    """Fill a model with the run's ``recipe.initial_weights`` and give their file (of several the manifest) and its
+    SHA-256.
 
     Raises `InvalidInput` that names each tensor which does not fit. ``say`` gets a sentence for each setting
     of the weights that is not the run's and that no shape shows.
     """
-    spec, file = _found(run, say)
+    spec, files = _found(run, say)
+    file = files[0] if len(files) == 1 else files[0].with_name(MANIFEST)
     if not file.is_file():
         rule = f"holds no {file.name}"
         raise InvalidInput([Problem("recipe.initial_weights", run.recipe.initial_weights, rule)])
-    stored = stored_in([file])
+    stored = stored_in(files)
     refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
     for each in _other_settings(spec, run.model):
         say(f"{file}: {each}")
@@ -112,7 +114,7 @@ def refuse_other_weights(run_dir: Path, begun_with: Mapping[str, str] | None) ->
         raise InvalidInput([Problem("recipe.initial_weights", begun_with["file"], rule)])
 
 
-def _found(run: Run, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
+def _found(run: Run, say: Callable[[str], None]) -> tuple[ModelSpec, list[Path]]:
     assert run.recipe.initial_weights is not None
     try:
         return find_weights(Path(run.recipe.initial_weights).expanduser(), say)
@@ -191,7 +193,7 @@ def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, P
             raise _refusal(path, "has no valid checkpoint yet")
         return path, newest
     run_dir = path.resolve().parent.parent
-    if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and (path / FILE).is_file()):
+    if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and model_files(path)):
         return None
     if wrong := damage(path):
         raise _refusal(path, wrong)
@@ -199,12 +201,12 @@ def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, P
 
 
 def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
-    run = read(run_dir / RUN_FILE)
+    run, files = read(run_dir / RUN_FILE), model_files(checkpoint)
     if run.recipe.lora is not None:
-        model = with_adapters_merged(run.model, run.recipe, checkpoint / FILE)
+        model = with_adapters_merged(run.model, run.recipe, files[0])
     else:
-        model = read_weights(run.model, checkpoint / FILE)
-    return Trained(model, _tokenizer(run, run_dir), checkpoint / FILE)
+        model = read_weights(run.model, *files)
+    return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint)
 
 
 def with_adapters_merged(spec: ModelSpec, recipe: Recipe, file: Path) -> Transformer:

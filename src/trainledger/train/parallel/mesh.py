@@ -6,9 +6,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainledger.spec.layout import Layout
 
-AXES = ("replicate", "shard", "tensor")
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
 
 def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
-    """The device mesh of a layout: replicas outermost, tensor ranks next to each other (they talk the most)."""
+    """The device mesh of a layout: pipeline stages outermost, tensor ranks next to each other (they talk the most)."""
     return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)
+
+
+def data_rank(layout: Layout, mesh: DeviceMesh) -> int:
+    """Which part of each global batch this rank reads: ranks of other axes read the same sequences."""
+    return int(mesh.get_local_rank("replicate")) * layout.shard + int(mesh.get_local_rank("shard"))

@@ -15,6 +15,6 @@ _DDP = signature(nn.parallel.DistributedDataParallel.__init__).parameters
 _BUFFERS: dict[str, Any] = {_NEW if _NEW in _DDP else _OLD: False}
 
 
-def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.parallel.DistributedDataParallel:
     """The model wrapped in DDP over the mesh's replicas."""
     return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("replicate"), **_BUFFERS)

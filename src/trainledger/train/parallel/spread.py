@@ -18,9 +18,18 @@ from trainledger.train.parallel.tensor import refuse_to_split, split
 
 
 def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
-    """The model as this rank holds it: split over ``tensor``, then sharded over ``shard`` or replicated.
+    """The model as this rank holds it: divided, then replicated.
 
     A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
+    """
+    divide(model, layout, mesh, precision)
+    return replicate(model, mesh) if layout.shard == 1 and layout.replicate > 1 else model
+
+
+def divide(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> None:
+    """Split a model over ``tensor``, then shard it over ``shard``, in place; its parameters may be without memory.
+
+    Raises `InvalidInput` for what cannot be applied yet.
     """
     applied = {"pipeline": 1, "context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
     problems = [
@@ -41,9 +50,6 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
     if layout.shard > 1:
         shard(model, layout, mesh, precision)
-    elif layout.replicate > 1:
-        if layout.tensor > 1:
-            rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
-            raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
-        return replicate(model, mesh)
-    return model
+    elif layout.replicate > 1 and layout.tensor > 1:
+        rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
+        raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])

@@ -1,0 +1,159 @@
+"""Speed of the engine's step on a GPU beside a bare loop of the same model and one of transformers' model.
+
+Called by ``bench/gpu.py``. 124M, 350M and 1.2B parameters in bf16 (autocast), blocks compiled, tokens that are random:
+what a step does is what is timed, without data or checkpoints. The three loops take turns, so that clocks and heat are
+the same for them; figures are medians. Memory is of a process of one loop: what its own tensors take at the peak, and
+what the allocator holds, beside the forecast.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.api.load import load
+from trainledger.catalog import device
+from trainledger.ledger.step import account
+from trainledger.nn.init import initialize
+from trainledger.predict.predict import memory_of_device, predict
+from trainledger.spec.run import Run
+from trainledger.train.optimizer import build_optimizer
+from trainledger.train.precision import build_model, set_fp32_products
+from trainledger.train.step import optimizer_step
+
+Step = Callable[[], object]
+SIZES = (("gpt2", 1024, 16), ("gpt2-medium", 1024, 8), ("llama-3.2-1b", 2048, 4))
+ROUNDS, STEPS = 4, 5
+
+
+def runs() -> Iterator[Run]:
+    for preset, seq_len, batch in SIZES:
+        recipe = {"seq_len": seq_len, "global_batch": batch, "steps": 1, "precision": "bf16-mixed", "compile": True}
+        yield load({"model": {"preset": preset}, "recipe": recipe, "cluster": {"backend": "cuda"}})
+
+
+@dataclass
+class Loop:
+    """One way to take a step, the seconds of its steps, and the memory of its process."""
+
+    name: str
+    make: Callable[[Run, Tensor, Tensor], Step]
+    seconds: list[float] = field(default_factory=list)
+    peak_nbytes: int = 0
+    reserved_nbytes: int = 0
+
+
+def engine(run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> Step:
+    """The engine's own step."""
+    model = _model(run)
+    optimizer = build_optimizer(model, run.recipe)
+    return lambda: optimizer_step(model, optimizer, [(inputs_BT, targets_BT)], run.recipe)
+
+
+def bare(run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> Step:
+    """The same model in the loop that a person would write."""
+    model = _model(run)
+    return _written_out(model, lambda: model(inputs_BT), targets_BT)
+
+
+def transformers(run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> Step:
+    """transformers' model of the same sizes, with its own loss, in the same loop."""
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+    spec = run.model
+    if run.model.name.startswith("gpt2"):
+        sizes = {"n_embd": spec.d_model, "n_layer": spec.n_layers, "n_head": spec.attention.n_heads}
+        off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config: Any = GPT2Config(
+            vocab_size=spec.vocab_size, n_positions=spec.max_seq_len, use_cache=False, **sizes, **off
+        )
+    else:
+        config = LlamaConfig(
+            vocab_size=spec.vocab_size, hidden_size=spec.d_model, num_hidden_layers=spec.n_layers,
+            intermediate_size=spec.feed_forward.d_ff, num_attention_heads=spec.attention.n_heads,
+            num_key_value_heads=spec.attention.n_kv_heads, max_position_embeddings=spec.max_seq_len,
+            tie_word_embeddings=spec.tie_embeddings, use_cache=False,
+        )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").cuda().train()
+    compiled: Any = torch.compile(model)
+    return _written_out(model, lambda: compiled(inputs_BT).logits, targets_BT)
+
+
+def _model(run: Run) -> nn.Module:
+    with torch.device("cuda"):
+        model = build_model(run.model, run.recipe)
+    initialize(model, seed=0)
+    for layer in model.train().layers:
+        layer.compile()
+    return model
+
+
+def _written_out(model: nn.Module, logits: Callable[[], Tensor], targets_BT: Tensor) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(logits().float().flatten(0, 1), targets_BT.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def compare(run: Run) -> dict[str, Any]:
+    """Tokens per second, MFU and memory of each loop for one run."""
+    set_fp32_products(run.recipe.precision)
+    shape = (run.device_batch, run.recipe.seq_len)
+    inputs_BT, targets_BT = (torch.randint(0, run.model.vocab_size, shape, device="cuda") for _ in range(2))
+    loops = [Loop(each.__name__, each) for each in (engine, bare, transformers)]
+    for _ in range(2):  # each loop first and last once, in a process that holds no other
+        for loop in loops:
+            _sample(loop, run, inputs_BT, targets_BT)
+        loops.reverse()
+    sheet = device("h200" if "H200" in torch.cuda.get_device_name() else "h100-sxm")
+    peak = sheet.peak_flops_per_second["bf16"]
+    ledger = account(run, backend="cuda")
+    forecast = predict(run, sheet, backend="cuda")
+    told = {
+        each.name: {
+            "step_seconds": median(each.seconds),
+            "tokens_per_second": run.recipe.tokens_per_step / median(each.seconds),
+            "mfu": ledger.matmul_flops / median(each.seconds) / peak,
+            "peak_nbytes": each.peak_nbytes, "reserved_nbytes": each.reserved_nbytes,
+        }
+        for each in loops
+    }  # fmt: skip
+    return {
+        "model": run.model.name, "tokens_per_step": run.recipe.tokens_per_step, "matmul_flops": ledger.matmul_flops,
+        "peak_flops_per_second": peak, "predicted_step_seconds": forecast.step_seconds,
+        "predicted_mfu": forecast.mfu, "predicted_peak_nbytes": ledger.peak().nbytes,
+        "predicted_reserved_nbytes": memory_of_device(run, ledger.peak().nbytes, sheet).reserved_nbytes, "loops": told,
+    }  # fmt: skip
+
+
+def _sample(loop: Loop, run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    step = loop.make(run, inputs_BT, targets_BT)
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+        loop.seconds.append((time.perf_counter() - start) / STEPS)
+    loop.peak_nbytes = torch.cuda.max_memory_allocated()
+    loop.reserved_nbytes = torch.cuda.max_memory_reserved()

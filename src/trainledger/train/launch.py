@@ -1,0 +1,47 @@
+"""Start the ranks of a run on this machine: torchrun's own agent, with our exit codes and without its tracebacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from trainledger.spec.run import Run
+from trainledger.train.ranks import refuse_other_count
+
+# A run that is told to stop finishes its step and saves; torchrun kills after 30 s by default.
+SECONDS_TO_SAVE = 3600
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Callable[[str], None]) -> int:
+    """Run ``trainledger`` with these words in ``ranks`` processes here; the exit code of the first that failed.
+
+    After a lost rank all are started again, up to ``restarts`` times. A signal reaches every rank once, and they have
+    an hour to save. Threads of a CPU are divided among the ranks where ``OMP_NUM_THREADS`` does not say how many.
+    """
+    refuse_other_count(run, ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id="trainledger", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=restarts, logs_specs=DefaultLogsSpecs(),
+        signals_to_handle=",".join(_SIGNALS),
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)("-m", "trainledger", *words)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            say(f"Rank {rank} was ended by {signal.Signals(-failure.exitcode).name}; --resume goes on.")
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        return 128 + signal.Signals(error.sigval).value
+    return 0

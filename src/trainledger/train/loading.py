@@ -1,0 +1,58 @@
+"""Reading a checkpoint into the ranks of a layout, whatever layout has written it.
+
+torch.distributed.checkpoint puts the parts together: it reads the files' headers, and of their bytes those that this
+rank holds. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_parts
+
+from trainledger.nn.weights import stored_in
+from trainledger.train.checkpoint import read_facts
+from trainledger.train.saving import model_tensors
+from trainledger.train.tensor_file import FORMATS
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Put this rank's part of a valid checkpoint's weights and optimizer state in place, and give its facts."""
+    read_into(path, model_tensors(model))
+    states = _states(path, model)
+    read_into(path, {f"{key}/{name}": each for name, own in states.items() for key, each in own.items()})
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    in_order = [names[each] for group in optimizer.param_groups for each in group["params"]]
+    by_number = {number: states[name] for number, name in enumerate(in_order) if name in states}
+    optimizer.load_state_dict({"state": by_number, "param_groups": optimizer.state_dict()["param_groups"]})
+    return read_facts(path)
+
+
+def read_into(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors by name from the safetensors files of a directory; of a DTensor this rank's part."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        read_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+
+
+def _states(path: Path, model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Empty tensors for the stored optimizer state of this rank's parameters, by parameter and state.
+
+    A state with the shape of its parameter is divided among ranks as the parameter is; others are whole.
+    """
+    own = dict(model.named_parameters())
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, stored in stored_in(sorted(path.glob("optimizer*.safetensors"))).items():
+        state, _, name = key.partition("/")
+        if name not in own:
+            continue
+        parameter, dtype = own[name].detach(), FORMATS[stored.format]
+        alike = tuple(parameter.shape) == stored.shape
+        made = torch.empty_like(parameter, dtype=dtype) if alike else torch.empty(stored.shape, dtype=dtype)
+        found.setdefault(name, {})[state] = made
+    return found

@@ -1,0 +1,90 @@
+"""The model of a run as one rank holds it: built without memory for parameters, divided, then filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainledger.nn.init import initialize
+from trainledger.nn.transformer import Transformer
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.train.parallel.parts import put
+from trainledger.train.parallel.replicated import replicate
+from trainledger.train.parallel.spread import divide
+from trainledger.train.parallel.together import RanksTogether
+from trainledger.train.precision import build_model
+
+_OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit", "muon")  # whose states are not divided as weights are
+_OF_PARTS = "is not taken of logits of which each tensor rank has a part"
+
+
+def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int) -> tuple[Transformer, RanksTogether]:
+    """This rank's part of the initialized model, and what it does together with others in a step.
+
+    A whole matrix exists for the moment in which its values are drawn, on the CPU; they are those of one process.
+    Raises `InvalidInput` for what several ranks cannot train yet.
+    """
+    refuse(run)
+    with device, _parameters_on_meta():
+        model = build_model(run.model, run.recipe, sharded=run.layout.shard > 1)
+    divide(model, run.layout, mesh, run.recipe.precision)
+    _give_memory(model, device)
+    initialize(model, seed=seed, put=put)
+    replicas = None
+    if run.layout.replicate > 1 and run.layout.shard == 1:
+        replicas = replicate(model, mesh)
+    return model, RanksTogether(run.layout, mesh, replicas)
+
+
+def refuse(run: Run) -> None:
+    """Raise `InvalidInput` for what of a recipe the engine trains in one process only."""
+    recipe, layout = run.recipe, run.layout
+    alone = "is trained in one process only so far"
+    divided, tensor = layout.shard > 1 or layout.tensor > 1, layout.tensor > 1
+    precision, optimizer, dropout = recipe.precision, recipe.optimizer.kind, recipe.dropout or recipe.attention_dropout
+    rules = (
+        ("recipe.lora", recipe.lora is not None, alone, "none"),
+        ("recipe.initial_weights", recipe.initial_weights, alone, "none"),
+        ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
+        ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
+        ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
+        ("recipe.dropout", tensor and dropout, "would not be the same on all tensor ranks", 0),
+        ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, _OF_PARTS, "full"),
+    )
+    found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
+    if found:
+        raise InvalidInput(found)
+
+
+def _give_memory(model: nn.Module, device: torch.device) -> None:
+    """Memory for the parameters that have none; what was one parameter under two names stays one."""
+    before = [(module, name, id(each)) for module in model.modules() for name, each in module._parameters.items()]
+    apply: Any = model._apply
+    apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
+    made: dict[int, Any] = {}
+    for module, name, was in before:
+        module._parameters[name] = made.setdefault(was, module._parameters[name])
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters made inside are without memory as soon as a module has them; buffers are as they are."""
+    module: Any = nn.Module
+    register = module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: Any) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        module.register_parameter = register

@@ -1,0 +1,58 @@
+"""What the ranks of a layout do together in a step: gradients that are summed late, one norm, one loss."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from trainledger.spec.layout import Layout
+from trainledger.train.parallel.parts import local
+from trainledger.train.parallel.tensor import finish_gradients
+from trainledger.train.step import Clock
+
+
+@dataclass(frozen=True)
+class RanksTogether:
+    """A step of one rank of a layout (`trainledger.train.step.Together`); ``replicas`` is the model inside DDP."""
+
+    layout: Layout
+    mesh: DeviceMesh
+    replicas: nn.parallel.DistributedDataParallel | None = None
+
+    def around(self) -> AbstractContextManager[object]:
+        """With tensor ranks each has its rows of the logits, and the loss is taken of those."""
+        return loss_parallel() if self.layout.tensor > 1 else nullcontext()
+
+    def called(self, model: nn.Module) -> nn.Module:
+        return model if self.replicas is None else self.replicas
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
+        """Replicas sum their gradients once a step."""
+        return nullcontext() if self.replicas is None or last else self.replicas.no_sync()
+
+    def finish_gradients(self, model: nn.Module, clock: Clock) -> None:
+        if self.layout.tensor > 1:
+            with clock("backward"):
+                finish_gradients(model)
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, but each rank scales its own parts."""
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        foreach = gradients[0].device.type != "cpu"
+        norm: Any = torch.nn.utils.get_total_norm(gradients, foreach=foreach)
+        whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        smaller = (most / (whole + 1e-6)).clamp(max=1.0)
+        own = [local(each) for each in gradients]
+        if foreach:
+            torch._foreach_mul_(own, smaller)
+        else:
+            for each in own:
+                each.mul_(smaller)
+        return whole

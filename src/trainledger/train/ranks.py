@@ -1,0 +1,209 @@
+"""The processes that train one run: which of them this is, how they meet, and how they agree on facts and failures.
+
+torchrun (or `trainledger.train.launch`) starts the processes and tells each its rank in the environment. Facts travel
+as JSON text: a rank that dies is noticed at once by those who wait for it, by its closed connections.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.train.device import find_device
+from trainledger.train.stop import EndedElsewhere, LostRank, Stopped
+
+WRONG_INPUT = 2  # the exit code of the command line for InvalidInput
+_LONGEST_WAIT = timedelta(days=1)  # of one rank for another that prepares text, or writes or hashes a checkpoint
+SECONDS_IN_A_COLLECTIVE = 600.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those of a run; the default is a process alone."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    numbers: Any = None  # a gloo group of all ranks, for the few numbers that they agree on after each step
+    facts: Any = None  # another, for facts and files, which may take long to make
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes the run's files and speaks to the person who started it."""
+        return self.rank == 0
+
+    def together(self, make: Callable[[], Any]) -> list[Any]:
+        """What ``make`` gives on every rank, by rank; values that JSON holds.
+
+        All ranks must call this at the same point. Where it raises `InvalidInput` or `Stopped` on some rank, it raises
+        on all: the lowest of those ranks raises its own error, the others `EndedElsewhere`.
+        """
+        if self.size == 1:
+            return [make()]
+        raised: InvalidInput | Stopped | None = None
+        mine: dict[str, Any] = {}
+        try:
+            mine["value"] = make()
+        except Stopped as error:
+            raised, mine["code"] = error, error.exit_code
+        except InvalidInput as error:
+            raised, mine["code"] = error, WRONG_INPUT
+        said = [json.loads(each) for each in self._all_said(json.dumps(mine))]
+        failed = next((rank for rank, each in enumerate(said) if "code" in each), None)
+        if failed is None:
+            return [each["value"] for each in said]
+        if failed == self.rank and raised is not None:
+            raise raised
+        raise EndedElsewhere(failed, said[failed]["code"])
+
+    def _all_said(self, text: str) -> list[bytes]:
+        """What every rank says, by rank."""
+        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=self.facts)
+        longest = int(max(lengths))
+        padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+        texts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(texts, padded, group=self.facts)
+        return [bytes(each[: int(n)].tolist()) for each, n in zip(texts, lengths, strict=True)]
+
+    def of_first(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives on the first rank, on all of them; it runs there only. Raises as `together` does."""
+        return self.together(lambda: make() if self.first else None)[0]
+
+    def summed(self, *numbers: float) -> list[float]:
+        """The sum over all ranks of each number."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total, group=self.numbers)
+        return total.tolist()
+
+
+@contextmanager
+def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ranks]:
+    """This process among the ranks of a run; they have met when the block begins, and part when it ends.
+
+    ``seconds`` is how long a collective waits for a rank before it fails. Raises `InvalidInput` where the processes
+    that were started are not as many as the layout's devices.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    refuse_other_count(run, started)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = find_device(run.cluster.backend, local)
+    if started == 1:
+        yield Ranks(device=device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=seconds)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    store = _without_earlier_keys(store, rank, size)
+    store.set_timeout(_LONGEST_WAIT)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    ours = PrefixStore("collectives", store)
+    dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=timeout)
+    try:
+        with _lost_ranks_named(seconds):
+            numbers = dist.new_group(backend="gloo", timeout=timeout)
+            yield Ranks(rank, size, device, numbers, dist.new_group(backend="gloo", timeout=_LONGEST_WAIT))
+            _leave(store, rank, size)
+    finally:
+        dist.destroy_process_group()
+
+
+def _without_earlier_keys(store: Any, rank: int, size: int) -> Any:
+    """A part of the store with nothing in it of processes that torchrun has ended and started again.
+
+    torchrun keeps one store through all restarts, and its nodes do not count them alike. So each process waits for an
+    answer to a word that it alone has said: the first rank answers every word it sees until all ranks have come.
+    """
+    word = uuid4().hex
+    store.set(f"trainledger/word/{rank}", word)
+    if rank > 0:
+        ours = PrefixStore(store.get(f"trainledger/answer/{word}").decode(), store)
+        ours.set(f"here/{rank}", "")
+        return ours
+    ours = PrefixStore(word, store)
+    missing, answered = set(range(1, size)), set()
+    while missing:
+        for each in missing:
+            if store.check([f"trainledger/word/{each}"]):
+                said = store.get(f"trainledger/word/{each}").decode()
+                if said not in answered:
+                    store.set(f"trainledger/answer/{said}", word)
+                    answered.add(said)
+        missing = {each for each in missing if not ours.check([f"here/{each}"])}
+        time.sleep(0.02)
+    return ours
+
+
+def _leave(store: Any, rank: int, size: int) -> None:
+    """Wait until no rank needs the others' connections any more, and on the first, until none needs the store."""
+    for word in ("done", "gone"):
+        store.set(f"{word}/{rank}", "")
+        if word == "done" or rank == 0:
+            store.wait([f"{word}/{each}" for each in range(size)])
+
+
+# What gloo, NCCL and the store say when another process is gone or silent.
+_PLACE_IN_SOURCES = re.compile(r"^\[[^]]*\] *")
+_LOST = ("connection", "timed out", "timeout", "broken pipe", "socket", "remote process", "peer")
+
+
+@contextmanager
+def _lost_ranks_named(seconds: float) -> Iterator[None]:
+    """Turn what a collective says of a rank that is gone into `LostRank`."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = _PLACE_IN_SOURCES.sub("", f"{error}".split("\n")[0].split(". ")[0]) or type(error).__name__
+        if not any(each in str(error).lower() for each in _LOST):
+            raise
+        raise LostRank(
+            f"Another rank is gone, or silent for more than {seconds:.0f} s ({said}); what came after the last "
+            "checkpoint is lost, and --resume goes on from it."
+        ) from error
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the ranks again after one was lost: the run then goes on from its checkpoint."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def this_rank() -> int | None:
+    """The rank that torchrun has given this process; None where it was started alone."""
+    return int(os.environ["RANK"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+
+
+def refuse_other_count(run: Run, started: int) -> None:
+    """Raise `InvalidInput` where a layout takes another number of processes than were started."""
+    needed = run.layout.devices
+    if run.layout.auto:
+        rule = "is searched for by plan and layouts; the engine trains a layout that is written down"
+        raise InvalidInput([Problem("layout.auto", True, rule, False)])
+    if needed == started:
+        return
+    if started == 1:
+        rule = (
+            f"takes {needed} processes, and this is one; add --ranks {needed}, or start it by "
+            f"torchrun --nproc-per-node {needed} -m trainledger train ..."
+        )
+        raise InvalidInput([Problem("layout", None, rule)])
+    rule = f"takes {needed} processes, and {started} were started"
+    raise InvalidInput([Problem("layout", None, rule, f"layout.shard = {started}" if needed == 1 else None)])

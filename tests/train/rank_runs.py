@@ -1,0 +1,107 @@
+"""One rank that trains some runs one after another; `train_on_ranks` starts as many as a test wants.
+
+Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, and the step after which
+rank 0 is told to stop (SIGTERM). The exit code of each is written beside it by each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tiny_run import CountingFeed, tiny_run
+
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
+from trainledger.spec.run import Run
+from trainledger.train.observer import Observer, StepRecord
+
+SECONDS = 500
+
+
+def run_of(described: dict[str, Any]) -> Run:
+    """The run that a test describes."""
+    fields = dict(described.get("fields", {}))
+    run = tiny_run(fields.pop("model", None), **fields)
+    layout = Layout(**described.get("layout", {}))
+    return replace(run, layout=layout, cluster=Cluster(count=layout.devices))
+
+
+def train_on_ranks(directory: Path, runs: Sequence[dict[str, Any]], ranks: int) -> list[list[Any]]:
+    """Train runs one after another in so many processes; the exit codes by run and rank."""
+    asked = directory / f"runs-{len(list(directory.glob('runs-*')))}.json"
+    # A port for each run: a rank that is early for the next one must not meet the store of the last.
+    asked.write_text(
+        json.dumps([each | {"port": port} for each, port in zip(runs, free_ports(len(runs)), strict=True)])
+    )
+    there = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__)), str(asked)], text=True, stderr=subprocess.PIPE,
+            env=os.environ | there | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    said = [each.communicate(timeout=SECONDS)[1] for each in processes]
+    assert not any(each.returncode for each in processes), "\n".join(
+        [str([each.returncode for each in processes]), *said]
+    )
+    by_rank = [json.loads(asked.with_suffix(f".{rank}").read_text()) for rank in range(ranks)]
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+class StopAfter(Observer):
+    """Asks this process to stop, as a scheduler would."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_step_end(self, record: StepRecord) -> None:
+        if record.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _train(described: dict[str, Any]) -> int:
+    from trainledger.spec.problem import InvalidInput
+    from trainledger.train.engine import train
+    from trainledger.train.stop import Stopped
+
+    os.environ["MASTER_PORT"] = str(described["port"])
+    first = os.environ["RANK"] == "0"
+    watching = [StopAfter(described.get("stop_after"))] if first else []
+    try:
+        train(
+            run_of(described), Path(described["dir"]), open_feed=CountingFeed, observers=watching,
+            resume=described.get("resume", False),
+        )  # fmt: skip
+    except Stopped as end:
+        print(end, file=sys.stderr)
+        return end.exit_code
+    except InvalidInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    asked = Path(sys.argv[1])
+    codes = [_train(each) for each in json.loads(asked.read_text())]
+    asked.with_suffix(f".{os.environ['RANK']}").write_text(json.dumps(codes))
