@@ -54,12 +54,31 @@ def test_the_bars_of_a_predicted_run_lead_from_the_napkin_to_its_days() -> None:
 def test_tokens_at_a_predicted_mfu_lead_back_to_the_days() -> None:
     query = {"mfu_from": "predicted", "run": "llama-3-8b", "count": "64", "device": "h100-sxm"}
     solved = answers.view("time", query | {"solve": "tokens", "days": "30"})
-    assert "The MFU is predicted" in solved["notes"][1]
+    assert "MFU (6 N D) is predicted" in solved["notes"][1]
     assert solved["fields"]["params"]["text"] == "8.03B"
     found = answers.answer("time", query | {"tokens": solved["fields"]["tokens"]["text"]})["data"]["forecast"]
     assert found["days"] == pytest.approx(30, rel=0.02)  # checkpoints and failures are in the plan alone
     fp8 = answers.view("time", query | {"solve": "tokens", "recipe.precision": "fp8-tensorwise"})
     assert "--dtype fp8" in fp8["paste"]["command"]
+
+
+def test_a_predicted_mfu_is_by_the_definition_of_a_given_one_and_has_the_other_beside_it() -> None:
+    query = {"mfu_from": "predicted", "run": "llama-3-8b", "count": "64", "recipe.seq_len": "8192", "tokens": "15T"}
+    found = answers.answer("time", query)
+    by_name = {each["name"]: each for each in found["headlines"]}
+    titles = [by_name[name]["title"] for name in ("mfu", "mfu_with_attention")]
+    assert titles == ["MFU (6 N D)", "MFU with attention"]
+    assert answers.answer("time", {"solve": "mfu"})["headlines"][0]["title"] == titles[0]
+    assert next(each.title for each in TIME.fields if each.name == "mfu") == titles[0]
+    assert titles[0] in found["verdict"]
+    # The napkin at the predicted MFU leads to the time of the steps alone: the same definition.
+    napkin = {"params": "8030261248", "count": "64", "tokens": "15T", "mfu": repr(by_name["mfu"]["value"])}
+    steps = found["data"]["run"]["recipe"], found["data"]["forecast"]
+    seconds = steps[1]["step_seconds"] * 15e12 / (steps[0]["global_batch"] * steps[0]["seq_len"])
+    assert answers.answer("time", napkin)["data"]["days"] == pytest.approx(seconds / 86400, rel=1e-3)
+    # Attention counted dense adds 12 L d T to the 6 N of a token, to within what parameters without matmuls weigh.
+    more = by_name["mfu_with_attention"]["value"] / by_name["mfu"]["value"]
+    assert more == pytest.approx(1 + 12 * 32 * 4096 * 8192 / (6 * 8030261248), rel=0.08)
 
 
 @given(days=st.floats(0.1, 1000), mfu=st.floats(0.01, 1))

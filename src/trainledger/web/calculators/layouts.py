@@ -19,6 +19,7 @@ from trainledger.spec.runfile import value_of
 from trainledger.units import format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU
 from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, settings_of, source_of, words_of
 
 MOST_DEVICES = 16_384  # a search over more takes a minute
@@ -113,9 +114,9 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
         rate = f"({chosen.seconds:.4g} s x {found.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
         found_lines.append(
             Headline(
-                name="mfu", title="MFU", value=chosen.mfu, unit="share", basis=found.basis, asked=True,
+                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=found.basis, asked=True,
                 formula=f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}",
-                source="Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; attention counted dense",
+                source=OF_ATTENTION_MFU,
             )
         )  # fmt: skip
     searched = Headline(

@@ -10,6 +10,7 @@ from trainledger.report.optimal_figures import SHORT, trained_table
 from trainledger.units import format_count, format_flops
 from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of, powers, rising
+from trainledger.web.headlines import SIX_ND_MFU
 from trainledger.web.run import CLUSTER
 
 _BUDGETS = {
@@ -129,8 +130,9 @@ OPTIMAL = Calculator(
         Field(name="price", title="price per device-hour", default="2.5", group="Budget",
               stops=tuple(f"{each / 4:g}" for each in range(1, 41))),
         Field(name="flops", title="FLOPs", default="1e22", group="Budget", stops=_FLOPS),
-        Field(name="mfu", title="MFU", default="50%", group="Budget", stops=tuple(f"{each}%" for each in range(5, 76)),
-              about="the share of the peak that the rule assumes"),
+        Field(name="mfu", title=SIX_ND_MFU, default="50%", group="Budget",
+              stops=tuple(f"{each}%" for each in range(5, 76)),
+              about="the share of the peak that the run's 6 N D FLOPs reach; attention is not counted"),
         Field(name="law", title="law to follow", default="rule-20", group="Law", choices=one_of(_TITLES, **_TITLES)),
         Field(name="loss_law", title="law of the loss", default=LOSS_LAW, group="Law",
               choices=one_of(_OF_LOSS, **_TITLES)),

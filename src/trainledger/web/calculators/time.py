@@ -15,8 +15,8 @@ from trainledger.api.defaults import sharded
 from trainledger.api.load import resolve
 from trainledger.ledger.rules_of_thumb import RULES, training_flops
 from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
-from trainledger.plan.plan import Plan
-from trainledger.predict.forecast import Bar, Forecast
+from trainledger.plan.plan import Plan, counted_by
+from trainledger.predict.forecast import Bar
 from trainledger.predict.roofline import SHEET_NAMES
 from trainledger.report.plan_figures import waterfall, waterfall_table
 from trainledger.spec.cluster import Device
@@ -24,20 +24,21 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
+from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU, SIX_ND_MFU
 from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search
 
 GIVEN, PREDICTED = "given", "predicted"
 _OF_PREDICTED = ("days", "tokens")  # the numbers that a prediction can be solved for
-_TITLES = {"params": "parameters", "tokens": "tokens", "count": "devices", "days": "days", "mfu": "MFU"}
+_TITLES = {"params": "parameters", "tokens": "tokens", "count": "devices", "days": "days", "mfu": SIX_ND_MFU}
 _SOLVED = tuple((each, _TITLES[each]) for each in ("days", "count", "tokens", "params", "mfu"))
 _SHOWN = {
     "flops": ("FLOPs of the run", "flops"), "params": ("parameters", "count"), "tokens": ("tokens", "count"),
-    "count": ("devices", "integer"), "days": ("days", "amount"), "mfu": ("MFU", "share"),
+    "count": ("devices", "integer"), "days": ("days", "amount"), "mfu": (SIX_ND_MFU, "share"),
     "device_hours": ("device-hours", "amount"), "money": ("money", "amount"), "kwh": ("energy (kWh)", "amount"),
     "tokens_per_parameter": ("tokens per parameter", "amount"),
 }  # fmt: skip
 _DAYS = tuple(f"{each:g}" for each in (0.1, 0.25, 0.5, 1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 270, 365))
-_SIX_ND = "6nd"  # the convention by which a predicted MFU goes with the napkin's FLOPs
+_SIX_ND = "6nd"  # the convention of a given MFU, which goes with the napkin's FLOPs
 _LAYOUT = "Layout of a predicted MFU"
 _WHERE = "Where the time goes"
 
@@ -90,7 +91,8 @@ def _predicted(query: Query) -> Reply:
     overrides = sharded(named, [f"{path}={text}" for path, text in (own | query.overrides).items()])
     if "layout.auto" in query.overrides:
         refuse_search(resolve(named, overrides, search=False))
-    made = tl.plan(named, overrides, convention=_SIX_ND if query["solve"] == "tokens" else "dense")
+    with_attention = tl.plan(named, overrides)
+    made = counted_by(with_attention, _SIX_ND)
     if query["solve"] == "tokens" and made.forecast.mfu is not None:
         return _tokens(query, made)
     forecast, problem = made.forecast, why_it_cannot_run(made)
@@ -100,14 +102,14 @@ def _predicted(query: Query) -> Reply:
         values |= {"days": f"{forecast.days:.6g}", "mfu": format_percent(forecast.mfu)}
     return Reply(
         document=made.document(),
-        headlines=tuple(_of_plan(made)),
+        headlines=tuple(_of_plan(made, with_attention)),
         verdict=_verdict(made) if problem is None else str(problem),
         tone=PLAIN if problem is None else BAD,
         drawings=(_drawing(forecast.waterfall),) if forecast.waterfall else (),
         values=values,
         solved=tuple(values),
-        words=("plan", named, *flags),
-        python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}))",
+        words=("plan", named, "--convention", _SIX_ND, *flags),
+        python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}, convention={_SIX_ND!r}))",
         notes=(_laid_out(made),),
     )
 
@@ -119,7 +121,9 @@ def _tokens(query: Query, made: Plan) -> Reply:
     own = {"mfu_from": GIVEN, "params": params, "mfu": mfu, "dtype": SHEET_NAMES.get(dtype, dtype)}
     given = {name: text for name, text in query.given.items() if "." not in name} | own
     found = _given(replace(query, given=given))
-    note = f"The MFU is predicted: {mfu} of the peak where FLOPs are 6 N D. Checkpoints and failures are left out."
+    note = (
+        f"{SIX_ND_MFU} is predicted: {mfu} of the peak, attention not counted. Checkpoints and failures are left out."
+    )
     return replace(
         found, values={**found.values, "params": format_count(int(params)), "mfu": mfu},
         notes=(_laid_out(made), note, *found.notes),
@@ -131,7 +135,7 @@ def _verdict(made: Plan) -> str:
     if forecast.total_seconds is None or forecast.mfu is None:
         return "no time is known"
     devices = f"{run.cluster.count:,} x {run.cluster.device}"
-    mfu = f"a predicted MFU of {format_percent(forecast.mfu)}"
+    mfu = f"a predicted {SIX_ND_MFU} of {format_percent(forecast.mfu)}"
     return f"{run.model.name} on {devices} at {mfu}: {format_seconds(forecast.total_seconds)}"
 
 
@@ -147,7 +151,7 @@ def _laid_out(made: Plan) -> str:
     return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."
 
 
-def _of_plan(made: Plan) -> Iterator[Headline]:
+def _of_plan(made: Plan, with_attention: Plan) -> Iterator[Headline]:
     forecast, count = made.forecast, made.run.cluster.count
     if forecast.days is None or forecast.device_hours is None or forecast.mfu is None:
         return
@@ -160,7 +164,8 @@ def _of_plan(made: Plan) -> Iterator[Headline]:
         formula=f"steps x seconds of a step + the rest = ({run_seconds} + {more}) / 86400 s = {short(forecast.days)}",
         source="closed-form ledger of a step, timed by the device's rates",
     )  # fmt: skip
-    yield _of_mfu(forecast, made.run.layout.devices, basis)
+    yield _of_mfu("mfu", SIX_ND_MFU, "6 N D FLOPs", made, RULES["training_seconds"].source)
+    yield _of_mfu("mfu_with_attention", ATTENTION_MFU, "model FLOPs", with_attention, OF_ATTENTION_MFU)
     hours = forecast.device_hours
     yield Headline(
         name="device_hours", title="device-hours", value=hours, unit="amount", basis=basis,
@@ -200,14 +205,16 @@ def _active(made: Plan) -> int:
     return tl.parameters(made.run.model).active if made.napkin is None else made.napkin.parameters
 
 
-def _of_mfu(forecast: Forecast, devices: int, basis: str) -> Headline:
+def _of_mfu(name: str, title: str, counted: str, made: Plan, source: str) -> Headline:
+    """MFU as one convention counts it, with its numbers put in."""
+    forecast = made.forecast
     flops, seconds = short(forecast.model_flops or 0), short(forecast.step_seconds or 0)
-    peak = short(forecast.peak_flops_per_second or 0)
+    peak, devices = short(forecast.peak_flops_per_second or 0), made.run.layout.devices
     return Headline(
-        name="mfu", title="MFU", value=forecast.mfu, unit="share", basis=basis, asked=True,
-        formula="model FLOPs of a step / (seconds x devices x peak) = "
+        name=name, title=title, value=forecast.mfu, unit="share", basis=forecast.basis["total_seconds"],
+        formula=f"{counted} of a step / (seconds x devices x peak) = "
                 f"{flops} / ({seconds} s x {devices} x {peak}) = {format_percent(forecast.mfu or 0)}",
-        source=RULES["training_seconds"].source,
+        source=source, asked=name == "mfu",
     )  # fmt: skip
 
 
@@ -248,8 +255,8 @@ TIME = Calculator(
         Field(name="device", title="device", default="h100-sxm", choices=one_of(catalog.device_names())),
         Field(name="count", title="devices", default="1024", stops=powers(1, 131072)),
         Field(name="days", title="days", default="30", stops=_DAYS, about='days, or a time such as "2w"'),
-        Field(name="mfu", title="MFU", default="40%", stops=tuple(f"{each}%" for each in range(1, 73)),
-              about="model FLOPs utilization: the share of the peak that is reached"),
+        Field(name="mfu", title=SIX_ND_MFU, default="40%", stops=tuple(f"{each}%" for each in range(1, 73)),
+              about="model FLOPs utilization: the share of the peak that 6 N D FLOPs reach; attention is not counted"),
         Field(name="price", title="price per device-hour", stops=tuple(f"{each / 10:g}" for each in range(5, 101))),
         Field(name="dtype", title="dtype", about="whose peak counts; empty: bf16 where the device has it",
               choices=one_of(("", "bf16", "fp16", "fp8", "fp32"))),
