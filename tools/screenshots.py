@@ -23,9 +23,10 @@ from trainledger.web.calculators import CALCULATORS
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 SHOTS = (("light", 1280, 1500), ("dark", 390, 1100))  # scheme, and pixels across and down
 NARROW = 600  # below it the answer stands under the form
-COLOURS = 128
+COLOURS = 256
 STEPS = 600  # of the small run that the calculator of runs shows
 PATIENCE_MS = 120_000
+REST_MS = 2500  # in which the page also asks what each change of a run that does not fit leads to
 
 
 def main(names: list[str]) -> int:
@@ -54,9 +55,9 @@ def take(browser: Browser, address: str, name: str, scheme: str, across: int, do
     page.wait_for_function(SETTLED, timeout=PATIENCE_MS)
     if across < NARROW:
         page.locator("#answer").evaluate("answer => answer.scrollIntoView()")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(REST_MS)
     picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
-    picture = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # also keeps rare colours
+    picture = picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # keeps the paper's colour
     page.close()
     file = IMAGES / f"{name}-{scheme}-{across}.png"
     picture.save(file, optimize=True)

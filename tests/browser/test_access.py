@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from browsing import SMALL
+import pytest
+from seen import Page
+
+from browsing import SMALL, served, training
 from trainledger.web.calculators import CALCULATORS
 
 pytestmark = pytest.mark.process
@@ -15,21 +18,63 @@ _CHECK = (
 )
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_axe_finds_nothing_in_light_and_dark_at_both_widths(name: str, fresh, axe: str) -> None:
-    page = fresh(f"?calculator={name}{SMALL.get(name, '')}")
+def found_open(page: Page, axe: str) -> list[tuple[int, str, str]]:
+    """What axe finds once everything is open, at both widths, in light and dark."""
     for each in page.page.locator(".section summary, .paste summary").all():
         each.click()
     page.page.locator(".headline summary").first.click()
     for toggle in page.page.locator("figcaption button").all():
         toggle.click()
     page.page.evaluate(axe)
+    found = []
     for width in (1280, 390):
         page.page.set_viewport_size({"width": width, "height": 900})
         page.settled()
         for theme in ("light", "dark"):
             page.page.emulate_media(color_scheme=theme)
-            assert page.page.evaluate(_CHECK) == [], (width, theme)
+            found += [(width, theme, each) for each in page.page.evaluate(_CHECK)]
+    return found
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_axe_finds_nothing_in_light_and_dark_at_both_widths(name: str, fresh, axe: str) -> None:
+    assert found_open(fresh(f"?calculator={name}{SMALL.get(name, '')}"), axe) == []
+
+
+def test_axe_finds_nothing_in_a_run(fresh, axe: str, folder: Path) -> None:
+    pytest.importorskip("torch")
+    training(folder, 60).wait()
+    page = fresh("?calculator=runs")
+    assert "finished" in page.verdict
+    assert found_open(page, axe) == []
+
+
+def test_axe_finds_nothing_where_there_is_no_run(browser: object, axe: str, tmp_path: Path) -> None:
+    with served(tmp_path / "runs") as address:
+        context = browser.new_context(viewport={"width": 390, "height": 900})  # type: ignore[attr-defined]
+        page = Page(context, address)
+        page.go("?calculator=runs")
+        assert page.verdict == "No runs in runs."
+        page.page.evaluate(axe)
+        assert page.page.evaluate(_CHECK) == []
+        context.close()
+
+
+def test_remedies_cancelled_and_refused_questions_pass_too(fresh, axe: str) -> None:
+    remedies = fresh("?calculator=memory", width=390)
+    remedies.page.locator(".leads.good").first.wait_for()
+    refused = fresh("?calculator=memory")
+    refused.fill("layout.tensor", "3")
+    cancelled = fresh("?calculator=time")
+    cancelled.page.locator("#calculators a", has_text="Layouts").click()
+    cancelled.button("Cancel").click()
+    cancelled.button("Ask again").wait_for()
+    other = fresh("?calculator=memory&run=gpt2-xl&recipe.seq_len=1024&recipe.dropout=0.1")
+    for page in (remedies, refused, cancelled, other):
+        page.page.evaluate(axe)
+        for theme in ("light", "dark"):
+            page.page.emulate_media(color_scheme=theme)
+            assert page.page.evaluate(_CHECK) == [], theme
 
 
 def test_menus_problems_and_exercises_pass_too(fresh, axe: str) -> None:
@@ -93,18 +138,6 @@ def test_the_verdict_is_announced_once_the_answer_rests(fresh) -> None:
         "() => document.querySelector('#said').textContent === document.querySelector('.said').textContent"
     )
     assert page.page.locator("#said").get_attribute("role") == "status"
-
-
-def test_a_long_answer_shows_how_far_it_is_and_can_be_cancelled(fresh) -> None:
-    page = fresh("?calculator=layouts&run=gpt2-xl&cluster.count=8&layout.pipeline=1")
-    before = page.headlines
-    page.button("Llama 3.1 405B on 2,048 H100").click()
-    page.page.locator("#working").wait_for(state="visible")
-    page.page.locator("#cancel").click()
-    page.settled()
-    assert page.page.locator("#working").is_hidden()
-    assert page.headlines == before
-    assert "old" in page.page.locator("#answer").get_attribute("class")
 
 
 def test_a_drag_faster_than_its_answers_leaves_no_queue(fresh) -> None:

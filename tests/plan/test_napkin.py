@@ -29,7 +29,7 @@ def test_the_worked_example_of_70b_on_15t_tokens():
     assert answer.static_nbytes["fp32-adamw"] == 1120 * 10**9
     assert answer.devices_for_static["fp32-adamw"] == 14
     assert answer.device_hours == pytest.approx(1024 * 143.93 * 24, rel=1e-4)
-    assert headline(answer) == "70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU: 143.9 days"
+    assert headline(answer) == "70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU (6 N D): 143.9 days"
 
 
 def test_the_same_run_in_88_days_needs_an_mfu_that_nobody_reached():
@@ -168,7 +168,7 @@ def test_a_bad_calibration_is_named(tmp_path, monkeypatch):
 
 def test_the_headline_speaks_of_one_day_and_of_long_times():
     day = napkin(device="t4", params=65 * 10**12 // 6 + 1, tokens=86400, count=1, mfu=1)
-    assert headline(day).endswith("at 100.0 % MFU: 1 day")
+    assert headline(day).endswith("at 100.0 % MFU (6 N D): 1 day")
     assert headline(napkin(params="1e18", tokens="1e18", device="t4", count=1, mfu=1)).startswith("1e18 parameters, ")
 
 
@@ -181,7 +181,7 @@ def test_this_machine_must_have_been_measured(tmp_path, monkeypatch):
 
 def test_a_napkin_is_one_line_and_prints_as_its_document():
     answer = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu="50%")
-    line = "Napkin(70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU: 143.9 days)"
+    line = "Napkin(70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU (6 N D): 143.9 days)"
     assert repr(answer) == line
     assert str(answer).startswith(f"{line.removeprefix('Napkin(').removesuffix(')')}\n\n")
     assert len(answer.records("static state")) == len(answer.static_nbytes)

@@ -95,3 +95,10 @@ def test_wrong_input_is_a_sentence(query: dict[str, str], sentence: str) -> None
     with pytest.raises(InvalidInput) as caught:
         answers.view("data", query)
     assert sentence in str(caught.value)
+
+
+def test_a_count_is_shown_as_it_is_written() -> None:
+    assert answers.view("data", {})["fields"]["recipe.tokens"]["text"] == "300B"
+    assert answers.view("data", {"recipe.steps": "1k"})["fields"]["recipe.steps"]["text"] == "1k"
+    shorter = answers.view("memory", {"run": "gpt2"})["fields"]["recipe.seq_len"]
+    assert shorter["text"] == "1024"  # not the default, which this model is too short for

@@ -84,14 +84,28 @@ def test_a_pasted_config_is_a_model() -> None:
     assert seen["fields"]["recipe.seq_len"]["text"] == "256"
 
 
-def test_a_run_that_does_not_fit_is_an_answer_with_the_sentence_of_the_command_line(
+def test_a_run_that_does_not_fit_is_an_answer_with_the_numbers_of_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     query = {"run": "llama-3.1-405b"}
     seen = answers.view("memory", query)
     assert seen["tone"] == "bad"
+    assert "trainledger" not in seen["verdict"]  # what to change are buttons
     assert main([*seen["paste"]["command"].split()[1:], "--json"]) == 2
-    assert seen["verdict"] in " ".join(capsys.readouterr().err.split())
+    numbers = "a device needs 6.666 TB and has 85.02 GB usable"
+    assert seen["verdict"].startswith(f"Does not fit: {numbers}")
+    assert numbers in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_precision_that_shard_ranks_bring_is_said() -> None:
+    def notes(**query: str) -> str:
+        return " ".join(
+            answers.view("memory", {name.replace("__", "."): text for name, text in query.items()})["notes"]
+        )
+
+    assert "The precision is bf16-sharded because there are shard ranks" in notes(layout__shard="8")
+    assert "The precision is" not in notes()
+    assert "The precision is" not in notes(layout__shard="8", recipe__precision="bf16-mixed")
 
 
 WRONG = (

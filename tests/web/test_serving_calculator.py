@@ -24,7 +24,7 @@ def test_the_command_to_paste_gives_the_same_account(title: str, capsys: pytest.
 def test_a_batch_that_does_not_fit_is_an_answer() -> None:
     seen = answers.view("serving", {"run": "llama-3-70b", "batch": "4"})
     assert seen["tone"] == "bad"
-    assert seen["verdict"].startswith("Does NOT fit: ")
+    assert seen["verdict"].startswith("Does not fit: ")
     assert "Not even one sequence fits." in seen["verdict"]
 
 

@@ -95,7 +95,7 @@ def test_an_impossible_run_is_an_answer_and_not_an_error() -> None:
     assert "of the peak of the devices" in view["verdict"]
     too_large = answers.view("time", {"mfu_from": "predicted", "run": "llama-3-70b", "count": "8"})
     assert too_large["tone"] == "bad"
-    assert "does not fit" in too_large["verdict"]
+    assert "Does not fit" in too_large["verdict"]
 
 
 @pytest.mark.parametrize(

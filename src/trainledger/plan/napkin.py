@@ -296,6 +296,6 @@ def headline(answer: Napkin) -> str:
     """The run in one line."""
     return (
         f"{format_count(answer.params)} parameters, {format_count(answer.tokens)} tokens, "
-        f"{answer.count:,} x {answer.device.name} at {format_percent(answer.mfu)} MFU: "
+        f"{answer.count:,} x {answer.device.name} at {format_percent(answer.mfu)} MFU (6 N D): "
         f"{format_seconds(answer.days * SECONDS_PER_DAY)}"
     )

@@ -25,7 +25,7 @@ from trainledger.units import (
     parse_number,
     parse_seconds,
 )
-from trainledger.web.calculator import Calculator, Headline, Progress, Reply
+from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 
@@ -103,6 +103,7 @@ def view(
         ],
         "fields": {name: _value_data(field, query, reply) for name, field in query.fields.items()},
         "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
+        "remedies": [_remedy_data(each) for each in reply.remedies],
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
 
@@ -196,6 +197,7 @@ def _headline_data(each: Headline) -> dict[str, Any]:
     return {
         "name": each.name, "title": each.title, "text": each.text, "value": finite(each.value), "unit": each.unit,
         "formula": each.formula, "basis": each.basis, "source": each.source, "asked": each.asked,
+        "in_full": each.in_full,
     }  # fmt: skip
 
 
@@ -220,9 +222,20 @@ def _section_data(each: Section) -> dict[str, str]:
 
 
 def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:
-    """What a field shows: its text, where that stands among the stops of its slider, whether it follows from others."""
+    """What a field shows: its text, its place among its stops, whether others decide it, and why it does not count."""
     text = reply.values.get(field.name, query[field.name])
-    return {"text": text, "at": place(field, text) if field.stops else 0, "follows": field.name in reply.solved}
+    return {
+        "text": text, "at": place(field, text) if field.stops else 0, "follows": field.name in reply.solved,
+        "unused": (reply.unused or {}).get(field.name, ""),
+    }  # fmt: skip
+
+
+def _remedy_data(each: Remedy) -> dict[str, Any]:
+    """A remedy; of another calculator with its name."""
+    return {
+        "title": each.title, "fields": dict(each.fields), "calculator": each.calculator,
+        "command": _command(each.command),
+    }  # fmt: skip
 
 
 def _paste(reply: Reply) -> dict[str, str]:

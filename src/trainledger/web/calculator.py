@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 
 from trainledger.document import Document, Figure, Number, Table, shown
 from trainledger.frozen import frozen
@@ -10,6 +13,7 @@ from trainledger.web.field import Field, Query
 
 Progress = Callable[[str, int, int], None]
 GOOD, BAD, UNKNOWN, PLAIN = "good", "bad", "unknown", "plain"  # plain: a number, neither yes nor no
+_LONGEST = 40  # characters of a binary fraction that is written as a decimal number
 
 
 @frozen(kw_only=True)
@@ -34,6 +38,58 @@ class Headline:
         """The number as it is printed; ``said`` where that is not its unit's way."""
         return self.said or shown(self.value, self.unit) or "unknown"
 
+    @property
+    def in_full(self) -> str:
+        """An exact number with all its digits, where ``text`` has fewer; empty where nothing is left out.
+
+        >>> one = {"name": "n", "title": "n", "formula": "", "basis": "exact", "source": ""}
+        >>> Headline(value=8030261248, unit="count", **one).in_full, Headline(value=4096, unit="integer", **one).in_full
+        ('8,030,261,248', '')
+        """
+        if self.basis != "exact" or self.value is None:
+            return ""
+        full = in_full(self.value, binary=not self.unit)
+        return "" if _digits(full) == _digits(self.text) else full
+
+
+def in_full(value: Number, *, binary: bool = False) -> str:
+    """A number with all its digits; a ratio with 15. ``binary`` numbers are values of a format, and not rounded.
+
+    >>> in_full(8030261248), in_full(1 / 3), in_full(0.10009765625, binary=True), in_full(2.0**-149, binary=True)
+    ('8,030,261,248', '0.333333333333333', '0.10009765625', '1 x 2^-149')
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    number = float(value)
+    if not binary or not math.isfinite(number):
+        return f"{number:,.15g}"
+    text = format(Decimal(number), ",f")
+    if len(text) <= _LONGEST:
+        return text
+    top, bottom = number.as_integer_ratio()
+    power = (top & -top).bit_length() - 1  # of two, in a number too large for a fraction
+    return f"{top >> power:,} x 2^{power or 1 - bottom.bit_length()}"
+
+
+def _digits(text: str) -> str:
+    """The digits of the first number of a text that count, wherever its point is."""
+    number = re.match(r"[-\d.,]*", text)
+    return "" if number is None else re.sub(r"\D", "", number[0]).strip("0")
+
+
+@frozen(kw_only=True)
+class Remedy:
+    """Something that may mend an answer: the fields to set, by name; an empty text leaves a field out.
+
+    ``calculator`` is the name of the one whose fields they are; empty: that of the answer. There, fields that are not
+    named have their defaults. ``command`` is what the command line takes where the page cannot soon say it.
+    """
+
+    title: str
+    fields: Mapping[str, str]
+    calculator: str = ""
+    command: tuple[str, ...] = ()
+
 
 @frozen(kw_only=True)
 class Drawing:
@@ -49,9 +105,10 @@ class Reply:
     """The answer of a calculator: a verdict, headlines, the document of the answer, drawings, and what to paste.
 
     ``values`` are the texts of fields that the query leaves open and the answer decides, such as the sizes of a
-    preset; ``solved`` names those that cannot be given. ``choices`` replace those of fields. ``words`` are those of the
-    command line after ``trainledger``; ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set, the
-    answer changes by itself: ask again.
+    preset; ``solved`` names those that cannot be given. ``unused`` has the fields that do not count in this question,
+    with the reason. ``choices`` replace those of fields. ``remedies`` may mend what is wrong. ``words`` are those of
+    the command line after ``trainledger``; ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set,
+    the answer changes by itself: ask again.
     """
 
     document: Document
@@ -61,7 +118,9 @@ class Reply:
     drawings: tuple[Drawing, ...] = ()
     values: Mapping[str, str]
     solved: tuple[str, ...] = ()
+    unused: Mapping[str, str] | None = None
     choices: Mapping[str, tuple[tuple[str, str], ...]] | None = None
+    remedies: tuple[Remedy, ...] = ()
     words: tuple[str, ...] = ()
     python: str = ""
     run_file: str = ""

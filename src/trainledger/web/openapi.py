@@ -47,11 +47,12 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Headline": {
         "type": "object",
-        "required": ["name", "title", "text", "value", "unit", "formula", "basis", "source", "asked"],
+        "required": ["name", "title", "text", "value", "unit", "formula", "basis", "source", "asked", "in_full"],
         "properties": {
             **dict.fromkeys(("name", "title", "text", "unit", "formula", "basis", "source"), _TEXT),
             "value": {"type": ["number", "null"]},
             "asked": {"type": "boolean", "description": "an exercise may ask for it"},
+            "in_full": {**_TEXT, "description": "an exact number with all digits, where text has fewer; or empty"},
         },
     },
 }
@@ -68,7 +69,8 @@ WAYS: dict[str, tuple[str, dict[str, Schema], dict[str, Schema]]] = {
     "view": (
         "the answer as a page shows it: sections as HTML, drawings as SVG",
         {"width": {"type": "integer", "minimum": NARROWEST, "maximum": WIDEST, "default": 960}},
-        {**_SAID, "sections": {"type": "array"}, "drawings": {"type": "array"}, "fields": {"type": "object"}},
+        {**_SAID, "sections": {"type": "array"}, "drawings": {"type": "array"}, "fields": {"type": "object"},
+         "remedies": {"type": "array"}},
     ),
     "check": (
         "whether a guess of a headline that an exercise asks for is right, within 5 %",

@@ -15,6 +15,7 @@ from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml, to_toml
+from trainledger.units import NotAQuantity, parse_count
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of
 
 RUN, CONFIG = "run", "config"
@@ -46,6 +47,28 @@ def source_of(query: Query) -> Source:
     if text := query[CONFIG]:
         return model_from_hf(_config(text))
     return catalog.known_as(query[RUN], catalog.model_names(), RUN)
+
+
+def of_pasted(query: Query) -> dict[str, str]:
+    """The fields that name a model and do not count, as a file is pasted: each with that reason."""
+    found = {}
+    if query[FILE]:
+        found = {RUN: "the pasted run file has the model", CONFIG: "the pasted run file has the model"}
+    elif query[CONFIG]:
+        found = {RUN: "the pasted config.json is the model"}
+    return found
+
+
+def spread_of(run: Run) -> str:
+    """The layout and the batch of a run that is spread over its devices without a search."""
+    layout, recipe = run.layout, run.recipe
+    axes = {
+        "sharded over": layout.shard, "replicated": layout.replicate, "tensor ranks": layout.tensor,
+        "pipeline stages": layout.pipeline, "context ranks": layout.context,
+    }  # fmt: skip
+    parts = [f"{name} {size:,}" for name, size in axes.items() if size > 1] or ["alone on one device"]
+    batch = f"{recipe.global_batch:,} sequences of {recipe.seq_len:,} tokens in a step"
+    return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."
 
 
 def _config(text: str) -> dict[str, Any]:
@@ -128,8 +151,20 @@ def run_file_of(run: Run) -> str:
 
 
 def texts_of(run: Run, query: Query) -> dict[str, str]:
-    """What the run has in the fields of the query that are a run's, as texts; those that are absent are empty."""
-    return {name: _text_of(run, name) for name in query.fields if "." in name}
+    """What the run has in the fields of the query that are a run's, as texts; those that are absent are empty.
+
+    A quantity that the query writes in another way (300B) stays as it is written.
+    """
+    found = {name: _text_of(run, name) for name in query.fields if "." in name}
+    return {name: query[name] if _count(query[name]) == _count(text) != 0 else text for name, text in found.items()}
+
+
+def _count(text: str) -> int:
+    """The count that a text is; 0 where it is none."""
+    try:
+        return parse_count(text)
+    except NotAQuantity:
+        return 0
 
 
 def _text_of(run: Run, name: str) -> str:

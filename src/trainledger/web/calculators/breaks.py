@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trainledger as tl
 from trainledger.document import Table
 from trainledger.plan.breaks import Break, Breaks
+from trainledger.plan.changes import value_of
+from trainledger.plan.limits import LOGITS, MEMORY
 from trainledger.plan.sizes import AXES
-from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
-from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, settings_of, source_of, words_of
+from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of
 
 _OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
+# What a limit asks for and one field gives, by the limit's name.
+_CURES = {
+    MEMORY: ("Recompute activations in full", "recipe.activation_checkpointing", "full"),
+    LOGITS: ("The loss in chunks", "recipe.loss", "chunked"),
+    "failures": ("Write checkpoints while training goes on", "recipe.checkpoints.asynchronous", "true"),
+}
 _SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
 
 
@@ -28,6 +37,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     found = tl.breaks(source_of(query), settings_of(query), say=say, keep_tokens=keep, progress=progress, **options)
     document = found.document()
     flags = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
+    flags += [] if keep else ["--keep-batch"]
     tables = [table for name, table in document.tables.items() if name in AXES]
     return Reply(
         document=document,
@@ -38,9 +48,38 @@ def _reply(query: Query, progress: Progress) -> Reply:
             Drawing(title=title, figure=each, table=_joined(tables)) for title, each in document.figures().items()
         ),
         values={},
-        words=words_of("breaks", query, *flags, *(() if keep else ("--keep-batch",))),
+        unused=_unused(query),
+        remedies=tuple(_remedies(found, query, flags)),
+        words=words_of("breaks", query, *flags),
         python=python_of("breaks", query, **options),
     )
+
+
+def _unused(query: Query) -> dict[str, str]:
+    """The fields that do not count, with the reason."""
+    found = of_pasted(query)
+    if query["along"] not in ("", "sequence"):
+        found["keep"] = "no sequence grows"
+    return found
+
+
+def _remedies(found: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Remedy]:
+    """The layouts with context ranks that hold a limit further, and what else the limits that are met ask for."""
+
+    def remedy(title: str, fields: Mapping[str, str]) -> Remedy:
+        changed = replace(query, given={**query.given, **fields})
+        return Remedy(title=title, fields=fields, command=words_of("breaks", changed, *flags))
+
+    for each in (one for along in found.along for one in along.breaks if one.cure is not None):
+        assert each.cure is not None
+        fields = dict(one.split("=", 1) for one in each.cure.changes)
+        title = f"Context ranks: {each.limit} holds up to {each.cure.holds:,}, on {each.cure.devices:,} devices"
+        yield remedy(title, fields)
+    run = found.run
+    met = {one.limit for along in found.along for one in along.breaks} | {each.limit for each in found.already}
+    for limit, (title, name, text) in _CURES.items():
+        if limit in met and str(getattr(now := value_of(run, name), "kind", now)).lower() != text:
+            yield remedy(title, {name: text})
 
 
 def _verdict(found: Breaks) -> str:
@@ -51,7 +90,8 @@ def _verdict(found: Breaks) -> str:
     if not first:
         return f"Nothing breaks along {', '.join(each.axis for each in found.along)}, as far as it was looked at."
     nearest = min(first, key=lambda each: each.factor)
-    return f"{nearest.limit} breaks first: {nearest.field} = {nearest.breaks:,}, {nearest.factor:.3g} times the plan."
+    times = f"{nearest.factor:.4g} times the plan"
+    return f"The first limit is {nearest.limit}: {nearest.field} = {nearest.breaks:,}, {times}."
 
 
 def _headlines(found: Breaks) -> list[Headline]:

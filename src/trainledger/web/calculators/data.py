@@ -20,17 +20,21 @@ from trainledger.report.training_loop import (
 )
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import SCHEDULES
+from trainledger.spec.run import Run
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, rising
+from trainledger.web.remedies import that_fit_devices
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
     PASTED,
+    of_pasted,
     python_of,
     refuse_search,
     run_file_of,
     settings_of,
     source_of,
+    spread_of,
     texts_of,
     words_of,
 )
@@ -63,10 +67,12 @@ def _reply(query: Query, progress: Progress) -> Reply:
         tone=BAD if answer.forecast.waits or answer.forecast.fits is False else GOOD,
         drawings=tuple(_drawings(answer)),
         values=texts_of(answer.run, query),
+        unused=_unused(answer.run, query),
+        remedies=() if query[FILE] else that_fit_devices(answer.run, answer.forecast, query, "cluster.count"),
         words=words_of("loop", asked, *corpus),
         python=python_of("loop", asked, **({"corpus": query["corpus"]} if corpus else {})),
         run_file=run_file_of(answer.run),
-        notes=answer.remarks,
+        notes=(*(() if query[FILE] else (spread_of(answer.run),)), *answer.remarks),
     )
 
 
@@ -75,6 +81,17 @@ def _one_length(query: Query) -> Query:
     if not query["recipe.steps"] or "recipe.tokens" in query.given:
         return query
     return replace(query, given={**query.given, "recipe.tokens": ""})
+
+
+def _unused(run: Run, query: Query) -> dict[str, str]:
+    """The fields that do not count, with the reason."""
+    found, schedule = of_pasted(query), run.recipe.schedule
+    if query["recipe.steps"] and "recipe.tokens" not in query.given:
+        found["recipe.tokens"] = "steps are given"
+    for name in ("final_ratio", "decay_fraction"):
+        if not hasattr(schedule, name):
+            found[f"recipe.schedule.{name}"] = f"a {schedule.kind} schedule has none"
+    return found
 
 
 def _spread(query: Query) -> Query:

@@ -23,6 +23,11 @@ from trainledger.web.calculator import BAD, GOOD, PLAIN, Calculator, Drawing, He
 from trainledger.web.field import Field, Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
+_TITLES = {
+    "largest": "largest of", "smallest_normal": "smallest normal of", "smallest_subnormal": "smallest subnormal of",
+    "epsilon": "epsilon of", "zero_up_to": "largest that becomes 0 in", "overflows_from": "smallest that overflows",
+}  # fmt: skip
+_BEYOND_DOUBLES = {"zero_up_to": "2^-1075", "overflows_from": "2^1024 - 2^970"}  # of fp64
 _LOST = ("overflow", "underflow")
 _VALUES = (
     "1e-45", "1e-38", "1e-20", "1e-10", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "0.3", "0.5",
@@ -69,10 +74,16 @@ def _reply(query: Query, progress: Progress) -> Reply:
         tone=PLAIN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,
         drawings=tuple(_drawings(number, floating, whole, inside)),
         values={},
+        unused={} if inside and named else {"largest": _why_no_block(number, blocks)},
         words=_words(query, number, inside),
         python=_python(query, named, number),
         notes=_notes(inside) if named else (),
     )
+
+
+def _why_no_block(number: float | None, blocks: Sequence[str]) -> str:
+    """Why the largest of a block does not count."""
+    return "choose a format with a block" if not blocks or number is not None else "there is no number"
 
 
 def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[NumberFormat | Whole]) -> str:
@@ -129,10 +140,11 @@ def _limits(one: NumberFormat) -> Iterator[Headline]:
         "overflows_from": (overflows_from(one), "half a step above the largest value"),
     }  # fmt: skip
     for name, (value, formula) in found.items():
-        finite = math.isfinite(value)
+        held = math.isfinite(value) and value != 0  # by a double, in which this is worked out
+        said = f"{value:.9g}" if held else _BEYOND_DOUBLES[name]
         yield Headline(
-            name=name, title=f"{name.replace('_', ' ')} of {one.name}", value=value if finite else None, unit="",
-            said=f"{value:.9g}", formula=f"{formula} = {value:.9g}", basis="exact", source=one.source, asked=finite,
+            name=name, title=f"{_TITLES[name]} {one.name}", value=value if held else None, unit="", said=said,
+            formula=f"{formula} = {said}", basis="exact", source=one.source, asked=held,
         )  # fmt: skip
 
 

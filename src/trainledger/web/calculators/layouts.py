@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -17,10 +18,20 @@ from trainledger.plan.plan import Plan
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import value_of
 from trainledger.units import format_nbytes, format_seconds
-from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU
-from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, settings_of, source_of, words_of
+from trainledger.web.run import (
+    CLUSTER,
+    MODEL,
+    PASTED,
+    of_pasted,
+    python_of,
+    run_file_of,
+    settings_of,
+    source_of,
+    words_of,
+)
 
 MOST_DEVICES = 16_384  # a search over more takes a minute
 SECONDS = 5  # for full accounts of the best
@@ -36,7 +47,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     flags = [word for name, text in fixed.items() for word in ("--fix", f"{name}={text}")]
     more: dict[str, Any] = {"fixed": _values(fixed)} if fixed else {}
     made = Reply(
-        document=Document("", ()), values={}, words=words_of("layouts", free, *flags),
+        document=Document("", ()), values={}, unused=of_pasted(query), words=words_of("layouts", free, *flags),
         python=python_of("layouts", free, **more),
     )  # fmt: skip
     if find_spec("numpy") is None:
@@ -47,7 +58,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     made = replace(made, document=found.document(), notes=found.notes)
     if found.best is None:
         none = f"No layout of {found.run.model.name} fits {found.devices:,} x {found.device}."
-        return replace(made, verdict=none, tone=BAD)
+        return replace(made, verdict=none, tone=BAD, remedies=tuple(_remedies(found, free, flags)))
     chosen = _chosen(found, query["choose"])
     plan = tl.plan(chosen.run)
     table = found.document().tables["ranked"]
@@ -61,6 +72,18 @@ def _reply(query: Query, progress: Progress) -> Reply:
         drawings=(*drawn, *_of_chosen(plan)),
         run_file=run_file_of(chosen.run),
     )
+
+
+def _remedies(found: Layouts, free: Query, flags: Sequence[str]) -> Iterator[Remedy]:
+    """Nothing fixed, and more devices."""
+    if flags:
+        fields = dict.fromkeys(_FIXABLE, "")
+        yield Remedy(title="Fix nothing of the layout", fields=fields, command=words_of("layouts", free))
+    for more in (2, 4, 8):
+        if (count := more * found.devices) <= MOST_DEVICES:
+            fields = {"cluster.count": str(count)}
+            command = words_of("layouts", replace(free, given={**free.given, **fields}), *flags)
+            yield Remedy(title=f"Take {count:,} devices", fields=fields, command=command)
 
 
 def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress) -> Layouts:

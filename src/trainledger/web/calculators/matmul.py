@@ -47,6 +47,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         tone=PLAIN if any(each.bound_seconds is not None for each in times) else UNKNOWN,
         drawings=tuple(_drawings(one, times, devices, query["sweep"])),
         values={},
+        unused=_unused(query, one),
         words=("einsum", equation, *words, "--dtype", dtype, *(["--device", query["device"]] if devices else [])),
         python=_python(equation, shapes, dtype, query["device"]),
         notes=tuple(_notes(one, times)),
@@ -62,6 +63,16 @@ def _asked(query: Query) -> tuple[str, list[str]]:
     if problems:
         raise InvalidInput(problems)
     return "mk,kn->mn", [f"{m},{k}", f"{k},{n}"]
+
+
+def _unused(query: Query, one: Einsum) -> dict[str, str]:
+    """The fields that do not count, with the reason."""
+    if not query["equation"]:
+        return {}
+    found = dict.fromkeys(("m", "n", "k"), "the einsum is asked about")
+    if len(one.steps) > 1 or one.steps[0].matmul is None:
+        found["sweep"] = "the einsum is no single matmul"
+    return found
 
 
 def _verdict(one: Einsum, times: Sequence[ProductTime]) -> str:

@@ -34,11 +34,13 @@ from trainledger.units import format_nbytes, format_percent, parse_count
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
+from trainledger.web.remedies import that_fit, too_large
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
     PASTED,
     more_positions,
+    of_pasted,
     python_of,
     run_file_of,
     sequence_of,
@@ -63,15 +65,17 @@ def _reply(query: Query, progress: Progress) -> Reply:
     return Reply(
         document=_document(document, account, largest),
         headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
-        verdict=_fits(plan) if problem is None else str(problem),
+        verdict=too_large(plan.forecast) or (_fits(plan) if problem is None else str(problem)),
         tone=BAD if problem is not None else UNKNOWN if fits is None else GOOD,
         drawings=tuple(_drawings(plan, account)),
         values=texts_of(run, query)
         | {"recipe.micro_batch": str(run.device_batch), "accumulation": str(run.grad_accum)},
+        unused=_unused(run, query),
+        remedies=that_fit(run, plan.forecast, query),
         words=words_of("plan", asked),
         python=python_of("plan", asked),
         run_file=run_file_of(run),
-        notes=(_laid_out(run), *more_positions(asked, query), _at_the_peak(plan)),
+        notes=(_laid_out(run), *_precision(asked, query, run), *more_positions(asked, query), _at_the_peak(plan)),
     )
 
 
@@ -98,6 +102,30 @@ def completed(query: Query) -> Query:
     batch = size_of(overrides.get("recipe.micro_batch")) * rounds * ranks * size_of(overrides.get("layout.replicate"))
     given = {"recipe.global_batch": str(batch), "cluster.count": _devices({}, overrides)} | given
     return replace(query, given=given)
+
+
+def _precision(asked: Query, query: Query, run: Run) -> tuple[str, ...]:
+    """The note that the precision follows from the shard ranks; empty where it is given or does not."""
+    if "recipe.precision" not in asked.given or "recipe.precision" in query.given:
+        return ()
+    return (
+        f"The precision is {run.recipe.precision.kind} because there are shard ranks: FSDP keeps shards in fp32 and "
+        "gathers them in bf16. One rank would have bf16-mixed (autocast). A precision that you choose stays.",
+    )
+
+
+def _unused(run: Run, query: Query) -> dict[str, str]:
+    """The fields that do not count, with the reason."""
+    found = of_pasted(query)
+    if query[FILE]:
+        found["accumulation"] = "the run file has recipe.global_batch"
+    if run.layout.shard == 1:
+        found["layout.zero"] = "there is one shard rank"
+    if run.layout.tensor == 1:
+        found["layout.sequence_parallel"] = "there is one tensor rank"
+    if run.model.experts is None:
+        found["layout.expert"] = "the model has no experts"
+    return found
 
 
 def _rounds(query: Query) -> int | None:

@@ -31,6 +31,7 @@ from trainledger.web.run import (
     MODEL,
     PASTED,
     more_positions,
+    of_pasted,
     run_file_of,
     sequence_of,
     settings_of,
@@ -67,6 +68,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         tone=PLAIN,
         drawings=tuple(_drawings(run, count, flops)),
         values=_values(run, query),
+        unused=_unused(run, query),
         words=words_of("explain flops", asked),
         python=_python(asked),
         run_file=run_file_of(run),
@@ -80,6 +82,21 @@ def completed(query: Query) -> Query:
         return replace(query, given=_ALONE | dict(query.given))
     given = sequence_of(query) | {"cluster.device": "h100-sxm"} | dict(query.given)
     return replace(query, given=given)
+
+
+def _unused(run: Run, query: Query) -> dict[str, str]:
+    """The fields that do not count, with the reason."""
+    found, spec = of_pasted(query), run.model
+    if spec.experts is None:
+        names = ("per_token", "expert_d_ff", "n_shared", "n_dense_layers")
+        found |= {f"model.feed_forward.{each}": "there are no experts" for each in names}
+    if spec.latent is None:
+        found["model.attention.q_rank"] = "keys and values have no latent"
+    else:
+        found |= {f"model.attention.{each}": "latent attention has its own" for each in ("n_kv_heads", "head_dim")}
+    if spec.attention.window is None:
+        found["model.attention.global_every"] = "there is no window"
+    return found
 
 
 def _values(run: Run, query: Query) -> dict[str, str]:

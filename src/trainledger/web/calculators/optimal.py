@@ -16,6 +16,7 @@ from trainledger.web.run import CLUSTER
 _BUDGETS = {
     "flops": ("flops",), "device_hours": ("device_hours",), "days": ("count", "days"), "money": ("money", "price"),
 }  # fmt: skip
+_IN = {"days": "days of devices", "device_hours": "device-hours", "money": "money", "flops": "FLOPs"}
 _COMMON = ("law", "loss_law", "params", "ratio", "inference", "unique")
 _OF_DEVICES = ("device", "mfu")
 _DAYS = tuple(map(str, (1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 365)))
@@ -45,9 +46,23 @@ def _reply(query: Query, progress: Progress) -> Reply:
             for title, each in document.figures().items()
         ),
         values={},
+        unused=_unused(query),
         words=("optimal", *flags),
         python=f"import trainledger as tl\n\nprint(tl.optimal({arguments}))",
     )
+
+
+def _unused(query: Query) -> dict[str, str]:
+    """The fields that do not count in this question, with the reason."""
+    budget = query["budget"]
+    counts = {*_BUDGETS[budget], *(() if budget == "flops" else _OF_DEVICES)}
+    every = {name for names in _BUDGETS.values() for name in names} | {*_OF_DEVICES}
+    found = dict.fromkeys(every - counts, f"the budget is in {_IN[budget]}")
+    if budget != "days":
+        found["follow"] = "the budget is not in days of devices"
+    if budget != "days" or query["follow"] != "yes":
+        found["family"] = "only the rules are asked"
+    return found
 
 
 def _verdict(answer: Optimal) -> str:
@@ -120,8 +135,7 @@ OPTIMAL = Calculator(
     question="What should a budget train: how large a model, on how much data?",
     fields=(
         Field(name="budget", title="the budget is in", default="days", group="Budget", strict=True,
-              choices=(("days", "days of devices"), ("device_hours", "device-hours"), ("money", "money"),
-                       ("flops", "FLOPs"))),
+              choices=tuple(_IN.items())),
         Field(name="device", title="device", default="h100-sxm", group="Budget", choices=CLUSTER[0].choices),
         Field(name="count", title="devices", default="32", group="Budget", stops=powers(1, 16384)),
         Field(name="days", title="days", default="14", group="Budget", stops=_DAYS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import trainledger as tl
@@ -10,10 +11,11 @@ from trainledger.plan.serving import Inference
 from trainledger.report.serving import largest
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS
 from trainledger.units import counted, format_flops, format_nbytes, format_seconds
-from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, size_of
-from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, settings_of, source_of, words_of
+from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of
 
+_NODE = 8  # devices
 _OPTIONS = ("phase", "batch", "context", "weights", "cache", "compute")
 
 
@@ -34,15 +36,34 @@ def _reply(query: Query, progress: Progress) -> Reply:
             for title, each in document.figures().items()
         ),
         values={"context": str(served.serving.context), "compute": served.serving.compute},
+        unused=of_pasted(query),
+        remedies=tuple(_remedies(served)),
         words=words_of("plan", alone, *flags),
         python=python_of("inference", alone, **options),
         notes=served.notes,
     )
 
 
+def _remedies(served: Inference) -> Iterator[Remedy]:
+    """What needs less memory where the batch does not fit."""
+    if served.fits is not False:
+        return
+    if served.largest_batch:
+        yield Remedy(
+            title=f"Serve {served.largest_batch:,} sequences at once", fields={"batch": str(served.largest_batch)}
+        )
+    ranks, serving = served.run.layout.tensor, served.serving
+    if serving.weights == serving.compute:
+        yield from (Remedy(title=f"Weights in {each}", fields={"weights": each}) for each in ("fp8", "int4"))
+    if serving.cache == serving.compute:
+        yield Remedy(title="KV cache in fp8", fields={"cache": "fp8"})
+    if ranks < _NODE:
+        yield Remedy(title=f"{_NODE} tensor ranks", fields={"layout.tensor": str(_NODE)})
+
+
 def _verdict(served: Inference) -> str:
     """Whether the batch fits, and how fast it is at best."""
-    fits = {True: "Fits", False: "Does NOT fit", None: "Its fit is not known"}[served.fits]
+    fits = {True: "Fits", False: "Does not fit", None: "Its fit is not known"}[served.fits]
     nbytes = served.ledger.peak().nbytes if served.memory is None else served.memory.nbytes
     rate = served.expected_tokens_per_second or served.bound_tokens_per_second
     speed = (

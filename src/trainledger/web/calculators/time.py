@@ -5,7 +5,7 @@ The MFU is given, or predicted for a model of the catalog that is spread over th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import trainledger as tl
@@ -25,7 +25,8 @@ from trainledger.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
 from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU, SIX_ND_MFU
-from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search
+from trainledger.web.remedies import that_fit_devices, too_large
+from trainledger.web.run import MODEL, RUN, refuse_paths, refuse_search, spread_of
 
 GIVEN, PREDICTED = "given", "predicted"
 _OF_PREDICTED = ("days", "tokens")  # the numbers that a prediction can be solved for
@@ -67,6 +68,7 @@ def _given(query: Query) -> Reply:
         drawings=(_drawing(answer.waterfall),),
         values={solved: f"{getattr(answer, solved):.6g}"},
         solved=(solved,),
+        unused={name: "the MFU is given" for name in query.fields if name == RUN or "." in name},
         words=("napkin", *flags),
         python=f"import trainledger as tl\n\nprint(tl.napkin({arguments}))",
         notes=answer.remarks,
@@ -103,14 +105,16 @@ def _predicted(query: Query) -> Reply:
     return Reply(
         document=made.document(),
         headlines=tuple(_of_plan(made, with_attention)),
-        verdict=_verdict(made) if problem is None else str(problem),
+        verdict=too_large(forecast) or (_verdict(made) if problem is None else str(problem)),
         tone=PLAIN if problem is None else BAD,
+        remedies=that_fit_devices(made.run, forecast, query, "count"),
         drawings=(_drawing(forecast.waterfall),) if forecast.waterfall else (),
         values=values,
         solved=tuple(values),
+        unused=_unused_by_prediction(values),
         words=("plan", named, "--convention", _SIX_ND, *flags),
         python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}, convention={_SIX_ND!r}))",
-        notes=(_laid_out(made),),
+        notes=(spread_of(made.run),),
     )
 
 
@@ -126,8 +130,18 @@ def _tokens(query: Query, made: Plan) -> Reply:
     )
     return replace(
         found, values={**found.values, "params": format_count(int(params)), "mfu": mfu},
-        notes=(_laid_out(made), note, *found.notes),
+        solved=(*found.solved, "params", "mfu"), unused=_unused_by_prediction(("days",)),
+        notes=(spread_of(made.run), note, *found.notes),
     )  # fmt: skip
+
+
+def _unused_by_prediction(known: Collection[str]) -> dict[str, str]:
+    """The fields that a prediction does not take, but for those whose values it gives or asks for."""
+    reasons = {
+        "dtype": "the peak is that of the precision", "params": "the model below has its own",
+        "mfu": "it is predicted", "days": "they follow from the prediction",
+    }  # fmt: skip
+    return {name: reason for name, reason in reasons.items() if name not in known}
 
 
 def _verdict(made: Plan) -> str:
@@ -137,18 +151,6 @@ def _verdict(made: Plan) -> str:
     devices = f"{run.cluster.count:,} x {run.cluster.device}"
     mfu = f"a predicted {SIX_ND_MFU} of {format_percent(forecast.mfu)}"
     return f"{run.model.name} on {devices} at {mfu}: {format_seconds(forecast.total_seconds)}"
-
-
-def _laid_out(made: Plan) -> str:
-    """How the model is spread, as nobody searched for that."""
-    layout, recipe = made.run.layout, made.run.recipe
-    axes = {
-        "sharded over": layout.shard, "replicated": layout.replicate, "tensor ranks": layout.tensor,
-        "pipeline stages": layout.pipeline, "context ranks": layout.context,
-    }  # fmt: skip
-    parts = [f"{name} {size:,}" for name, size in axes.items() if size > 1] or ["alone on one device"]
-    batch = f"{recipe.global_batch:,} sequences of {recipe.seq_len:,} tokens in a step"
-    return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."
 
 
 def _of_plan(made: Plan, with_attention: Plan) -> Iterator[Headline]:

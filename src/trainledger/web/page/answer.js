@@ -1,5 +1,5 @@
 // The answer: a verdict, headlines that open their formulas, drawings, and the sections of the document.
-import { byId, element, keep, put, reachable } from "./element.js";
+import { byId, element, keep, put, reachable, say, whole } from "./element.js";
 import { drawing, redraw } from "./drawing.js";
 
 const TONES = { good: "✓", bad: "✕", unknown: "–" };
@@ -11,8 +11,10 @@ export function drawAnswer(root) {
   const parts = {
     verdict: element("p", { class: "verdict", id: "verdict" }),
     tools: element("div", { class: "tools", id: "tools" }),
+    standing: element("p", { class: "standing", id: "standing", hidden: true }),
     exercise: element("div", { id: "exercise" }),
     body: element("div", { class: "body" }),
+    remedies: element("div", { class: "remedies", hidden: true }),
     headlines: element("div", { class: "headlines", role: "group", "aria-label": "Numbers" }),
     notes: element("ul", { class: "notes", "aria-label": "Notes" }),
     drawings: element("div", { class: "drawings" }),
@@ -21,9 +23,9 @@ export function drawAnswer(root) {
   };
   parts.verdict.append(element("span", { class: "tone", "aria-hidden": "true" }), element("span", { class: "unseen" }), element("span", { class: "said" }));
   parts.terminal.append(element("h2", { text: "The same from a terminal" }), element("pre", { tabindex: "0" }, element("code")));
-  parts.body.append(parts.headlines, parts.notes, parts.drawings, parts.sections, parts.terminal);
+  parts.body.append(parts.remedies, parts.headlines, parts.notes, parts.drawings, parts.sections, parts.terminal);
   byId("loading")?.remove();
-  root.append(parts.tools, parts.verdict, parts.exercise, parts.body);
+  root.append(parts.tools, parts.standing, parts.verdict, parts.exercise, parts.body);
   return parts;
 }
 
@@ -34,9 +36,9 @@ export function showAnswer(parts, view) {
   tone.hidden = !TONES[view.tone];
   put(tone, TONES[view.tone] ?? "");
   put(spoken, SAID[view.tone] ?? "");
-  put(said, view.verdict);
+  say(said, view.verdict);
   keep(parts.headlines, view.headlines, (each) => each.name, card, fill);
-  keep(parts.notes, view.notes, (each) => each, () => element("li"), (child, each) => put(child, each));
+  keep(parts.notes, view.notes, (each) => each, () => element("li"), say);
   parts.notes.hidden = !view.notes.length;
   keep(parts.drawings, view.drawings, (each) => each.title, drawing, redraw);
   keep(parts.sections, view.sections, sectionKey, fold, unfold);
@@ -44,25 +46,36 @@ export function showAnswer(parts, view) {
   put(parts.terminal.querySelector("code"), view.paste.command ?? "");
 }
 
+/** Says how the answer below stands to the question, with a button that acts on it; an empty sentence says nothing. */
+export function stand(parts, sentence, action, act) {
+  parts.standing.hidden = !sentence;
+  parts.standing.replaceChildren(sentence);
+  if (action) parts.standing.append(" ", element("button", { type: "button", class: "button", text: action, onclick: act }));
+}
+
 function card() {
   const text = element("span", { class: "number" }, element("span"), element("small"));
   const title = element("span", { class: "title" });
   const basis = element("span", { class: "basis" });
   const formula = element("code", { class: "formula" });
+  const full = element("p", { class: "full" });
   const source = element("p", { class: "source" });
-  return element("details", { class: "headline" }, element("summary", {}, title, text, basis), formula, source);
+  return element("details", { class: "headline" }, element("summary", {}, title, text, basis), full, formula, source);
 }
 
 function fill(child, each) {
   const [title, text, basis] = child.firstChild.children;
   const [number, ...unit] = each.text.split(" ");
-  put(title, each.title);
+  say(title, each.title);
   put(text.firstChild, number);
   put(text.lastChild, unit.length ? ` ${unit.join(" ")}` : "");
-  put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}`);
+  put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}${each.in_full ? ", rounded here" : ""}`);
   basis.dataset.basis = each.basis;
-  put(child.querySelector(".formula"), each.formula);
-  put(child.querySelector(".source"), each.source);
+  const full = child.querySelector(".full");
+  full.hidden = !each.in_full;
+  put(full, `in full: ${each.in_full}`);
+  say(child.querySelector(".formula"), each.formula);
+  say(child.querySelector(".source"), each.source);
 }
 
 const sectionKey = (each, at) => each.title || `part ${at}`;
@@ -76,5 +89,7 @@ function fold(each) {
 
 function unfold(child, each) {
   const body = child.querySelector(".document");
-  if (put(body, each.html, "innerHTML")) reachable(body, each.title);
+  if (!put(body, each.html, "innerHTML")) return;
+  whole(body);
+  reachable(body, each.title);
 }

@@ -5,7 +5,13 @@ const LATE = 300; // milliseconds after which a reader wants to know that someth
 export class Asking {
   /** `ask(question, how)` gives a promise; `shown`, `refused` and `working` (null: no more) hear of it. */
   constructor(ask, { shown, refused, working }) {
-    Object.assign(this, { ask, shown, refused, working, flying: null, waiting: null });
+    Object.assign(this, { ask, shown, refused, working, flying: null, waiting: null, told: false });
+  }
+
+  /** The newest question that has no answer yet; null where there is none. */
+  get newest() {
+    const { flying } = this;
+    return this.waiting ?? (flying && !flying.stop.signal.aborted ? flying.question : null);
   }
 
   want(question) {
@@ -21,11 +27,11 @@ export class Asking {
 
   async #next() {
     const question = this.waiting;
-    const flying = { stop: new AbortController(), late: false };
+    const flying = { question, stop: new AbortController(), late: false };
     this.waiting = null;
     this.flying = flying;
     const slow = (what) => {
-      flying.late = true;
+      flying.late = this.told = true;
       this.working(what);
     };
     const timer = setTimeout(() => slow({ what: "", done: 0, of: 0 }), LATE);
@@ -42,7 +48,10 @@ export class Asking {
     }
     clearTimeout(timer);
     this.flying = null;
-    if (flying.late) this.working(null);
+    if (this.told && !this.waiting) {
+      this.told = false;
+      this.working(null);
+    }
     outcome();
     if (this.waiting && !this.flying) this.#next();
   }

@@ -63,7 +63,7 @@ export function copyMenu({ texts, json, say }) {
 }
 
 /** Puts a text on the clipboard; where the browser keeps that for secure pages, by the older way. */
-async function copied(text) {
+export async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
   area.value = text;

@@ -1,5 +1,5 @@
 // A drawing with the table of what it shows beside it, and the sentence of the mark under the pointer.
-import { element, keep, put, reachable } from "./element.js";
+import { element, keep, put, reachable, whole } from "./element.js";
 
 /** An empty figure with its switch between drawing and table. */
 export function drawing(each) {
@@ -33,7 +33,9 @@ export function redraw(figure, each) {
       title.remove(); // our own box shows it at once, also under a finger
     }
   }
-  if (put(table, each.table, "innerHTML")) reachable(table, each.title);
+  if (!put(table, each.table, "innerHTML")) return;
+  whole(table);
+  reachable(table, each.title);
 }
 
 function hover(picture) {

@@ -36,6 +36,28 @@ export function keep(parent, items, key, make, update) {
   for (const child of before.values()) child.remove();
 }
 
+const LONG = 24; // characters of a name that may be broken, at its joints
+const JOINED = /(\S*[^\s-][-/][^\s-]\S*|\S{25,})/;
+
+/** Keeps names such as h100-sxm on one line; longer ones, such as paths, may break behind a joint and nowhere else. */
+export function whole(root) {
+  const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode()) if (JOINED.test(texts.currentNode.data)) found.push(texts.currentNode);
+  for (const each of found) {
+    if (each.parentElement.closest("pre, svg")) continue;
+    const parts = each.data.split(JOINED).map((text, at) => (at % 2 ? name(text) : [text]));
+    each.replaceWith(...parts.flat());
+  }
+}
+
+const name = (text) =>
+  text.length <= LONG
+    ? [element("span", { class: "whole", text })]
+    : text.split(/(?<=[-_/:,])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
+
+/** Puts a text whose names stay whole, where it is another one. */
+export const say = (node, text) => put(node, text) && whole(node);
+
 /** The element of the page with this id. */
 export const byId = (id) => document.getElementById(id);
 

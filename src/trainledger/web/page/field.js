@@ -42,6 +42,7 @@ export function control(field, changed) {
         ? sought(field, id, describedby, listens, changed)
         : { main: listens(typed(id, describedby)) };
   const main = text.main;
+  let inputs;
   if (field.stops.length) {
     const most = field.stops.length - 1;
     parts.slider = element("input", {
@@ -55,18 +56,31 @@ export function control(field, changed) {
     };
     parts.slider.addEventListener("input", () => step(false));
     parts.slider.addEventListener("change", () => step(true));
-    box.append(element("div", { class: "both" }, parts.slider, text.box ?? main));
+    inputs = element("div", { class: "both" }, parts.slider, text.box ?? main);
   } else {
-    box.append(text.box ?? main);
+    inputs = text.box ?? main;
   }
-  box.append(problem);
+  const why = element("p", { class: "unused", hidden: true });
+  box.append(inputs, why, problem);
+  /** Hides what does not count, and says why not; an empty reason shows it again. */
+  const count = (reason) => {
+    main.disabled = Boolean(reason);
+    main.dataset.unused = reason;
+    inputs.hidden = Boolean(reason) && !field.long;
+    why.hidden = !reason;
+    why.textContent = reason ? `not counted: ${reason}` : "";
+  };
 
   return {
     box,
+    /** Why it does not count; empty where it does. */
+    get unused() {
+      return main.dataset.unused ?? "";
+    },
     /** Choices that the answer has in place of the field's own. */
     offer: text.offer ?? (() => {}),
-    /** Shows a text and its place among the stops; `follows` where the answer decides it. */
-    show({ text: said, at, follows }, isGiven, hidden) {
+    /** Shows a text and its place among the stops; `follows` where the answer decides it, `unused` why it does not count. */
+    show({ text: said, at, follows, unused }, isGiven, hidden) {
       const value = hidden && follows ? "" : said;
       if (main.value !== value && (document.activeElement !== main || follows || main.dataset.quiet)) main.value = value;
       if (parts.slider && at !== undefined && document.activeElement !== main) {
@@ -74,7 +88,8 @@ export function control(field, changed) {
         parts.slider.setAttribute("aria-valuetext", value);
       }
       main.readOnly = Boolean(follows);
-      if (parts.slider) parts.slider.disabled = Boolean(follows);
+      if (parts.slider) parts.slider.disabled = Boolean(follows || unused);
+      count(unused);
       note.hidden = !follows;
       box.classList.toggle("decided", Boolean(follows) || (!isGiven && said !== field.default));
       back.hidden = !isGiven;
@@ -85,6 +100,7 @@ export function control(field, changed) {
       problem.hidden = !each;
       problem.replaceChildren(...(each ? told(each, take) : []));
       if (each) text.opened?.();
+      if (each && main.disabled) count("");
     },
   };
 }

@@ -9,11 +9,12 @@ const narrow = matchMedia("(max-width: 860px)");
 /** Fields under a heading that folds them; on a narrow screen those after the first are folded. */
 function group(title, seen, boxes, folded) {
   const set = element("fieldset", { class: folded ? "folded" : "" });
+  const why = element("p", { class: "unused", hidden: true }); // of all its fields
   const fold = element("button", {
     type: "button", class: "fold", "aria-expanded": String(!folded), text: title,
     onclick: () => fold.setAttribute("aria-expanded", String(!set.classList.toggle("folded"))),
   });
-  set.append(seen ? element("legend", {}, fold) : element("legend", { class: "unseen", text: title }), ...boxes);
+  set.append(seen ? element("legend", {}, fold) : element("legend", { class: "unseen", text: title }), why, ...boxes);
   return set;
 }
 
@@ -23,7 +24,7 @@ const unfold = (box) => box.closest(".folded")?.querySelector(".fold").click();
 export class Form {
   /** `changed(name, text, settled)` hears of each step of each field. */
   constructor(root, changed) {
-    Object.assign(this, { root, changed, controls: new Map(), calculator: null });
+    Object.assign(this, { root, changed, controls: new Map(), calculator: null, given: {} });
     root.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -52,6 +53,17 @@ export class Form {
     this.root.replaceChildren(this.general, ...sets, this.others);
   }
 
+  /** Shows at once what is given, in the fields where that is another text; the answer to it shows the others. */
+  follow(given) {
+    for (const field of this.calculator.fields) {
+      const { name } = field;
+      if (given[name] === this.given[name]) continue;
+      const text = given[name] ?? field.default, at = field.stops.indexOf(text);
+      this.controls.get(name).show({ text, at: at < 0 ? undefined : at, follows: false, unused: "" }, name in given, false);
+    }
+    this.#rest(given);
+  }
+
   /** Shows what is given and what the answer says of every field; `hidden` keeps what it decides to itself. */
   show(given, view, hidden = false) {
     const answered = view?.fields;
@@ -59,9 +71,28 @@ export class Form {
     for (const field of this.calculator.fields) {
       const text = given[field.name] ?? field.default;
       if (field.name in given) unfold(this.controls.get(field.name).box);
-      const known = answered?.[field.name] ?? { text, at: Math.max(0, field.stops.indexOf(text)), follows: false };
+      const known = answered?.[field.name] ?? { text, at: Math.max(0, field.stops.indexOf(text)), follows: false, unused: "" };
       this.controls.get(field.name).show(known, field.name in given, hidden);
     }
+    this.#rest(given);
+  }
+
+  /** Where no field of a group counts, for one reason, it stands there once and the fields are hidden. */
+  #idle() {
+    for (const set of this.root.querySelectorAll("fieldset:not(.others)")) {
+      const reasons = new Set([...set.querySelectorAll("[data-field]")].map((box) => this.controls.get(box.dataset.field).unused));
+      const [reason] = reasons, idle = reasons.size === 1 && reason !== "";
+      const why = set.querySelector(":scope > .unused");
+      why.hidden = !idle;
+      why.textContent = idle ? `not counted: ${reason}` : "";
+      set.classList.toggle("idle", idle);
+    }
+  }
+
+  /** What is given and no field stands for. */
+  #rest(given) {
+    this.#idle();
+    this.given = given;
     const more = Object.entries(given).filter(([name]) => !this.controls.has(name));
     this.chips.replaceChildren(...more.map(([name, text]) => this.#other(name, text)));
   }
@@ -85,9 +116,9 @@ export class Form {
   }
 
   #other(name, text) {
-    const label = `leave ${name} out`;
+    const said = `${name} = ${text}  ×`, label = `leave ${name} out`;
     return element("button", {
-      type: "button", class: "chip", "aria-label": label, title: label, text: `${name} = ${text}  ×`,
+      type: "button", class: "chip", "aria-label": `${said}: ${label}`, title: label, text: said,
       onclick: () => this.changed(name, null, true),
     });
   }
@@ -101,6 +132,7 @@ export class Form {
       if (own) unfold(made.box);
       made.wrong(own, (text) => this.changed(name, text, true));
     }
+    this.#idle();
     this.general.hidden = !left.length;
     this.general.replaceChildren(...left.map((each) => element("p", {}, ...told(each, this.#taken(each)))));
   }

@@ -1,16 +1,18 @@
 // The page: what is asked (the address), the form, and the newest answer.
-import { drawAnswer, showAnswer } from "./answer.js";
+import { drawAnswer, showAnswer, stand } from "./answer.js";
 import { Asking } from "./asking.js";
 import { copyMenu } from "./copy.js";
-import { byId, element, keep, put } from "./element.js";
+import { byId, element, put } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
-import { addressOf, different, stateOf, Trail } from "./state.js";
+import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
+import { Remedies } from "./remedies.js";
+import { addressOf, different, same, stateOf, Trail } from "./state.js";
 import { connect } from "./transport.js";
 
 const root = byId("answer");
-const page = { state: null, view: null, hidden: false };
+const page = { state: null, view: null, answered: null, hidden: false }; // the question that `view` answers
 
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
@@ -50,32 +52,40 @@ function follow() {
   const { calculator, given } = page.state;
   if (form.calculator !== calculator) {
     asking.cancel();
-    page.view = null;
+    page.view = page.answered = null;
+    stand(parts, "");
     root.classList.add("fresh");
     form.draw(calculator);
     byId("name").textContent = calculator.title;
     byId("question").textContent = calculator.question;
     form.show(given, null);
     byId("form").scrollTop = 0;
+  } else {
+    form.follow(given);
   }
-  for (const link of byId("calculators").querySelectorAll("a")) {
-    if (link.dataset.name !== calculator.name) link.removeAttribute("aria-current");
-    else if (!link.hasAttribute("aria-current")) {
-      link.setAttribute("aria-current", "page");
-      const strip = byId("calculators");
-      if (strip.scrollWidth > strip.clientWidth) link.scrollIntoView({ block: "nearest", inline: "center" });
-    }
-  }
-  chips();
+  markCalculator(byId("calculators"), calculator);
+  drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }, "preset"));
   buttons();
-  ask();
+  const { newest } = asking, { answered } = page;
+  if (newest) return same(newest.state, page.state) || ask();
+  return answered && !page.state.exercise && same(answered.state, page.state) ? restore() : ask();
+}
+
+/** The answer that is there is that of the question. */
+function restore() {
+  page.answered = { state: page.state, at: trail.at };
+  form.wrong([]);
+  form.show(page.state.given, page.view, page.hidden);
+  root.classList.remove("old");
+  stand(parts, "");
+  settle();
 }
 
 function ask() {
   const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
-  asking.want({ state: page.state, width: page.width });
+  asking.want({ state: page.state, width: page.width, at: trail.at });
 }
 
 /** The state that the address says, at the start and after back and forward. */
@@ -83,7 +93,6 @@ async function arrive() {
   const state = stateOf(location.search, listing);
   page.hidden = Boolean(state.exercise);
   page.state = state;
-  page.view = null;
   root.setAttribute("aria-busy", "true");
   reveal();
   if (state.exercise) state.given = (await transport.exercise(state.calculator.name, state.exercise)).query;
@@ -103,16 +112,19 @@ const settle = () => asking.waiting === null && root.setAttribute("aria-busy", "
 
 // --- what is answered ----------------------------------------------------------------------------------------------
 
-function shown({ state }, view) {
+function shown({ state, at }, view) {
   settle();
   if (state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
   page.view = view;
+  page.answered = { state, at };
   root.classList.remove("fresh", "old");
+  stand(parts, "");
   if (asking.waiting === null) {
     form.wrong([]);
     form.show(page.state.given, view, page.hidden);
   }
   showAnswer(parts, view);
+  remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
   clearTimeout(page.again);
   if (view.again_seconds) page.again = setTimeout(() => page.view === view && unlessHidden(ask), 1000 * view.again_seconds);
   if (page.hidden && !byId("guess")) pose();
@@ -132,22 +144,46 @@ function unlessHidden(act) {
 
 function refused({ state }, error) {
   settle();
-  if (state.calculator !== page.state.calculator) return;
+  if (error === null || state.calculator !== page.state.calculator) return undefined;
   root.classList.add("old");
-  if (error === null) return say("Cancelled; the last answer stays.");
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
   if (state.exercise) {
     return become({ exercise: String(Number(state.exercise) + 1) }, "exercise") || arrive();
   }
   form.wrong(problems);
+  stand(parts, page.answered
+    ? "This question has no answer; what is wrong stands at its field. Below is the answer to the question before."
+    : "This question has no answer; what is wrong stands at its field.");
   document.title = `${state.calculator.title}: ${problems[0].sentence} · trainledger`;
   return say(problems.map((each) => each.sentence).join(". "), 900);
+}
+
+/** The reader does not wait: back to the question that is answered, or what to do where none is. */
+function cancelled() {
+  const { answered } = page;
+  asking.cancel();
+  settle();
+  if (!answered) {
+    const sentence = "Cancelled before there was an answer. Change a field, choose an example, or";
+    stand(parts, sentence, "Ask again", () => (stand(parts, ""), ask()));
+    return say(sentence.replace(", or", "."));
+  }
+  say("Cancelled; this is the question before, and its answer.");
+  if (answered.at !== trail.at) return history.go(answered.at - trail.at);
+  page.state = answered.state;
+  trail.write(addressOf(page.state));
+  trail.open = null;
+  return follow();
 }
 
 function working(what) {
   const bar = byId("progress");
   byId("working").hidden = what === null;
   if (what === null) return;
+  if (page.answered && !same(page.answered.state, page.state) && !root.classList.contains("old")) {
+    root.classList.add("old");
+    stand(parts, "Below is the answer to the question before; this one takes a moment.");
+  }
   byId("doing").textContent = what.what || "working";
   if (what.of) Object.assign(bar, { max: what.of, value: what.done });
   else bar.removeAttribute("value");
@@ -162,30 +198,32 @@ function say(sentence, pause = 0) {
 
 // --- buttons -------------------------------------------------------------------------------------------------------
 
-function chips() {
-  const { calculator, given, exercise } = page.state;
-  const now = JSON.stringify(Object.entries(given).sort());
-  keep(byId("presets"), Object.entries(calculator.presets), ([title]) => title, chip, (made, [, query]) => {
-    const own = JSON.stringify(Object.entries(different(calculator, query)).sort());
-    made.setAttribute("aria-pressed", String(own === now));
-    made.onclick = () => become({ given: query, exercise: null }, "preset");
-  });
-  byId("presets").hidden = Boolean(exercise);
-}
-
-const chip = ([title]) => element("button", { type: "button", class: "chip", text: title });
-
 const button = (text, onclick, more = {}) => element("button", { type: "button", class: "quiet", text, onclick, ...more });
 const undo = button("Undo", () => history.back());
 const redo = button("Redo", () => history.forward());
 const reset = button("Reset", () => become({ given: {} }, "reset"));
 const exerciseButton = button("Exercise", () => exercise(1 + Math.floor(Math.random() * 9999)), { id: "exercises" });
 const copying = copyMenu({
-  texts: () => page.view?.paste ?? {},
+  texts: () => (page.answered && same(page.answered.state, page.state) ? page.view.paste : {}),
   json: () => transport.answer(page.state.calculator.name, page.state.given),
   say: confirm,
 });
+const remedies = new Remedies(parts.remedies, {
+  take: ({ calculator, fields }) => {
+    const other = listing.find((each) => each.name === calculator);
+    become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(fields) }, "remedy");
+    trail.open = null;
+  },
+  ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(fields), page.width),
+  say: confirm,
+});
 parts.tools.append(undo, redo, reset, exerciseButton, copying);
+
+/** What is given with these fields set, those with an empty text left out. */
+function withFields(fields) {
+  const given = { ...page.state.given, ...fields };
+  return Object.fromEntries(Object.entries(given).filter(([name, text]) => text || fields[name] === undefined));
+}
 
 function buttons() {
   undo.disabled = trail.at === 0;
@@ -235,28 +273,15 @@ function pose() {
 
 // --- the start -----------------------------------------------------------------------------------------------------
 
-function navigation() {
-  const link = (calculator) =>
-    element("li", {}, element("a", {
-      href: addressOf({ calculator, given: {} }), "data-name": calculator.name, text: calculator.title,
-      onclick: (event) => {
-        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-        event.preventDefault();
-        page.hidden = false;
-        reveal();
-        byId("exercise").replaceChildren();
-        become({ calculator, given: {}, exercise: null }, "calculator");
-        trail.open = null;
-      },
-    }));
-  const part = (title, some) => [element("h2", { text: title }), element("ol", { "aria-label": title }, ...some.map(link))];
-  const lesson = listing.filter((each) => each.lesson), planner = listing.filter((each) => !each.lesson);
-  byId("calculators").append(...(lesson.length ? part("Lesson", lesson) : []), ...(planner.length ? part("Planner", planner) : []));
-}
-
-navigation();
+drawCalculators(byId("calculators"), listing, (calculator) => {
+  page.hidden = false;
+  reveal();
+  byId("exercise").replaceChildren();
+  become({ calculator, given: {}, exercise: null }, "calculator");
+  trail.open = null;
+});
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
-byId("cancel").addEventListener("click", () => asking.cancel());
+byId("cancel").addEventListener("click", cancelled);
 addEventListener("popstate", (event) => (trail.went(event), arrive()));
 addEventListener("pagehide", () => trail.write());
 new ResizeObserver(() => page.view && Math.abs(parts.drawings.clientWidth - page.width) >= 20 && ask()).observe(parts.drawings);

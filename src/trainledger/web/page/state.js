@@ -26,6 +26,11 @@ export function different(calculator, given) {
   return Object.fromEntries(Object.entries(given).filter(([name, text]) => text !== (defaults.get(name) ?? "")));
 }
 
+/** Whether two states are the same question. */
+export const same = (a, b) => canonical(a) === canonical(b);
+const canonical = ({ calculator, given, exercise }) =>
+  JSON.stringify([calculator.name, exercise ?? null, Object.entries(given).sort()]);
+
 const AGAIN = 300; // milliseconds between two addresses of a drag: browsers refuse hundreds in a row
 const SAME = 800; // milliseconds in which another key press on the same field is the same change
 

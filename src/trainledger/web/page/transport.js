@@ -39,6 +39,7 @@ function overHttp() {
     }
   };
   return {
+    looksAhead: true,
     listing: () => get("calculators.json"),
     answer: (name, query, how) => get(`api/${name}`, query, how),
     view: (name, query, width, how) => get(`view/${name}`, { ...query, width }, how),
@@ -106,6 +107,7 @@ function inBrowser() {
     });
   start();
   return {
+    looksAhead: false, // there is one Python: it should be free for what is asked next
     listing: async () => (await fetch("calculators.json")).json(),
     answer: (name, query, how) => call({ call: "answer", name, query }, how),
     view: (name, query, width, how) => call({ call: "view", name, query, width }, how),

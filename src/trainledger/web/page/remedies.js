@@ -1,0 +1,66 @@
+// What may mend an answer: a button for each change, what the answer would be, and its command to copy.
+import { copied } from "./copy.js";
+import { element, keep, put, say } from "./element.js";
+
+const REST = 400; // milliseconds without another answer, after which what each change gives is asked for
+const TONES = { good: "✓", bad: "✕" };
+
+export class Remedies {
+  /** `take(remedy)` makes a change; `ask(remedy)` promises the view of the changed question; `say(text)` is heard. */
+  constructor(root, { take, ask, say }) {
+    Object.assign(this, { take, ask, say, root, views: new Map(), timer: undefined });
+    this.list = element("ul", { "aria-label": "What to change" });
+    root.append(element("h2", { text: "What to change" }), this.list);
+  }
+
+  /** Shows the changes that an answer has; where `looks` is set, also what each of them would lead to. */
+  show(remedies, looks) {
+    clearTimeout(this.timer);
+    this.views = new Map();
+    this.root.hidden = !remedies.length;
+    keep(this.list, remedies, (each) => each.title, (each) => this.#line(each), (line, each) => this.#fill(line, each));
+    const own = remedies.filter((each) => !each.calculator);
+    if (looks && own.length) this.timer = setTimeout(() => this.#look(own), REST);
+  }
+
+  #line(each) {
+    const take = element("button", { type: "button", class: "button", text: each.title });
+    const outcome = element("span", { class: "leads" });
+    const copy = element("button", { type: "button", class: "quiet", text: "Copy command", "aria-label": `Copy command: ${each.title}` });
+    return element("li", {}, take, copy, outcome);
+  }
+
+  #fill(line, each) {
+    const [take, copy, outcome] = line.children;
+    line.hidden = false;
+    take.onclick = () => this.take(each);
+    copy.onclick = () => this.#copy(each);
+    put(outcome, "");
+    outcome.className = "leads";
+  }
+
+  /** Asks what each change leads to, one after another, as long as the answer is the same. */
+  async #look(remedies) {
+    const { views } = this;
+    for (const each of remedies) {
+      const line = [...this.list.children].find((one) => one.dataset.key === each.title);
+      const view = await this.ask(each).catch(() => null); // it breaks a rule: no change to offer
+      if (views !== this.views) return;
+      if (view) views.set(each.title, view);
+      line.hidden = !view;
+      if (!view) continue;
+      say(line.lastChild, `${TONES[view.tone] ?? ""} ${view.verdict}`.trim());
+      line.lastChild.classList.add(view.tone);
+    }
+  }
+
+  async #copy(each) {
+    try {
+      const view = each.command ? null : (this.views.get(each.title) ?? (await this.ask(each)));
+      await copied(each.command || view.paste.command);
+      this.say("Command line copied");
+    } catch (error) {
+      this.say(`Command line could not be copied: ${error.message}`);
+    }
+  }
+}

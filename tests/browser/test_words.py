@@ -1,0 +1,66 @@
+"""On a telephone no word and no number is broken: lines end between words, in the page and in its drawings' tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from browsing import SMALL, training
+from trainledger.web.calculators import CALCULATORS
+
+pytestmark = pytest.mark.process
+# Words and numbers that stand on two lines; between the parts of a path and the items of a list a line may end.
+BROKEN = """() => {
+  const found = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode, parent = node.parentElement;
+    if (!parent.checkVisibility() || parent.closest('pre, svg, .unseen, script, noscript')) continue;
+    const around = parent.closest('td, th, li, p, dt, dd, summary')?.textContent ?? '';
+    for (const { 0: word, index } of node.textContent.matchAll(/\\d{1,3}(,\\d{3})+|[^\\s,;:=[\\]\\/_]+/g)) {
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      const seen = [...range.getClientRects()].filter((each) => each.width);
+      if (new Set(seen.map((each) => Math.round(each.top))).size > 1) found.push(`${word} (in: ${around})`);
+    }
+  }
+  return found;
+}"""
+FOLDS = ".section summary, .headline summary, .paste summary, .folded .fold, figcaption button"
+EACH = {name: SMALL.get(name, "") for name in CALCULATORS}
+MORE = {
+    "time": "&mfu_from=predicted&run=llama-3-70b&count=8",
+    "memory": "&layout.shard=8&recipe.activation_checkpointing=selective",
+    "serving": "&run=llama-3.1-405b&weights=fp8",
+    "formats": "&value=1e-45",
+    "data": "&run=llama-3-70b&recipe.micro_batch=1",
+    "matmul": "&m=8192&n=50257&k=768",
+}
+
+
+def opened(page) -> list[str]:
+    """The broken words once everything that folds is open and each drawing has its table."""
+    page.page.evaluate("all => document.querySelectorAll(all).forEach(each => each.click())", FOLDS)
+    found: list[str] = page.page.evaluate(BROKEN)
+    return found
+
+
+@pytest.mark.parametrize(("name", "query"), [*EACH.items(), *MORE.items()], ids=str)
+def test_no_word_is_broken_on_a_telephone(name: str, query: str, fresh) -> None:
+    page = fresh(f"?calculator={name}{query}", width=390)
+    assert opened(page) == []
+    assert page.page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_no_word_of_a_run_is_broken_on_a_telephone(fresh, folder: Path) -> None:
+    pytest.importorskip("torch")
+    training(folder, 40).wait()
+    assert opened(fresh("?calculator=runs", width=390)) == []
+
+
+def test_a_word_that_is_broken_is_found(fresh) -> None:
+    page = fresh("?calculator=time", width=390)
+    narrow = "each => Object.assign(each.style, {width: '2em', overflowWrap: 'anywhere'})"
+    page.page.locator("footer p").evaluate(narrow)
+    assert any(each.startswith("trainledger") for each in page.page.evaluate(BROKEN))
