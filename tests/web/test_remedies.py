@@ -55,7 +55,7 @@ def test_the_search_of_layouts_is_asked_about_the_same_run() -> None:
 
 
 def test_limits_that_one_field_moves_have_a_button(capsys: pytest.CaptureFixture[str]) -> None:
-    query = {"run": "gpt2", "recipe.seq_len": "1024", "recipe.global_batch": "64"}
+    query = {"recipe.seq_len": "2048", "reach": "32"}
     found = {each["title"]: each for each in answers.view("breaks", query)["remedies"]}
     assert found["The loss in chunks"]["fields"] == {"recipe.loss": "chunked"}
     after = answers.view("breaks", changed(query, found["The loss in chunks"]))

@@ -9,19 +9,19 @@ import trainledger as tl
 from trainledger.document import Table
 from trainledger.plan.breaks import Break, Breaks
 from trainledger.plan.changes import value_of
-from trainledger.plan.limits import LOGITS, MEMORY
+from trainledger.plan.limits import MEMORY
 from trainledger.plan.sizes import AXES
 from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of
 
 _OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
-# What a limit asks for and one field gives, by the limit's name.
-_CURES = {
-    MEMORY: ("Recompute activations in full", "recipe.activation_checkpointing", "full"),
-    LOGITS: ("The loss in chunks", "recipe.loss", "chunked"),
-    "failures": ("Write checkpoints while training goes on", "recipe.checkpoints.asynchronous", "true"),
-}
+# What a limit asks for and one field gives.
+_CURES = (
+    (MEMORY, "Recompute activations in full", "recipe.activation_checkpointing", "full"),
+    (MEMORY, "The loss in chunks", "recipe.loss", "chunked"),
+    ("failures", "Write checkpoints while training goes on", "recipe.checkpoints.asynchronous", "true"),
+)
 _SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
 
 
@@ -77,7 +77,7 @@ def _remedies(found: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Rem
         yield remedy(title, fields)
     run = found.run
     met = {one.limit for along in found.along for one in along.breaks} | {each.limit for each in found.already}
-    for limit, (title, name, text) in _CURES.items():
+    for limit, title, name, text in _CURES:
         if limit in met and str(getattr(now := value_of(run, name), "kind", now)).lower() != text:
             yield remedy(title, {name: text})
 
