@@ -14,8 +14,9 @@ import torch
 
 from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
-from trainledger.ledger.ledger import Ledger, write_ledger
+from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import Measured, measured_run
+from trainledger.ledger.rank_figures import RankFigures, account_of, figures, write_rank
 from trainledger.ledger.step import account
 from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
@@ -36,6 +37,8 @@ from trainledger.train.engine import train
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, this_rank
 
+_OF_A_RANK = ("parameters", "flops", "kept_nbytes", "kept_by_kind", "peak_nbytes", "peak_by_category")
+
 
 def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | None = None) -> tuple[Forecast, Ledger]:
     """The forecast of a run on the device that will train it, and the closed-form ledger behind it.
@@ -50,6 +53,11 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
         run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
     told = forecast(run, ledger, machine, ranks=ranks)
+    if ranks:
+        ledger = ranks[0].ledger
+        notes += (f"FLOPs and bytes of a step are those of the first of {run.layout.devices} ranks",)
+        of_rank = summary(ledger)
+        told = replace(told, **{name: of_rank[name] for name in _OF_A_RANK})
     return replace(told, notes=(*notes, *told.notes)), ledger
 
 
@@ -120,7 +128,7 @@ class Measuring(Observer):
 
     def observers(self) -> Sequence[Observer]:
         """What must watch the engine, the meter innermost."""
-        return self, self.quiet, self.meter
+        return self, self.quiet, RankMeasuring(self.meter), self.meter
 
     def on_start(self, state: TrainingState) -> None:
         self._state = state
@@ -139,6 +147,8 @@ class Measuring(Observer):
             date=date.today().isoformat(),
             notes=self._notes(),
         )
+        if not self._state.run.layout.alone:
+            measured = replace(measured, model_flops=None)  # MFU is of all ranks, and the metered FLOPs are of one
         if meter.ledger is not None:
             write_ledger(meter.ledger, directory / "measured-ledger.json.gz")
         else:
@@ -157,6 +167,24 @@ class Measuring(Observer):
         if self.quiet.unknown:
             notes.append("this system does not tell how busy other processes were; no step was discarded")
         return tuple(notes)
+
+
+class RankMeasuring(Observer):
+    """Keeps the figures of this rank's metered step in the run's directory, beside those of its account."""
+
+    def __init__(self, meter: StepMeter) -> None:
+        self.meter = meter
+
+    def on_start(self, state: TrainingState) -> None:
+        self._state = state
+
+    def on_stop(self) -> None:
+        ledger, state = self.meter.ledger, self._state
+        if ledger is None or state.run.layout.alone:
+            return
+        own = account_of(state.run, state.rank, kernels=_kernels(state.device))
+        before, after = figures(own.ledger), figures(ledger)
+        write_rank(state.run_dir, RankFigures(rank=state.rank, title=own.title, predicted=before, measured=after))
 
 
 def _with_earlier(measured: Measured, path: Path) -> Measured:
@@ -181,9 +209,13 @@ def run_closed_loop(
     """Train a run with its forecast written before and its measurement after; raises what `train` raises.
 
     A run whose closed form does not fit in the device's memory is refused before anything is built. Of several ranks
-    the first has the observers.
+    the first has the observers, and each meters its step.
     """
     if run.cluster.count == 1:  # the engine says what is wrong with others
         refuse_what_does_not_fit(run, find_device(run.cluster.backend))
-    watching = [Forecasting(), *observers, *Measuring().observers()] if not this_rank() else []
+    if this_rank():
+        meter = StepMeter()
+        watching: list[Observer] = [RankMeasuring(meter), meter]
+    else:
+        watching = [Forecasting(), *observers, *Measuring().observers()]
     return train(run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout)

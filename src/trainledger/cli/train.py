@@ -198,7 +198,7 @@ def _train(run: Run, run_dir: Path, *, resume: bool, rank_timeout: float = 600) 
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
     record, html = read_run(run_dir), run_dir / "report.html"
     write_html(record, html)
-    reconciled = document(record.reconciliation)
+    reconciled = document(record)
     return 0, {
         "state": "finished",
         **vars(finished),

@@ -14,6 +14,7 @@ from torch import nn
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.contention import Sample, watched
+from trainledger.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
@@ -45,8 +46,6 @@ class StepMeter(Observer):
 
     def on_start(self, state: TrainingState) -> None:
         self._state = state
-        if not state.run.layout.alone:
-            return
         last = state.run.recipe.total_steps
         first = min(state.step + STEPS_BEFORE + 1, last)
         self._steps = tuple(each for each in (first, first + 1) if each <= last)
@@ -67,11 +66,16 @@ class StepMeter(Observer):
         state = self._state
         state.optimizer.zero_grad(set_to_none=True)
         on_cpu = state.device.type == "cpu"
-        self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+        if state.run.layout.alone:
+            self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            recording: AbstractContextManager[object] = self._recorder
+        else:
+            rank = RealRankRecorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            self._recorder, recording = rank, recorded(rank)
         self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
             self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
-        with self._recorder:
+        with recording:
             yield
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
@@ -84,7 +88,18 @@ class StepMeter(Observer):
         self.allocator_peak_nbytes = peak.nbytes
 
     def around_phase(self, phase: str) -> AbstractContextManager[Any]:
-        return nullcontext() if self._recorder is None else self._recorder.phase(phase)
+        if self._recorder is None:
+            return nullcontext()
+        if phase == self._recorder.phases.latest == "backward":
+            return self._going_on(self._recorder)
+        return self._recorder.phase(phase)
+
+    @contextmanager
+    def _going_on(self, recorder: Recorder) -> Iterator[None]:
+        """The rest of the last backward, when ranks add up what it has left: no micro-batch of its own."""
+        before, recorder.phases.current = recorder.phases.current, "backward"
+        yield
+        recorder.phases.current = before
 
     def on_step_end(self, record: StepRecord) -> None:
         self._recorder = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from html import escape
 from typing import Any
 
 from trainledger.document import Amount, Cell, Document, Figure, Table, sections, signed
 from trainledger.ledger.measured import Spread
+from trainledger.ledger.rank_figures import RankFigures
 from trainledger.reconcile import Part, Reconciliation, Row
 from trainledger.report.html import page, parts
 from trainledger.report.memory import memory_timeline
@@ -35,8 +36,10 @@ def document(found: Reconciliation | RunRecord) -> Document:
     lines += [f"Not in this report: {each}." for each in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
-        sections=sections(table_of(rows), lines),
-        data=lambda: _data(rows) | ({"missing": list(record.missing)} if record else {}),
+        sections=sections(table_of(rows), ranks_table(record.ranks) if record and record.ranks else None, lines),
+        data=lambda: (
+            _data(rows) | ({"missing": list(record.missing), "ranks": plain(list(record.ranks))} if record else {})
+        ),
         figures=lambda: figures(record) if record else {},
     )
 
@@ -45,6 +48,19 @@ def table_of(rows: Reconciliation) -> Table:
     """Every quantity, predicted and measured, with the parts of those that differ; ratio is measured / predicted."""
     columns = ("", "predicted", "measured", "ratio", "basis", "difference is in")
     return Table("quantities", columns, tuple(each for row in rows.rows for each in _cells(row)), align="lrrrll")
+
+
+def ranks_table(ranks: Sequence[RankFigures]) -> Table:
+    """What each rank was metered to compute, keep, hold and send, against its account; equal where it is."""
+    columns = ("rank", "FLOPs", "kept", "peak", "in collectives")
+    names = {"matmul_flops": "flops", "kept_nbytes": "nbytes", "peak_nbytes": "nbytes", "sent_nbytes": "nbytes"}
+
+    def cell(each: RankFigures, name: str) -> Cell:
+        before, after = getattr(each.predicted, name), getattr(each.measured, name)
+        return "equal" if before == after else signed(Fraction(after - before), names[name])
+
+    rows = tuple((f"{each.rank} ({each.title})", *(cell(each, name) for name in names)) for each in ranks)
+    return Table("ranks", columns, rows, align="lrrrr")
 
 
 def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger, read_ledger
 from trainledger.ledger.measured import Measured, measured_run
+from trainledger.ledger.rank_figures import RankFigures, read_ranks
 from trainledger.predict.forecast import Forecast
 from trainledger.reconcile import Reconciliation, reconcile
 from trainledger.spec.plain import is_amount, read_json
@@ -34,6 +35,7 @@ class RunRecord:
     measured_ledger: Ledger | None
     lines: tuple[dict[str, Any], ...]
     missing: tuple[str, ...]
+    ranks: tuple[RankFigures, ...] = ()
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -86,6 +88,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
         measured_ledger=attempt("measured-ledger.json.gz", read_ledger) if ledgers else None,
         lines=lines,
         missing=tuple(missing),
+        ranks=read_ranks(folder),
     )
 
 

@@ -101,8 +101,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _record(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *measured: Any
     ) -> Event | None:
-        begins = self.phases.current == "other" and func is not _READ and torch.is_grad_enabled()
-        if begins and any(each.requires_grad for each in tensors_in(args)):
+        if self._begins_forward(func, args):
             self.phases.begin("forward")
         collective = collective_of(func, args, kwargs, out) if operator_of(func).kind == "collective" else None
         if collective is not None and collective.name == "recv":
@@ -123,6 +122,11 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         if collective is not None:
             self._sent(event, collective, args, out)
         return event
+
+    def _begins_forward(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+        """Whether an operation outside of any phase is the first of a forward."""
+        outside = self.phases.current == "other" and func is not _READ and torch.is_grad_enabled()
+        return outside and any(each.requires_grad for each in tensors_in(args))
 
     def was_read(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """A value goes to the host."""

@@ -1,0 +1,83 @@
+"""`train --ranks`: what each rank computes, keeps, holds and sends is what its account says; a lost rank is replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainledger.ledger.rank_figures import read_ranks
+from trainledger.train.checkpoint import all_checkpoints
+from trainledger.train.metrics import read
+
+pytestmark = pytest.mark.process
+RUN = """
+[model]
+vocab_size = 512
+d_model = 32
+n_layers = 2
+max_seq_len = 32
+attention.n_heads = 4
+feed_forward.d_ff = 64
+[recipe]
+seq_len = 32
+global_batch = 8
+micro_batch = 2
+steps = {steps}
+[recipe.checkpoints]
+every = 2
+[recipe.evaluation]
+sequences = 8
+[layout]
+{axis} = 2
+[cluster]
+count = 2
+[data]
+path = ["text.txt"]
+"""
+
+
+def start(folder: Path, axis: str, steps: int) -> subprocess.Popen[str]:
+    (folder / "text.txt").write_text("\n\n".join(f"sentence {each} of a text for ranks" for each in range(3000)))
+    (folder / "run.toml").write_text(RUN.format(axis=axis, steps=steps))
+    command = [sys.executable, "-m", "trainledger", "train", "run.toml", "--ranks", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("axis", ["replicate", "shard"])
+def test_a_rank_does_what_its_account_says(tmp_path: Path, axis: str) -> None:
+    out, err = (process := start(tmp_path, axis, 6)).communicate(timeout=300)
+    assert process.returncode == 0, err
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    ranks = read_ranks(run_dir)
+    assert [each.rank for each in ranks] == [0, 1]
+    for each in ranks:
+        assert each.measured == each.predicted, each
+        assert each.measured.sent_nbytes > 0
+    assert re.search(r"0 \(every rank\) +equal +equal +equal +equal", out)
+
+
+def test_a_killed_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, "shard", 60)
+    deadline = time.monotonic() + 200
+    while not (found := list((tmp_path / "runs").glob("*/checkpoints/step-*"))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found, process.communicate()[1]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert all_checkpoints(run_dir)[-1].name == "step-00000060"
+    lines = list(read(run_dir / "metrics.jsonl"))
+    assert any(each.get("event") == "resume" for each in lines)
+    assert sorted({each["step"] for each in lines if "loss" in each}) == list(range(1, 61))
