@@ -46,8 +46,9 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
     """Forwards of a chunk that a stage has run before its first backward is over, that one's included.
 
     gpipe: all M (Huang et al. 2019). 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on
-    every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3; an upper bound, as a
-    waiting part keeps less than a whole micro-batch). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
+    every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3). Each counts as much as
+    before its backward; what waits in torch 2.13 keeps more, as the first part frees nothing and leaves gradients for
+    the second (`tests/train/test_pipeline_witness.py`). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
     Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs); one more where forwards run
     beside backwards (overlap has ``experts``).
 

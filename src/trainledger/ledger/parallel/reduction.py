@@ -153,7 +153,11 @@ def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
 
 
 def sum_norms(tape: Tape, rank: RankPlan, tensors: Int) -> None:
-    """Each rank's norms of what it has, put together: once for each axis along which gradients are split."""
+    """Each rank's norms of what it has, put together: once for each axis along which gradients are split.
+
+    Those of pieces are summed tensor by tensor (DTensor). Stages have other tensors, and each its joint norm by then.
+    """
     layout = rank.layout
-    for group in (rank.group, Group("tensor", layout.tensor), Group("pipeline", layout.pipeline)):
+    for group in (rank.group, Group("tensor", layout.tensor)):
         tape.all_reduce(group, Array(tensors, "fp32", None))
+    tape.all_reduce(Group("pipeline", layout.pipeline), Array(1, "fp32", None))
