@@ -21,9 +21,17 @@ Layer = Callable[..., Tensor]  # x, and what all layers of a kind share (angles,
 
 
 def run_layers(
-    layers: Sequence[Layer], shared: Sequence[Any], x_BTD: Tensor, spec: ModelSpec, recipe: Recipe | None
+    layers: Sequence[Layer],
+    shared: Sequence[Any],
+    x_BTD: Tensor,
+    spec: ModelSpec,
+    recipe: Recipe | None,
+    *,
+    before: int = 0,
 ) -> Tensor:
     """The output of all layers one after the other, each with what layers of its kind share.
+
+    They may be some of a model's in a row, with so many ``before`` them.
 
     full: a block runs again in backward. segments: several do together (Chen et al. 2016, section 4.1). selective:
     but for the operations whose outputs are kept. from-start: every block's input is made from the first one again.
@@ -38,8 +46,9 @@ def run_layers(
     options = _options(recipe)
     with offloading(shared) if kind.kind == "offload" else nullcontext():
         for first, group in groups_of(spec, recipe):
-            some, theirs = layers[first : first + group.size], shared[first : first + group.size]
-            if group.again:
+            own = slice(max(0, first - before), max(0, first + group.size - before))
+            some, theirs = layers[own], shared[own]
+            if group.again and some:
                 x_BTD = checkpoint(_in_turn, x_BTD, some, theirs, **options)
             else:
                 x_BTD = _in_turn(x_BTD, some, theirs)

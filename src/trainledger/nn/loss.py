@@ -39,7 +39,7 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor, reduction: str, *, upcas
         return F.cross_entropy(wide, targets_N, reduction=reduction).float()
 
 
-def run_loss(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
+def run_loss(model: Callable[..., Tensor], inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
     """The mean loss of a batch in the way that the recipe asks for."""
     if recipe.loss.chunks is None:
         of_logits = compiled_loss() if recipe.loss.kind == "compiled" else next_token_loss

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainledger.durable import is_full
 from trainledger.nn.loss import next_token_loss
@@ -307,9 +307,13 @@ def evaluate(
     try:
         with torch.no_grad(), together.around():
             for (inputs_BT, targets_BT), counts in _in_turn(batches, parts, part):
-                with autocast(precision, inputs_BT.device):
-                    loss = next_token_loss(model(inputs_BT), targets_BT)
-                if counts:
+                loss: Tensor | None
+                if together.pipeline is not None:
+                    loss = together.pipeline.evaluate(inputs_BT, targets_BT)
+                else:
+                    with autocast(precision, inputs_BT.device):
+                        loss = next_token_loss(model(inputs_BT), targets_BT)
+                if counts and loss is not None:
                     total += loss.item() * targets_BT.numel()
                     n_tokens += targets_BT.numel()
     finally:

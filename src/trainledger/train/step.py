@@ -68,8 +68,22 @@ class OpenFeed(Protocol):
         """
 
 
+class InStages(Protocol):
+    """A model of which this process has some stages of a pipeline."""
+
+    def step(self, batches: Sequence[Batch], clock: Clock) -> Tensor:
+        """Forward and backward of all micro-batches; the mean loss on ranks with the last stage, 0 on others."""
+
+    def evaluate(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor | None:
+        """The mean loss of a batch on ranks with the last stage."""
+
+
 class Together(Protocol):
     """How the ranks of a layout take a step together; `Alone` is a process without others."""
+
+    @property
+    def pipeline(self) -> InStages | None:
+        """What runs the micro-batches where no rank has the whole model."""
 
     def around(self) -> AbstractContextManager[object]:
         """Entered around all micro-batches of a step or an evaluation."""
@@ -89,6 +103,8 @@ class Together(Protocol):
 
 class Alone:
     """A step of one process."""
+
+    pipeline = None
 
     def around(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -142,21 +158,17 @@ def optimizer_step(
     for a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
     """
     clock = clock or _no_clock
-    loss: Tensor | None = None
     with ExitStack() as stack:
         stack.enter_context(together.around())
         with clock("optimizer"):
             optimizer.zero_grad(set_to_none=True)
             if recipe.precision.weight_caching:
                 stack.enter_context(weights_cast_once(model))
-        for index, batch in enumerate(batches):
-            if seeds is not None:
-                torch.manual_seed(seeds[index])
-            with together.micro_batch(last=index == len(batches) - 1):
-                part = _forward_backward(together.called(model), batch, len(batches), recipe, clock, scaler)
-            loss = part if loss is None else loss + part
+        if together.pipeline is not None:
+            loss = together.pipeline.step(batches, clock)
+        else:
+            loss = _micro_batches(model, batches, recipe, clock, seeds, scaler, together)
         together.finish_gradients(model, clock)
-    assert loss is not None, "a step needs at least one micro-batch"
     if isinstance(optimizer, MasterWeights) or scaler is not None:
         with clock("optimizer"):
             _ready(model, optimizer, scaler)
@@ -179,6 +191,27 @@ def _ready(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScale
         optimizer.take_gradients()
     if scaler is not None:
         scaler.unscale(each.grad for each in stepped(model, optimizer) if each.grad is not None)
+
+
+def _micro_batches(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    recipe: Recipe,
+    clock: Clock,
+    seeds: Sequence[int] | None,
+    scaler: LossScaler | None,
+    together: Together,
+) -> Tensor:
+    """Forward and backward of one micro-batch after the other; their mean loss."""
+    loss: Tensor | None = None
+    for index, batch in enumerate(batches):
+        if seeds is not None:
+            torch.manual_seed(seeds[index])
+        with together.micro_batch(last=index == len(batches) - 1):
+            part = _forward_backward(together.called(model), batch, len(batches), recipe, clock, scaler)
+        loss = part if loss is None else loss + part
+    assert loss is not None, "a step needs at least one micro-batch"
+    return loss
 
 
 def _forward_backward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from trainledger.nn.transformer import Transformer
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.train.parallel.parts import put
+from trainledger.train.parallel.pipeline import Pipeline, refuse_pipeline
 from trainledger.train.parallel.replicated import replicate
 from trainledger.train.parallel.spread import divide
+from trainledger.train.parallel.stages import Stage, stages_of
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model
 
@@ -31,11 +34,18 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     Raises `InvalidInput` for what several ranks cannot train yet.
     """
     refuse(run)
+    refuse_pipeline(run)
     with device, _parameters_on_meta():
         model = build_model(run.model, run.recipe, sharded=run.layout.shard > 1)
-    divide(model, run.layout, mesh, run.recipe.precision)
-    _give_memory(model, device)
+    cut = None
+    if run.layout.pipeline > 1:
+        cut = partial(stages_of, model, run, mesh.get_local_rank("pipeline"))
+    parts = divide(model, run.layout, mesh, run.recipe.precision, cut)
+    for part in parts:
+        _give_memory(part, device)
     initialize(model, seed=seed, put=put)
+    if stages := [each for each in parts if isinstance(each, Stage)]:
+        return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = None
     if run.layout.replicate > 1 and run.layout.shard == 1:
         replicas = replicate(model, mesh)

@@ -1,10 +1,12 @@
 """A layout applied to a model: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP.
 
-What is done here is what `ledger.ranks` accounts for; the tests run both. Pipelines, context and expert ranks are
-accounted for and not applied yet.
+What is done here is what `ledger.ranks` accounts for; the tests run both. Stages of a pipeline are cut in between.
+Context and expert ranks are accounted for and not applied yet.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,22 +18,30 @@ from trainledger.train.parallel.replicated import replicate
 from trainledger.train.parallel.sharded import shard
 from trainledger.train.parallel.tensor import refuse_to_split, split
 
+Cut = Callable[[], Sequence[nn.Module]]
+
 
 def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
     """The model as this rank holds it: divided, then replicated.
 
     A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
     """
+    if layout.pipeline > 1:
+        raise InvalidInput([Problem("layout.pipeline", layout.pipeline, "leaves a rank with several models", 1)])
     divide(model, layout, mesh, precision)
     return replicate(model, mesh) if layout.shard == 1 and layout.replicate > 1 else model
 
 
-def divide(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> None:
+def divide(
+    model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision, cut: Cut | None = None
+) -> Sequence[nn.Module]:
     """Split a model over ``tensor``, then shard it over ``shard``, in place; its parameters may be without memory.
+
+    With a ``pipeline`` the model is ``cut`` between the two. The modules that are called: the model, or its stages.
 
     Raises `InvalidInput` for what cannot be applied yet.
     """
-    applied = {"pipeline": 1, "context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
+    applied = {"context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
     problems = [
         Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
         for name, one in applied.items()
@@ -48,8 +58,11 @@ def divide(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
     if layout.tensor > 1:
         refuse_to_split(model, precision)
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
+    parts: Sequence[nn.Module] = [model] if cut is None else cut()
     if layout.shard > 1:
-        shard(model, layout, mesh, precision)
+        for each in parts:
+            shard(each, layout, mesh, precision)
     elif layout.replicate > 1 and layout.tensor > 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
+    return parts

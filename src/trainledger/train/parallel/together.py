@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.spec.layout import Layout
 from trainledger.train.parallel.parts import local
+from trainledger.train.parallel.pipeline import Pipeline
 from trainledger.train.parallel.tensor import finish_gradients
 from trainledger.train.step import Clock
 
@@ -25,6 +27,7 @@ class RanksTogether:
     layout: Layout
     mesh: DeviceMesh
     replicas: nn.parallel.DistributedDataParallel | None = None
+    pipeline: Pipeline | None = None
 
     def around(self) -> AbstractContextManager[object]:
         """With tensor ranks each has its rows of the logits, and the loss is taken of those."""
@@ -48,6 +51,10 @@ class RanksTogether:
         foreach = gradients[0].device.type != "cpu"
         norm: Any = torch.nn.utils.get_total_norm(gradients, foreach=foreach)
         whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.pipeline is not None:
+            squares = whole.square()
+            dist.all_reduce(squares, group=self.pipeline.group)
+            whole = squares.sqrt()
         smaller = (most / (whole + 1e-6)).clamp(max=1.0)
         own = [local(each) for each in gradients]
         if foreach:
