@@ -1,4 +1,4 @@
-"""`train --ranks`: what each rank computes, keeps, holds and sends is what its account says; a lost rank is replaced."""
+"""`train --ranks`: each rank computes, keeps, holds and sends what its account says; a lost rank is replaced."""
 
 from __future__ import annotations
 
