@@ -339,35 +339,8 @@ def states_of_all(run: Run) -> int:
         return 0
     layout = run.layout
     count = sum(stages for _, _, stages in tensors(run))
-    if layout.zero == 3 or layout.shard_ranks == 1:
-        return 8 * parameters_of_all(run) + 4 * count * layout.devices // layout.pipeline
-    total = 0
-    for stage in range(layout.pipeline):
-        found: dict[tuple[bool, bool], int] = {}
-        for name, shape in of_stage(run, stage):
-            key = len(shape) < 2 or name.endswith("bias"), is_expert(name) and layout.expert > 1
-            found[key] = found.get(key, 0) + prod(split(run, name, shape)[0])
-        for (_, apart), own in found.items():
-            ranks = layout.shard_ranks // (layout.expert if apart else 1)
-            total += (8 * ceil(own / ranks) + 4) * layout.devices // layout.pipeline
-    return total
-
-
-def of_stage(run: Run, stage: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The parameters on one stage."""
-    spec, layout = run.model, run.layout
-    chunks = layout.pipeline * layout.virtual_stages
-    counts = layout.stage_layers or (spec.n_layers // chunks,) * chunks
-    named = list(shapes.before_blocks(spec)) if stage == 0 else []
-    for chunk in range(stage, chunks, layout.pipeline):
-        first = sum(counts[:chunk])
-        for layer in range(first, first + counts[chunk]):
-            named += shapes.block(spec, kind_of(spec, layer))
-    if stage == layout.pipeline - 1:
-        named += shapes.after_blocks(spec)
-        if spec.tie_embeddings and layout.pipeline > 1:
-            named.append(("embed_tokens.weight", (spec.padded_vocab, spec.d_model)))
-    return named
+    shared = replace(run, layout=replace(layout, zero=3))  # whether or not gradients and parameters are
+    return 8 * parameters_of_all(shared) + 4 * count * layout.devices // layout.pipeline
 
 
 def duplicated_flops(run: Run) -> int:

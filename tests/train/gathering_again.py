@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
-from trainledger.train.parallel.mesh import mesh_of
 from trainledger.train.parallel.spread import spread
 
 BRANCHES = ("self_attn", "mlp", "lm_head")
@@ -92,10 +91,9 @@ class GatheringAgain:
 
 
 def spread_gathering(
-    model: nn.Module, layout: Layout, precision: Precision
+    model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision
 ) -> tuple[nn.Module, Callable[[], AbstractContextManager[None]]]:
     """The model as this rank holds it, and what its steps run in: gathering again is not the engine's."""
-    mesh = mesh_of(layout)
     if not layout.gathers_again:
         return spread(model, layout, mesh, precision), nullcontext
     model = spread(model, replace(layout, sequence_gather="kept"), mesh, precision)

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,24 @@ import torch.distributed as dist
 from gathering_again import spread_gathering
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.api.load import load
 from trainledger.nn.float8 import use_float8
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.run import Run
-from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel.tensor import finish_gradients
+from trainledger.train.mixed_precision import stepped
+from trainledger.train.parallel.mesh import mesh_of
+from trainledger.train.parallel.model_on_rank import optimizer_on_rank
+from trainledger.train.parallel.together import RanksTogether
+from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.step import optimizer_step
 
 FUNCTIONAL = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather",
               "reduce_scatter_tensor": "reduce_scatter"}  # fmt: skip
-IN_PLACE = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+IN_PLACE = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce",
+            "allgather_into_tensor_coalesced_": "all_gather", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+            "allreduce_coalesced_": "all_reduce"}  # fmt: skip
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "barrier")
 
 
@@ -124,7 +128,7 @@ class Witness(TorchDispatchMode):
                 each for each in args if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
             )
             size = dist.ProcessGroup.unbox(group).size()
-            payload = nbytes(args[1]) if kind == "reduce_scatter" else sum(nbytes(each) for each in tensors_in(args[0]))
+            payload = sum(nbytes(each) for each in tensors_in(args[1 if kind == "reduce_scatter" else 0]))
         self.collectives[self.phase, kind, payload, size] += 1
 
 
@@ -141,8 +145,11 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
     layout = run.layout
     torch.manual_seed(0)
     model: nn.Module = model_of(run)
-    model, again = spread_gathering(model, layout, run.recipe.precision)
-    optimizer = build_optimizer(model, run.recipe)
+    mesh = mesh_of(layout)
+    model, again = spread_gathering(model, layout, mesh, run.recipe.precision)
+    update = ShardedUpdate(model, layout, mesh) if layout.shard > 1 and layout.zero < 3 else None
+    together = RanksTogether(layout, mesh, None, update)
+    optimizer = optimizer_on_rank(model, run.recipe, together)
     losses, peaks = [], []
     for step in range(4):
         witness = Witness()
@@ -150,9 +157,6 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
 
         @contextmanager
         def clock(phase: str, witness: Witness = witness) -> Iterator[None]:
-            if phase == "clip":
-                witness.phase = "backward"
-                finish_gradients(model)
             witness.phase = phase
             yield
 
@@ -162,9 +166,8 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
         witness.resident(list(model.buffers()))
         witness.resident([each for state in optimizer.state.values() for each in map(local, state.values())])
         witness.resident([each for pair in batches for each in pair])
-        around = loss_parallel() if layout.tensor > 1 else nullcontext()
-        with witness.following_resizes(), witness, around, again():
-            result = optimizer_step(model, optimizer, batches, run.recipe, clock=clock)
+        with witness.following_resizes(), witness, again():
+            result = optimizer_step(model, optimizer, batches, run.recipe, clock=clock, together=together)
         loss = result.loss.full_tensor() if hasattr(result.loss, "full_tensor") else result.loss
         losses.append(loss.item())
         peaks.append(witness.peak)
@@ -174,7 +177,7 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
         "collectives": sorted([*key, times] for key, times in witness.collectives.items()),
         "parameters": storage_nbytes([local(each) for each in model.parameters()]),
         "elements": sum(local(each).numel() for each in model.parameters()),
-        "gradients": sum(nbytes(local(each.grad)) for each in model.parameters()),
+        "gradients": sum(nbytes(local(each.grad)) for each in stepped(model, optimizer)),
         "optimizer state": sum(nbytes(local(v)) for state in optimizer.state.values() for v in state.values()),
     }
 

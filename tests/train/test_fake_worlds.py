@@ -22,6 +22,7 @@ from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.distributed.local_shards import local
 from trainledger.train.optimizer import build_optimizer
+from trainledger.train.parallel.mesh import mesh_of
 from trainledger.train.parallel.tensor import finish_gradients
 from trainledger.train.step import optimizer_step
 
@@ -66,7 +67,7 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
         if run.recipe.compile:  # before it is spread, as torchtitan does
             for block in model.layers:
                 block.compile()
-        model, again = spread_gathering(model, layout, run.recipe.precision)
+        model, again = spread_gathering(model, layout, mesh_of(layout), run.recipe.precision)
         optimizer = build_optimizer(model, run.recipe)
         shape = (run.device_batch, run.recipe.seq_len)
         batches = [

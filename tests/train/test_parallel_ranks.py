@@ -14,6 +14,7 @@ import pytest
 
 from trainledger.api.load import load
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import accounts
 from trainledger.spec.run import Run
 
@@ -197,14 +198,14 @@ def test_the_first_of_many_ranks(tmp_path: Path) -> None:
 
 
 def check(run: Run, ranks: list[dict[str, Any]]) -> None:
-    told = ledgers_by_rank(run)
+    told, layout = ledgers_by_rank(run), run.layout
     for rank, (facts, ledger) in enumerate(zip(ranks, told, strict=False)):
         assert sent(ledger) == Counter({tuple(key): times for *key, times in facts["collectives"]}), rank
         resident = dict(ledger.resident)
         assert resident["parameters"] == facts["parameters"]
         assert resident["optimizer state"] == facts["optimizer state"]
         assert ledger.parameters == facts["elements"]
-        assert 4 * ledger.parameters == facts["gradients"]
+        assert facts["gradients"] == 4 * rank_plan(run, place=rank // layout.tensor % layout.shard).owned.elements()
         # gloo reduces and scatters in a copy of its input, which NCCL does not, and lets go of it when it likes.
         copied = max((each.payload for each in ledger if each.name == "reduce_scatter"), default=0)
         assert ledger.peak().nbytes + (copied if run.layout.shard > 1 else 0) >= 0.98 * facts["peak"]

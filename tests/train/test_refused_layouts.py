@@ -20,7 +20,7 @@ from trainledger.train.parallel.spread import spread
     [
         ({"tensor": 2, "sequence_parallel": True, "overlap": ("gradients", "tensor")}, "layout.overlap"),
         ({"replicate": 2, "overlap": None}, "layout.overlap"),
-        ({"shard": 2, "zero": 1}, "layout.zero"),
+        ({"shard": 2, "zero": 1, "tensor": 2}, "layout.zero"),
         ({"shard": 2, "gather": "tensor"}, "layout.gather"),
         ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, "layout.sequence_gather"),
         ({"pipeline": 2}, "layout.pipeline"),

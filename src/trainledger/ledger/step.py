@@ -118,7 +118,7 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
         if found is not None:
             adapt_scale(tape, found)
     if rank.sharded and not rank.gathers:
-        gather_updated(tape, rank, leaves)
+        gather_updated(tape, rank, [each.leaves for each in works])
     if loss is not None and loss.memory is not None:  # the step has it to here
         tape.released(loss.memory.record)
     del held, found

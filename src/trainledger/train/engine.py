@@ -28,7 +28,8 @@ from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel.mesh import data_rank, mesh_of
-from trainledger.train.parallel.model_on_rank import model_on_rank
+from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
+from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
 from trainledger.train.run_directory import begin_or_match, locked, read_state
@@ -110,7 +111,11 @@ def _prepare(
     path = None if found is None else checkpoint.checkpoints_dir(run_dir) / found
     with memory_told():
         model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
-        optimizer = build_optimizer(model, run.recipe)
+        optimizer = (
+            optimizer_on_rank(model, run.recipe, together)
+            if isinstance(together, RanksTogether)
+            else build_optimizer(model, run.recipe)
+        )
         scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
         state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
         state.initial_weights = initial_weights

@@ -7,6 +7,7 @@ rank holds. Nothing is pickled.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_parts
 
 from trainledger.nn.weights import stored_in
 from trainledger.train.checkpoint import read_facts
+from trainledger.train.mixed_precision import stepped_by_name
 from trainledger.train.saving import model_tensors
 from trainledger.train.tensor_file import FORMATS
 
@@ -24,7 +26,7 @@ from trainledger.train.tensor_file import FORMATS
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put this rank's part of a valid checkpoint's weights and optimizer state in place, and give its facts."""
     read_into(path, model_tensors(model))
-    states = _states(path, model)
+    states = _states(path, stepped_by_name(model, optimizer))
     read_into(path, {f"{key}/{name}": each for name, own in states.items() for key, each in own.items()})
     names = {parameter: name for name, parameter in model.named_parameters()}
     in_order = [names[each] for group in optimizer.param_groups for each in group["params"]]
@@ -40,12 +42,11 @@ def read_into(path: Path, tensors: dict[str, Tensor]) -> None:
         read_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
 
 
-def _states(path: Path, model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Empty tensors for the stored optimizer state of this rank's parameters, by parameter and state.
+def _states(path: Path, own: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Empty tensors for the stored optimizer state of what this rank steps, by parameter and state.
 
-    A state with the shape of its parameter is divided among ranks as the parameter is; others are whole.
+    A state with the shape of its parameter is divided among ranks as what is stepped is; others are whole.
     """
-    own = dict(model.named_parameters())
     found: dict[str, dict[str, Tensor]] = {}
     for key, stored in stored_in(sorted(path.glob("optimizer*.safetensors"))).items():
         state, _, name = key.partition("/")

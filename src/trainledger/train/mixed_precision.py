@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,31 +24,73 @@ class Named:
         return iter(self._parameters.items())
 
 
-class MasterWeights(torch.optim.Optimizer):
+class StandIns(torch.optim.Optimizer):
+    """Steps an optimizer over other tensors in the place of a model's parameters.
+
+    To the outside it is an optimizer of the parameters themselves: ``state`` of one is that of its stand-in.
+    ``names`` are the parameters' names, and ``make`` builds the inner optimizer from the stand-ins by name.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[nn.Parameter, str],
+        stand_ins: dict[nn.Parameter, nn.Parameter],
+        make: Callable[[Named], torch.optim.Optimizer],
+    ) -> None:
+        self.stand_ins = stand_ins
+        self.inner = make(Named({name: stand_ins[each] for each, name in names.items()}))
+        outer = {id(stand_in): each for each, stand_in in stand_ins.items()}
+        groups = [
+            {**group, "params": [outer[id(each)] for each in group["params"]]} for group in self.inner.param_groups
+        ]
+        super().__init__(groups, dict(self.inner.defaults))
+        self.show_state()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """No gradients."""
+        super().zero_grad(set_to_none)
+        self.inner.zero_grad(set_to_none)
+
+    def step_inner(self) -> None:
+        """The inner optimizer's step, at the learning rates that were set from outside."""
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner["lr"] = outer["lr"]
+        self.inner.step()
+        self.show_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inner states from what `torch.optim.Optimizer.state_dict` of this class gives."""
+        groups = self.inner.state_dict()["param_groups"]
+        self.inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
+        self.show_state()
+
+    def show_state(self) -> None:
+        """Say of each parameter what the inner optimizer says of its stand-in."""
+        for each, stand_in in self.stand_ins.items():
+            if stand_in in self.inner.state:
+                self.state[each] = self.inner.state[stand_in]
+
+
+class MasterWeights(StandIns):
     """Steps an optimizer over fp32 copies of a model's trained parameters and rounds the result back into them (ZeRO,
     section 3.1; Megatron-LM).
 
-    To the outside it is an optimizer of the parameters themselves; ``state`` of a parameter holds its copy as
-    ``master`` and the inner optimizer's states. ``make`` builds that from parameters by name. With ``buffers``
+    ``state`` of a parameter holds its copy as ``master`` and the inner optimizer's states. With ``buffers``
     each gradient is added to an fp32 buffer as soon as backward has it (Megatron-LM's main_grad); without,
     `take_gradients` widens them all before the step.
     """
 
-    def __init__(self, model: nn.Module, make: Callable[[Named], torch.optim.Optimizer], *, buffers: bool) -> None:
-        named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self.masters = {each: nn.Parameter(each.detach().float()) for each in named.values()}
-        self.inner = make(Named({name: self.masters[each] for name, each in named.items()}))
-        of_master = {id(master): each for each, master in self.masters.items()}
-        groups = [
-            {**group, "params": [of_master[id(each)] for each in group["params"]]} for group in self.inner.param_groups
-        ]
-        super().__init__(groups, dict(self.inner.defaults))
+    def __init__(
+        self, model: nn.Module | Named, make: Callable[[Named], torch.optim.Optimizer], *, buffers: bool
+    ) -> None:
+        names = {each: name for name, each in model.named_parameters() if each.requires_grad}
+        self.masters = {each: nn.Parameter(each.detach().float()) for each in names}
+        super().__init__(names, self.masters, make)
         self.buffers = buffers
         if buffers:
             for each, master in self.masters.items():
                 master.grad = torch.zeros_like(master)
                 each.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
-        self._show_state()
 
     def begin(self) -> None:
         """Copy the parameters anew: they were given other values after this was made."""
@@ -58,11 +100,11 @@ class MasterWeights(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No gradients; buffers are set to zero."""
-        super().zero_grad(set_to_none)
         if self.buffers:
+            torch.optim.Optimizer.zero_grad(self, set_to_none)
             torch._foreach_zero_(self.gradients())
         else:
-            self.inner.zero_grad(set_to_none)
+            super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def take_gradients(self) -> None:
@@ -84,13 +126,10 @@ class MasterWeights(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """The inner optimizer's step over the copies, which are then rounded into the parameters."""
         self.take_gradients()
-        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            inner["lr"] = outer["lr"]
-        self.inner.step()
+        self.step_inner()
         torch._foreach_copy_(list(self.masters), list(self.masters.values()))
         if not self.buffers:
             self.inner.zero_grad(set_to_none=True)
-        self._show_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Masters and inner states from what `torch.optim.Optimizer.state_dict` of this class gives."""
@@ -102,9 +141,12 @@ class MasterWeights(torch.optim.Optimizer):
                 rest = {name: each for name, each in states.items() if name != MASTER}
                 if rest:
                     inner_states[index] = rest
-        groups = self.inner.state_dict()["param_groups"]
-        self.inner.load_state_dict({"state": inner_states, "param_groups": groups})
-        self._show_state()
+        super().load_state_dict({"state": inner_states})
+
+    def show_state(self) -> None:
+        """The inner optimizer's states, and the copy."""
+        for each, master in self.masters.items():
+            self.state[each] = {MASTER: master, **self.inner.state.get(master, {})}
 
     def _add(self, parameter: Tensor) -> None:
         buffer = self.masters[parameter].grad  # type: ignore[index]
@@ -113,16 +155,18 @@ class MasterWeights(torch.optim.Optimizer):
         buffer.add_(parameter.grad)
         parameter.grad = None
 
-    def _show_state(self) -> None:
-        for each, master in self.masters.items():
-            self.state[each] = {MASTER: master, **self.inner.state.get(master, {})}
-
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What the optimizer steps, in the model's order: the parameters, or their master copies."""
-    if isinstance(optimizer, MasterWeights):
-        return list(optimizer.masters.values())
-    return list(model.parameters())
+    """What the optimizer steps, in the model's order: the parameters, or what stands in for them."""
+    return list(stepped_by_name(model, optimizer).values())
+
+
+def stepped_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """The same, by the parameters' names."""
+    named = dict(model.named_parameters())
+    if isinstance(optimizer, StandIns):
+        return {name: optimizer.stand_ins[each] for name, each in named.items() if each in optimizer.stand_ins}
+    return named
 
 
 def gradient_buffers(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:

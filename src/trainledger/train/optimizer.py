@@ -58,7 +58,7 @@ def for_muon(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and _decays(name, parameter) and not any(each in name.split(".") for each in _TABLES)
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over a model's parameters.
 
     ``fused``, ``foreach`` or ``loop`` is passed on explicitly, because torch's own default depends on the device

@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.record import Group
-from trainledger.ledger.core.sizes import between, is_one, is_zero, share
+from trainledger.ledger.core.sizes import between, is_one, share
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.parameters import Part, leaves_of
 from trainledger.ledger.parallel.pipeline import Chunk, chunks_of, cut, ends_apart, standing_apart
@@ -59,10 +59,10 @@ class RankPlan:
         """The ranks that share a parameter's state; those of an expert are the ranks that hold the same experts."""
         return self.expert_group if component_of(leaf.path) == "experts" else self.group
 
-    def by_group(self, leaves: ModelLeaves) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
+    def by_group(self, *chunks: ModelLeaves) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
         """The trained parameters with how often each comes, by the ranks that share their state."""
         found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
-        for pattern, count in leaves.in_order():
+        for pattern, count in (run for leaves in chunks for run in leaves.in_order()):
             for each in pattern:
                 if each.trained:
                     group = self.group_of(each)
@@ -91,7 +91,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     )  # fmt: skip
     if not sharded:
         return plan
-    return replace(plan, owned=_shards(plan, place) if plan.gathers else _flat(plan))
+    return replace(plan, owned=_shards(plan, place))
 
 
 def local_run(run: Run) -> Run:
@@ -141,30 +141,17 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
 
 
 def _shards(plan: RankPlan, place: int) -> ModelLeaves:
-    """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2)."""
+    """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2).
+
+    What is not trained has no state to share, and is cut only where parameters are.
+    """
 
     def shard(leaf: Leaf) -> Leaf:
+        if not (plan.gathers or leaf.trained):
+            return leaf
         return Leaf(leaf.path, shard_shape(leaf, plan.group_of(leaf).ranks, place), trained=leaf.trained)
 
     return plan.owned.changed(shard)
-
-
-def _flat(plan: RankPlan) -> ModelLeaves:
-    """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
-
-    So ZeRO-1 and 2 have it in DeepSpeed and Megatron-LM: an optimizer's state is cut from all parameters of a group in
-    a row, the last piece filled up. Parameters of experts are shared by the ranks that hold the same experts
-    (Megatron-LM: its optimizer has a group of its own for expert data parallelism).
-    """
-    named: dict[str, Leaf] = {}
-    for group, some in plan.by_group(plan.owned):
-        for name, decayed in (("decayed", True), ("not decayed", False)):
-            elements = sum(each.elements * count for each, count in some if each.decayed == decayed)
-            if not is_zero(elements):
-                rows = share(elements, group.ranks)
-                path = name if group.axes == plan.group.axes else f"mlp.experts.{name}"
-                named[path] = Leaf(path, (rows, 1) if decayed else (rows,))
-    return ModelLeaves(before=named, segments=(), after={}, head=None)
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:

@@ -14,13 +14,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel.parts import put
 from trainledger.train.parallel.pipeline import Pipeline, refuse_pipeline
 from trainledger.train.parallel.replicated import replicate
 from trainledger.train.parallel.spread import divide
 from trainledger.train.parallel.stages import Stage, stages_of
 from trainledger.train.parallel.together import RanksTogether
+from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.precision import build_model
 
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit", "muon")  # whose states are not divided as weights are
@@ -36,7 +39,7 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     refuse(run)
     refuse_pipeline(run)
     with device, _parameters_on_meta():
-        model = build_model(run.model, run.recipe, sharded=run.layout.shard > 1)
+        model = build_model(run.model, run.recipe, sharded=run.layout.shard > 1 and run.layout.zero == 3)
     cut = None
     if run.layout.pipeline > 1:
         cut = partial(stages_of, model, run, mesh.get_local_rank("pipeline"))
@@ -46,10 +49,19 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     initialize(model, seed=seed, put=put)
     if stages := [each for each in parts if isinstance(each, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
-    replicas = None
-    if run.layout.replicate > 1 and run.layout.shard == 1:
-        replicas = replicate(model, mesh)
-    return model, RanksTogether(run.layout, mesh, replicas)
+    replicas = update = None
+    if run.layout.shard == 1:
+        replicas = replicate(model, mesh) if run.layout.replicate > 1 else None
+    elif run.layout.zero < 3:
+        update = ShardedUpdate(model, run.layout, mesh)
+    return model, RanksTogether(run.layout, mesh, replicas, update)
+
+
+def optimizer_on_rank(model: nn.Module, recipe: Recipe, together: RanksTogether) -> torch.optim.Optimizer:
+    """The recipe's optimizer over what this rank updates of the model."""
+    if together.update is None:
+        return build_optimizer(model, recipe)
+    return together.update.optimizer(lambda pieces: build_optimizer(pieces, recipe))
 
 
 def refuse(run: Run) -> None:

@@ -1,6 +1,7 @@
 """A layout applied to a model: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP.
 
 What is done here is what `ledger.ranks` accounts for; the tests run both. Stages of a pipeline are cut in between.
+Where whole parameters are kept and their update is shared (ZeRO-1 and 2), nothing is done to the model: see `zero`.
 Context and expert ranks are accounted for and not applied yet.
 """
 
@@ -51,18 +52,20 @@ def divide(
         problems.append(
             Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
         )
-    if layout.shard > 1 and layout.zero != 3:
-        problems.append(Problem("layout.zero", layout.zero, "is accounted for, but not applied to a model yet", 3))
+    if layout.shard > 1 and layout.zero != 3 and (layout.tensor > 1 or layout.pipeline > 1):
+        split_over = "tensor ranks" if layout.tensor > 1 else "stages"
+        rule = f"is accounted for, but not applied to a model yet that is split over {split_over}"
+        problems.append(Problem("layout.zero", layout.zero, rule, 3))
     if problems:
         raise InvalidInput(problems)
     if layout.tensor > 1:
         refuse_to_split(model, precision)
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
     parts: Sequence[nn.Module] = [model] if cut is None else cut()
-    if layout.shard > 1:
+    if layout.shard > 1 and layout.zero == 3:
         for each in parts:
             shard(each, layout, mesh, precision)
-    elif layout.replicate > 1 and layout.tensor > 1:
+    elif layout.replicate > 1 and layout.tensor > 1 and layout.shard == 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
     return parts

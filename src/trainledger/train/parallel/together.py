@@ -17,16 +17,21 @@ from trainledger.spec.layout import Layout
 from trainledger.train.parallel.parts import local
 from trainledger.train.parallel.pipeline import Pipeline
 from trainledger.train.parallel.tensor import finish_gradients
+from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.step import Clock
 
 
 @dataclass(frozen=True)
 class RanksTogether:
-    """A step of one rank of a layout (`trainledger.train.step.Together`); ``replicas`` is the model inside DDP."""
+    """A step of one rank of a layout (`trainledger.train.step.Together`).
+
+    ``replicas`` is the model inside DDP, ``update`` what ranks with whole parameters share of their update (ZeRO-1, 2).
+    """
 
     layout: Layout
     mesh: DeviceMesh
     replicas: nn.parallel.DistributedDataParallel | None = None
+    update: ShardedUpdate | None = None
     pipeline: Pipeline | None = None
 
     def around(self) -> AbstractContextManager[object]:
@@ -38,12 +43,17 @@ class RanksTogether:
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         """Replicas sum their gradients once a step."""
+        if self.update is not None:
+            return self.update.micro_batch()
         return nullcontext() if self.replicas is None or last else self.replicas.no_sync()
 
     def finish_gradients(self, model: nn.Module, clock: Clock) -> None:
         if self.layout.tensor > 1:
             with clock("backward"):
                 finish_gradients(model)
+        if self.update is not None:
+            with clock("backward"):
+                self.update.finish_gradients()
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, but each rank scales its own parts."""
