@@ -295,8 +295,10 @@ def split(run: Run, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
 
 
 def pieces(run: Run, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows of a piece along the dim that FSDP2 cuts, and how many ranks have a piece."""
+    """Elements of a piece (rows along the dim that FSDP2 cuts, or a part of all), and how many ranks have one."""
     ranks = run.layout.shard_ranks // (run.layout.expert if is_expert(name) else 1)
+    if run.layout.zero != 3:
+        return ceil(prod(shape) / ranks), ranks
     rows = shape[1] if is_expert(name) and shape[0] % ranks else shape[0]
     return ceil(rows / ranks) * (prod(shape) // rows), ranks
 
@@ -311,26 +313,37 @@ def parameters_of_all(run: Run) -> int:
     return total * layout.tensor * layout.replicate
 
 
-def held_by_all(run: Run) -> int:
-    """The same with each piece as large as the largest."""
-    layout, total = run.layout, 0
-    if layout.zero != 3 or layout.shard_ranks == 1:
-        return parameters_of_all(run)
+def padded_of_all(run: Run) -> int:
+    """Elements of all ranks' pieces, each as large as the largest."""
+    total = 0
     for name, shape, stages in tensors(run):
         own, experts = split(run, name, shape)
         piece, ranks = pieces(run, name, own)
-        total += piece * ranks * experts * stages
+        total += piece * ranks * stages * experts
+    return total * run.layout.tensor * run.layout.replicate
+
+
+def held_by_all(run: Run) -> int:
+    """Elements of parameters as they are held: pieces as large as the largest, or on every rank all pieces."""
+    layout, total = run.layout, 0
+    if layout.shard_ranks == 1:
+        return parameters_of_all(run)
+    if layout.zero == 3:
+        return padded_of_all(run)
+    for name, shape, stages in tensors(run):
+        piece, ranks = pieces(run, name, split(run, name, shape)[0])
+        total += piece * ranks * stages * layout.shard_ranks
     return total * layout.tensor * layout.replicate
 
 
 def gradients_of_all(run: Run) -> int:
-    """Gradients: with zero = 2 and 3 as the padded pieces of FSDP2; whole buffers stay beside them if interleaved."""
+    """Gradients: with zero = 2 and 3 as padded pieces; whole buffers stay beside them if interleaved."""
     layout = run.layout
     interleaved = layout.virtual_stages > 1
     if layout.zero == 1 or layout.shard_ranks == 1:
         return parameters_of_all(replace(run, layout=replace(layout, zero=1)))
-    padded = held_by_all(replace(run, layout=replace(layout, zero=3)))
-    return padded + (parameters_of_all(replace(run, layout=replace(layout, zero=1))) if interleaved else 0)
+    whole = parameters_of_all(replace(run, layout=replace(layout, zero=1))) if interleaved else 0
+    return padded_of_all(run) + whole
 
 
 def states_of_all(run: Run) -> int:
@@ -339,8 +352,9 @@ def states_of_all(run: Run) -> int:
         return 0
     layout = run.layout
     count = sum(stages for _, _, stages in tensors(run))
-    shared = replace(run, layout=replace(layout, zero=3))  # whether or not gradients and parameters are
-    return 8 * parameters_of_all(shared) + 4 * count * layout.devices // layout.pipeline
+    whole = layout.zero == 3 or layout.shard_ranks == 1
+    moments = parameters_of_all(run) if whole else padded_of_all(run)
+    return 8 * moments + 4 * count * layout.devices // layout.pipeline
 
 
 def duplicated_flops(run: Run) -> int:

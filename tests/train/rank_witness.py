@@ -148,7 +148,7 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
     mesh = mesh_of(layout)
     model, again = spread_gathering(model, layout, mesh, run.recipe.precision)
     update = ShardedUpdate(model, layout, mesh) if layout.shard > 1 and layout.zero < 3 else None
-    together = RanksTogether(layout, mesh, None, update)
+    together = RanksTogether(layout, mesh, update=update)
     optimizer = optimizer_on_rank(model, run.recipe, together)
     losses, peaks = [], []
     for step in range(4):

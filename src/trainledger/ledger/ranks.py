@@ -152,7 +152,7 @@ def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
 
 def _pieces(run: Run) -> Any:
     """How many places there are among the ranks that shard."""
-    return run.layout.shard_ranks
+    return run.layout.shard_ranks if run.layout.zero == 3 else 1
 
 
 def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_parts
 
 from trainledger.nn.weights import stored_in
 from trainledger.train.checkpoint import read_facts
-from trainledger.train.mixed_precision import stepped_by_name
+from trainledger.train.mixed_precision import StandIns
 from trainledger.train.saving import model_tensors
 from trainledger.train.tensor_file import FORMATS
 
@@ -26,7 +26,7 @@ from trainledger.train.tensor_file import FORMATS
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put this rank's part of a valid checkpoint's weights and optimizer state in place, and give its facts."""
     read_into(path, model_tensors(model))
-    states = _states(path, stepped_by_name(model, optimizer))
+    states = _states(path, _like(model, optimizer))
     read_into(path, {f"{key}/{name}": each for name, own in states.items() for key, each in own.items()})
     names = {parameter: name for name, parameter in model.named_parameters()}
     in_order = [names[each] for group in optimizer.param_groups for each in group["params"]]
@@ -42,10 +42,18 @@ def read_into(path: Path, tensors: dict[str, Tensor]) -> None:
         read_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
 
 
-def _states(path: Path, own: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Empty tensors for the stored optimizer state of what this rank steps, by parameter and state.
+def _like(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """By parameter, a tensor of which this rank stores as much as of its states."""
+    named = dict(model.named_parameters())
+    if isinstance(optimizer, StandIns):
+        return {name: optimizer.like(each) for name, each in named.items() if each in optimizer.stand_ins}
+    return dict(named)
 
-    A state with the shape of its parameter is divided among ranks as what is stepped is; others are whole.
+
+def _states(path: Path, own: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Empty tensors for the stored optimizer state of this rank's parameters, by parameter and state.
+
+    A state with the shape of its parameter is divided among ranks as ``own`` is; others are whole.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for key, stored in stored_in(sorted(path.glob("optimizer*.safetensors"))).items():

@@ -64,6 +64,14 @@ class StandIns(torch.optim.Optimizer):
         self.inner.load_state_dict({"state": state_dict["state"], "param_groups": groups})
         self.show_state()
 
+    def like(self, parameter: nn.Parameter) -> Tensor:
+        """Of the shape of what this rank stores of a state that is as large as the parameter."""
+        return parameter
+
+    def stored(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """What this rank stores of a parameter's states; all ranks must ask in the same order."""
+        return dict(self.state.get(parameter, {}))
+
     def show_state(self) -> None:
         """Say of each parameter what the inner optimizer says of its stand-in."""
         for each, stand_in in self.stand_ins.items():
@@ -158,15 +166,9 @@ class MasterWeights(StandIns):
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """What the optimizer steps, in the model's order: the parameters, or what stands in for them."""
-    return list(stepped_by_name(model, optimizer).values())
-
-
-def stepped_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The same, by the parameters' names."""
-    named = dict(model.named_parameters())
     if isinstance(optimizer, StandIns):
-        return {name: optimizer.stand_ins[each] for name, each in named.items() if each in optimizer.stand_ins}
-    return named
+        return [optimizer.stand_ins[each] for each in model.parameters() if each in optimizer.stand_ins]
+    return list(model.parameters())
 
 
 def gradient_buffers(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:

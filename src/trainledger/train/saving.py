@@ -29,6 +29,7 @@ from trainledger.train.checkpoint import (
     file_names,
 )
 from trainledger.train.device import synchronize
+from trainledger.train.mixed_precision import StandIns
 from trainledger.train.parallel.parts import own_parts
 from trainledger.train.ranks import Ranks
 from trainledger.train.stop import CannotSave
@@ -47,7 +48,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """Optimizer state as ``<state>/<parameter>``."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        stored = optimizer.stored(parameter) if isinstance(optimizer, StandIns) else optimizer.state.get(parameter, {})
+        for key, value in stored.items():
             if value is None:
                 continue
             assert isinstance(value, Tensor), f"{type(optimizer).__name__} keeps {key} as {type(value).__name__}"

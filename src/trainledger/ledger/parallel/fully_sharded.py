@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import mul
 
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.hooks import Hook
@@ -22,17 +20,17 @@ from trainledger.ledger.core.record import COMMUNICATION, Group
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.parallel.rank_plan import RankPlan, shard_shape
+from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 
 
 class Part:
     """The parameters of a unit that go over the same ranks; ``own`` are the elements of this rank's padded pieces."""
 
-    def __init__(self, group: Group, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, rank: RankPlan, group: Group, leaves: Sequence[Leaf]) -> None:
         self.group = group
         self.leaves = tuple(leaves)
-        self.own: Int = sum(reduce(mul, shard_shape(each, group.ranks)) for each in leaves)
+        self.own: Int = sum(rank.piece(each) for each in leaves)
         self.gradient: Array | None = None
 
     @property
@@ -50,7 +48,7 @@ class Unit:
             group = rank.group_of(each)
             groups[group.axes] = group
             by_group.setdefault(group.axes, []).append(each)
-        self.parts = tuple(Part(groups[axes], each) for axes, each in by_group.items())
+        self.parts = tuple(Part(rank, groups[axes], each) for axes, each in by_group.items())
         self.gathered = tuple(each for each in self.parts if not is_one(each.group.ranks))
         self.path = path
         self.full: list[Array] = []

@@ -58,11 +58,14 @@ class Work:
 
     @property
     def parameters_nbytes(self) -> Int:
-        """Bytes of the parameters as they are held: whole, or pieces as large as the largest."""
+        """Bytes of the parameters as they are held: pieces as large as the largest, or whole and filled up."""
         dtype = self.tape.precision.parameters
         if self.rank.gathers:
             assert self.sharded is not None
             return nbytes_in(self.sharded.own_elements(), dtype)
+        if self.rank.sharded:
+            groups = self.rank.by_group(self.leaves)
+            return nbytes_in(sum(self.rank.pieces(some) * group.ranks for group, some in groups), dtype)
         return nbytes_in(self.leaves.elements(), dtype)
 
     @property

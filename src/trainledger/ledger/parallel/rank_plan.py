@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import mul
 
 from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
@@ -69,6 +71,18 @@ class RankPlan:
                     found.setdefault(group.axes, (group, []))[1].append((each, count))
         yield from found.values()
 
+    def piece(self, leaf: Leaf) -> Int:
+        """Elements of a rank's piece of a parameter, as many as the rank with the most has.
+
+        Where parameters are gathered pieces are rows, as FSDP2 cuts them, else equal parts of all elements in a row.
+        """
+        ranks = self.group_of(leaf).ranks
+        return reduce(mul, shard_shape(leaf, ranks)) if self.gathers else share(leaf.elements, ranks)
+
+    def pieces(self, some: Sequence[tuple[Leaf, Int]]) -> Int:
+        """Elements of a rank's pieces of some parameters."""
+        return sum(self.piece(leaf) * count for leaf, count in some)
+
 
 def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     """The plan of a rank of a run, by its stage and its place among those that shard."""
@@ -91,7 +105,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     )  # fmt: skip
     if not sharded:
         return plan
-    return replace(plan, owned=_shards(plan, place))
+    return replace(plan, owned=_shards(plan, place) if plan.gathers else _parts_of_update(plan))
 
 
 def local_run(run: Run) -> Run:
@@ -141,17 +155,25 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
 
 
 def _shards(plan: RankPlan, place: int) -> ModelLeaves:
-    """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2).
-
-    What is not trained has no state to share, and is cut only where parameters are.
-    """
+    """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2)."""
 
     def shard(leaf: Leaf) -> Leaf:
-        if not (plan.gathers or leaf.trained):
-            return leaf
         return Leaf(leaf.path, shard_shape(leaf, plan.group_of(leaf).ranks, place), trained=leaf.trained)
 
     return plan.owned.changed(shard)
+
+
+def _parts_of_update(plan: RankPlan) -> ModelLeaves:
+    """Of each trained parameter a part of its elements in a row, all filled up to as many (ZeRO-1 and 2).
+
+    What is not trained has no state to share.
+    """
+
+    def part(leaf: Leaf) -> Leaf:
+        elements = plan.piece(leaf)
+        return Leaf(leaf.path, (elements, 1) if leaf.decayed else (elements,)) if leaf.trained else leaf
+
+    return plan.owned.changed(part)
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:

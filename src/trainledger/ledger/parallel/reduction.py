@@ -6,17 +6,15 @@ Sums of gradients that no backward has summed yet, the joint norm, and parameter
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from operator import mul
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
-from trainledger.ledger.core.record import COMMUNICATION, Group
-from trainledger.ledger.core.sizes import is_one, is_zero, several
+from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.parallel.rank_plan import RankPlan, shard_shape
+from trainledger.ledger.parallel.rank_plan import RankPlan
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
 
@@ -124,54 +122,45 @@ def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
         yield size, found.count(size)
 
 
-# ZeRO-1 and 2: each rank updates rows of whole parameters
+# ZeRO-1 and 2: each rank updates a part of every parameter
 
 
 def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
-    """ZeRO-1: whole gradients are summed over the ranks where they are, each rank getting the rows that it updates."""
+    """ZeRO-1: whole gradients are summed over the ranks where they are, each rank getting the part that it updates.
+
+    Gradients that do not go evenly over the ranks are copied one by one to where there is more room.
+    """
     dtype = tape.precision.gradients
     with tape.during("backward"):
         for group, some in rank.by_group(leaves):
-            own, filled = _rows_of(group, some)
+            own = rank.pieces(some)
             if not is_one(group.ranks):
-                padded = _filled_up(tape, filled, dtype)
                 flat, piece = Array(own * group.ranks, dtype, None), Array(own, dtype, None)
                 tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[piece], overlap="compute")
-                del padded
             tape.all_reduce(rank.replicas, Array(own, dtype, None), overlap="compute")
+        # After all sums, though it comes before: sums overlap the backward that stands right before them.
+        uneven = [(leaf, n) for _, some in rank.by_group(leaves) for leaf, n in some if _is_uneven(rank, leaf)]
+        if uneven:
+            copied = Array(sum(leaf.elements * n for leaf, n in uneven), dtype, None)
+            most = Array(max(leaf.elements for leaf, _ in uneven), dtype, None)
+            tape.emit("fill_up", "copy", reads=[copied], changes=[copied], scratch=most.nbytes)
 
 
 def gather_updated(tape: Tape, rank: RankPlan, chunks: Sequence[ModelLeaves]) -> None:
-    """ZeRO-1 and 2: every rank gets the rows that the others have updated, into the parameters."""
+    """ZeRO-1 and 2: every rank gets the parts that the others have updated, into the parameters."""
     dtype = tape.precision.parameters
     with tape.during("optimizer"):
         for group, some in rank.by_group(*chunks):
-            own, filled = _rows_of(group, some)
+            own = rank.pieces(some)
             if not is_one(group.ranks):
-                padded = _filled_up(tape, filled, dtype)
                 whole = Array(own * group.ranks, dtype, None)
                 tape.collective("all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
-                del padded
 
 
-def _rows_of(group: Group, some: list[tuple[Leaf, Int]]) -> tuple[Int, Int]:
-    """Elements of a rank's pieces, all as large as the largest; and of parameters whose rows do not go evenly, filled
-    up, which are sent from a copy. Of sizes that are not numbers none is taken to be uneven."""
-    own: Int = 0
-    filled: Int = 0
-    for leaf, count in some:
-        piece = reduce(mul, shard_shape(leaf, group.ranks))
-        own += piece * count
-        if isinstance(piece, int) and isinstance(group.ranks, int) and piece * group.ranks != leaf.elements:
-            filled += piece * group.ranks * count
-    return own, filled
-
-
-def _filled_up(tape: Tape, elements: Int, dtype: str) -> Array | None:
-    """Copies with rows for every rank, in one entry."""
-    if is_zero(elements):
-        return None
-    return tape.make("fill_up", "copy", elements=elements, dtype=dtype, category=COMMUNICATION)
+def _is_uneven(rank: RankPlan, leaf: Leaf) -> bool:
+    """Whether elements are known not to go evenly over the ranks; where sizes are not numbers they are taken to."""
+    filled = rank.piece(leaf) * rank.group_of(leaf).ranks
+    return isinstance(filled, int) and filled != leaf.elements
 
 
 # The joint norm

@@ -54,7 +54,7 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
         replicas = replicate(model, mesh) if run.layout.replicate > 1 else None
     elif run.layout.zero < 3:
         update = ShardedUpdate(model, run.layout, mesh)
-    return model, RanksTogether(run.layout, mesh, replicas, update)
+    return model, RanksTogether(run.layout, mesh, replicas, update=update)
 
 
 def optimizer_on_rank(model: nn.Module, recipe: Recipe, together: RanksTogether) -> torch.optim.Optimizer:

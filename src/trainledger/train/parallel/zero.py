@@ -1,10 +1,10 @@
 """Whole parameters on every rank, and of the optimizer's state a piece (ZeRO-1); of gradients too (ZeRO-2).
 
-A piece is rows of a parameter, as FSDP2 cuts them, so that checkpoints of all kinds of sharding are alike. It is a
-DTensor on the parameter's own memory: what the optimizer writes into a piece the model has.
+Each parameter has memory for as many numbers on every rank, filled up with zeros, and a piece is a rank's part of that
+memory, whatever the parameter's shape: what the optimizer writes into a piece the model has, and nothing is copied.
 
 ZeRO-1 sums whole gradients once a step, in place; ZeRO-2 those of a block as soon as its backward is over, and keeps
-its rows only. What the ranks have updated goes to all in one message.
+its part only. What the ranks have updated goes to all in one message. Checkpoints have rows, as those of FSDP2.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class ShardedUpdate:
         self.each_backward = layout.zero == 2
         self.parts = layout.data_ranks  # the loss is the mean over them
         self.names = {each: name for name, each in model.named_parameters() if each.requires_grad}
-        self.pieces = {each: nn.Parameter(self._piece_of(each.detach())) for each in self.names}
+        self._filled = {each: self._move(each) for each in self.names}
+        self.pieces = {
+            each: nn.Parameter(self.as_piece(self._own(filled), each)) for each, filled in self._filled.items()
+        }
         self._summing: _Summing | None = None
         self._missing: list[set[nn.Parameter]] = []  # by unit, the parameters without a gradient yet
         if self.each_backward:
@@ -63,23 +66,47 @@ class ShardedUpdate:
         """An optimizer of the model's parameters that updates this rank's pieces; ``make`` builds it from those."""
         return UpdateOfPieces(self, make)
 
-    def _rows(self, whole: Tensor) -> int:
-        """Rows of every rank's piece; the last ranks have fewer, or none."""
-        return -(-whole.shape[0] // self.ranks)
+    def _own(self, filled: Tensor) -> Tensor:
+        """This rank's part of a flat tensor that is filled up, a view."""
+        return filled.view(self.ranks, -1)[self.mesh.get_local_rank()]
 
-    def _own(self, whole: Tensor) -> Tensor:
-        """This rank's rows of a whole tensor, a view."""
-        rows = self._rows(whole)
+    def _fill_up(self, whole: Tensor) -> Tensor:
+        """A tensor as a row of numbers, as many for each rank: itself, or a copy."""
+        flat = whole.reshape(-1)
+        missing = -flat.numel() % self.ranks
+        return flat if not missing else torch.cat([flat, flat.new_zeros(missing)])
+
+    def _move(self, parameter: nn.Parameter) -> Tensor:
+        """Give a parameter memory for as many numbers on every rank, where it has not; all of that memory."""
+        filled = self._fill_up(parameter.detach())
+        parameter.data = filled[: parameter.numel()].view(parameter.shape)
+        return filled
+
+    def as_piece(self, own: Tensor, parameter: nn.Parameter) -> DTensor:
+        """A rank's part as a DTensor; of one dim only where its parameter is a vector, as vectors are not decayed."""
+        own = own if parameter.ndim < 2 else own.unsqueeze(-1)
+        return DTensor.from_local(own, self.mesh, (Shard(0),), run_check=False)
+
+    # What a checkpoint has
+
+    def as_rows(self, parameter: nn.Parameter, whole: Tensor, *, copied: bool = False) -> DTensor:
+        """This rank's rows of a tensor of a parameter's shape, a view unless ``copied``."""
+        rows = -(-whole.shape[0] // self.ranks)
         begin = min(self.mesh.get_local_rank() * rows, whole.shape[0])
-        return whole[begin : begin + rows]
-
-    def _piece_of(self, whole: Tensor) -> DTensor:
-        return self._as_piece(self._own(whole), whole)
-
-    def _as_piece(self, own: Tensor, whole: Tensor) -> DTensor:
+        own = whole[begin : begin + rows]
         return DTensor.from_local(
-            own, self.mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=whole.stride()
-        )
+            own.clone() if copied else own, self.mesh, (Shard(0),), run_check=False, shape=parameter.shape,
+            stride=parameter.stride(),
+        )  # fmt: skip
+
+    def rows_of(self, parameter: nn.Parameter, piece: DTensor) -> DTensor:
+        """This rank's rows of what all ranks have pieces of; all must ask for it."""
+        whole = piece.full_tensor().view(-1)[: parameter.numel()].view(parameter.shape)
+        return self.as_rows(parameter, whole, copied=True)
+
+    def piece_of(self, parameter: nn.Parameter, rows: DTensor) -> DTensor:
+        """This rank's piece of what all ranks have rows of; all must ask for it."""
+        return self.as_piece(self._own(self._fill_up(rows.full_tensor())).clone(), parameter)
 
     # Gradients: ZeRO-2
 
@@ -105,8 +132,9 @@ class ShardedUpdate:
         """Start summing a unit's gradients; those of the unit before have arrived by then."""
         self._receive()
         gradients = [each.grad for each in unit if each.grad is not None]
-        sent = torch._chunk_cat(gradients, dim=0, num_chunks=self.ranks)  # for each rank its rows of all, filled up
-        del gradients
+        flat = [each.reshape(-1) for each in gradients]
+        sent = torch._chunk_cat(flat, dim=0, num_chunks=self.ranks)  # for each rank its part of all, filled up
+        del gradients, flat
         for each in unit:
             each.grad = None
         own = sent.new_empty(sent.shape[1])
@@ -123,11 +151,9 @@ class ShardedUpdate:
         if self.replicas is not None:
             dist.all_reduce(summing.own, group=self.replicas)
         summing.own.div_(self.parts)
-        sizes = [self._rows(each) * each[0].numel() for each in summing.parameters]
-        for each, flat in zip(summing.parameters, torch.split(summing.own, sizes), strict=True):
-            own = self._own(each)
-            gradient = self._as_piece(flat[: own.numel()].view(own.shape), each)
-            piece = self.pieces[each]
+        sizes = [self._filled[each].numel() // self.ranks for each in summing.parameters]
+        for each, own in zip(summing.parameters, torch.split(summing.own, sizes), strict=True):
+            gradient, piece = self.as_piece(own, each), self.pieces[each]
             if piece.grad is None:
                 piece.grad = gradient
             else:
@@ -151,38 +177,31 @@ class ShardedUpdate:
         """ZeRO-1, after the last backward: sum the whole gradients, each rank its own rows, where they are."""
         if self.each_backward:
             return
-        there = [each for each in self.pieces if each.grad is not None]
-        gradients = [each.grad for each in there if each.grad is not None]
-        filled = [_in_rows(each, self._rows(each) * self.ranks) for each in gradients]
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for each in self.pieces:
+            if each.grad is not None:
+                gradients[each] = self._fill_up(each.grad)
+                each.grad = None  # where it was copied, so that one copy at a time is beside what it is of
         with _coalescing_manager(self.group):
-            for each in filled:
-                _reduce_scatter(self._own(each), each, group=self.group)
-        own = [self._own(each) for each in gradients]
-        for mine, each, gradient in zip(own, filled, gradients, strict=True):
-            if each is not gradient:
-                mine.copy_(self._own(each)[: len(mine)])
-        del filled
+            for filled in gradients.values():
+                _reduce_scatter(self._own(filled), filled, group=self.group)
         if self.replicas is not None:
             with _coalescing_manager(self.replicas):
-                for mine in own:
-                    dist.all_reduce(mine, group=self.replicas)
-        for parameter, mine in zip(there, own, strict=True):
-            mine.div_(self.parts)
-            self.pieces[parameter].grad = self._as_piece(mine, parameter)
+                for filled in gradients.values():
+                    dist.all_reduce(self._own(filled), group=self.replicas)
+        for parameter, filled in gradients.items():
+            own = self._own(filled)
+            own.div_(self.parts)
+            self.pieces[parameter].grad = self.as_piece(own, parameter)
 
     # Parameters
 
     @torch.no_grad()
     def gather(self) -> None:
         """Give every rank what the others have updated."""
-        wholes = [each.detach() for each in self.pieces]
-        filled = [_in_rows(each, self._rows(each) * self.ranks) for each in wholes]
         with _coalescing_manager(self.group):
-            for each in filled:
-                _all_gather(each, self._own(each), group=self.group)
-        for whole, each in zip(wholes, filled, strict=True):
-            if each is not whole:
-                whole.copy_(each[: len(whole)])
+            for filled in self._filled.values():
+                _all_gather(filled, self._own(filled), group=self.group)
 
 
 class UpdateOfPieces(StandIns):
@@ -195,17 +214,31 @@ class UpdateOfPieces(StandIns):
         super().__init__(update.names, update.pieces, make)
         self.update = update
 
+    def like(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's rows."""
+        return self.update.as_rows(parameter, parameter.detach())
+
+    def stored(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The states of a parameter, this rank's rows of them."""
+        return {
+            name: self.update.rows_of(parameter, each) if isinstance(each, DTensor) else each
+            for name, each in self.state.get(parameter, {}).items()
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inner states from states of rows."""
+        in_order = [each for group in self.param_groups for each in group["params"]]
+        pieces = {
+            index: {
+                name: self.update.piece_of(in_order[index], each) if isinstance(each, DTensor) else each
+                for name, each in states.items()
+            }
+            for index, states in state_dict["state"].items()
+        }
+        super().load_state_dict({"state": pieces})
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """The inner optimizer's step over the pieces, and the others' pieces into the parameters."""
         self.step_inner()
         self.update.gather()
-
-
-def _in_rows(whole: Tensor, rows: int) -> Tensor:
-    """A tensor with so many rows: itself, or a copy that is filled up."""
-    if rows == whole.shape[0]:
-        return whole.contiguous()
-    filled = whole.new_zeros(rows, *whole.shape[1:])
-    filled[: whole.shape[0]].copy_(whole)
-    return filled
