@@ -1,4 +1,4 @@
-"""Verbs that make things: run files, token stores, trained models, their text, and exchange with transformers."""
+"""Verbs of a run file: one written, its tokens made, its model trained, and all of it as a demonstration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainledger.api.machine import machine_of
 from trainledger.cli.arguments import RUN_FILE, Outcome, count, flag, option, output, takes
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.cli.measure import measure_and_keep
+from trainledger.cli.trained import continued, visible
 from trainledger.document import Document
-from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.utilization import mfu, step_peak
 from trainledger.report import token_store
@@ -264,112 +264,8 @@ def demo(args: Namespace) -> Outcome:
     code, result = _train(run, run_dir, resume=run_dir.exists())
     if code:
         return Outcome(lines("", result), code)
-    written, _ = _continued(run_dir, _PROMPT, tokens=160, temperature=0.7, top_k=40, seed=0)
-    result["sample"] = _visible(_PROMPT + written)
+    written, _ = continued(run_dir, _PROMPT, tokens=160, temperature=0.7, top_k=40, seed=0)
+    result["sample"] = visible(_PROMPT + written)
     heading("What the model writes", result["sample"])
     heading("Forecast and measurement", result["reconciliation_text"])
     return Outcome(lines(f"\n{_written(result)}", result))
-
-
-@takes(
-    option("model RUN", "a run directory, a checkpoint or a Hugging Face one", type=Path),
-    option("--prompt", "the text to continue (none: the start of a document)", default=""),
-    count("--tokens N", "tokens to write (200)", least=0, default=200),
-    option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
-    count("--top-k K", "draw from the K likeliest tokens only", default=None),
-    count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
-)
-def sample(args: Namespace) -> Document:
-    """Continue a prompt with a trained model. The same seed writes the same text."""
-    asked = {name: getattr(args, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    written, weights = _continued(args.model, args.prompt, **asked)
-    text = args.prompt + written
-    return lines(_visible(text), {"text": text, "prompt": args.prompt, **asked, "weights": weights})
-
-
-def _continued(
-    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int
-) -> tuple[str, Path]:
-    """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
-    from trainledger.nn.sample import generate
-    from trainledger.train.trained import load_trained
-
-    trained = load_trained(model, say)
-    tokenizer = trained.tokenizer
-    if tokenizer is None:
-        raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput([Problem("--prompt", prompt, "is not UTF-8 text")]) from None
-    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.end_id]
-    written = generate(
-        trained.model, ids, tokens, temperature=temperature, top_k=top_k, n_known=tokenizer.vocab_size, seed=seed
-    )
-    return tokenizer.decode(written)[len(tokenizer.decode(ids)) :], trained.weights
-
-
-def _visible(text: str) -> str:
-    """Text that a terminal shows and does not obey: control characters but line ends and tabs become U+FFFD."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
-
-
-_OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or not", type=Path)
-
-
-@takes(
-    option("model RUN", "a run directory, a checkpoint, or what import wrote", type=Path),
-    _OUT_DIR,
-    option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
-    option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
-    flag("--force", "replace an earlier export in OUT_DIR"),
-)
-def export(args: Namespace) -> Document:
-    """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
-    from trainledger.nn.huggingface import export_model
-    from trainledger.train.trained import load_trained, tokenizer_text
-
-    trained = load_trained(args.model, say)
-    tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
-    model_type = export_model(
-        trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
-    )
-    if trained.model.spec.unserved:
-        say(f"{trained.model.spec.unserved}, as transformers leaves them out")
-    size = parameters(trained.model.spec.served).total
-    return lines(
-        f"{args.out}: {model_type}, {format_count(size)} parameters in {args.dtype},\n  from {trained.weights}\n"
-        f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})",
-        {
-            "directory": args.out,
-            "weights": trained.weights,
-            "model_type": model_type,
-            "dtype": args.dtype,
-            "parameters": size,
-            "tokenizer": trained.tokenizer is not None,
-        },
-    )
-
-
-@takes(
-    option("model HF_DIR", "a directory with config.json and safetensors", type=Path),
-    _OUT_DIR,
-    flag("--force", "replace an earlier import in OUT_DIR"),
-)
-def import_(args: Namespace) -> Document:
-    """Read a Hugging Face directory (of any model type that is known here) and write a model that training can start
-    from: model.toml, model.safetensors and, where there is one, tokenizer.json."""
-    from trainledger.nn.huggingface import import_model
-    from trainledger.train.trained import config_notes, tokenizer_json_in, write_start
-
-    model, notes, tokenizer = import_model(args.model), config_notes(args.model), tokenizer_json_in(args.model)
-    for each in notes:
-        say(each)
-    write_start(model, args.out, tokenizer_json=tokenizer, force=args.force)
-    size = sum(each.numel() for each in model.parameters())
-    kept = "with its tokenizer" if tokenizer is not None else "without a tokenizer.json"
-    return lines(
-        f"{args.out}: {model.spec.name}, {format_count(size)} parameters, {kept}\n"
-        f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml",
-        {"directory": args.out, "parameters": size, "tokenizer": tokenizer is not None, "notes": notes},
-    )

@@ -46,11 +46,13 @@ _ANY_RECIPE = {"seq_len": 1, "global_batch": 1, "steps": 1}  # a run file cannot
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with its weights on the CPU, the tokenizer it was trained with if known, and where both were found."""
+    """A model with its weights on the CPU, the tokenizer it was trained with if known, where both were found, and the
+    run that trained it, if one here did."""
 
     model: Transformer
     tokenizer: Tokenizer | None
     weights: Path
+    run: Run | None = None
 
 
 def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
@@ -206,7 +208,7 @@ def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
         model = with_adapters_merged(run.model, run.recipe, files[0])
     else:
         model = read_weights(run.model, *files)
-    return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint)
+    return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint, run)
 
 
 def with_adapters_merged(spec: ModelSpec, recipe: Recipe, file: Path) -> Transformer:

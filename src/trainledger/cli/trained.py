@@ -1,0 +1,189 @@
+"""Verbs of a trained model: its text, its loss on documents, and exchange with transformers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from trainledger.cli.arguments import count, flag, option, takes
+from trainledger.cli.asking import lines, say, while_waiting
+from trainledger.document import Document
+from trainledger.ledger.model.parameters import parameters
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.runfile import vocabulary_problem
+from trainledger.units import format_count
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint or a Hugging Face one", type=Path),
+    option("--prompt", "the text to continue (none: the start of a document)", default=""),
+    count("--tokens N", "tokens to write (200)", least=0, default=200),
+    option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
+    count("--top-k K", "draw from the K likeliest tokens only", default=None),
+    count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
+)
+def sample(args: Namespace) -> Document:
+    """Continue a prompt with a trained model. The same seed writes the same text."""
+    asked = {name: getattr(args, name) for name in ("tokens", "temperature", "top_k", "seed")}
+    written, weights = continued(args.model, args.prompt, **asked)
+    text = args.prompt + written
+    return lines(visible(text), {"text": text, "prompt": args.prompt, **asked, "weights": weights})
+
+
+def continued(
+    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int
+) -> tuple[str, Path]:
+    """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
+    from trainledger.nn.sample import generate
+    from trainledger.train.trained import load_trained
+
+    trained = load_trained(model, say)
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput([Problem("--prompt", prompt, "is not UTF-8 text")]) from None
+    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.end_id]
+    written = generate(
+        trained.model, ids, tokens, temperature=temperature, top_k=top_k, n_known=tokenizer.vocab_size, seed=seed
+    )
+    return tokenizer.decode(written)[len(tokenizer.decode(ids)) :], trained.weights
+
+
+def visible(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters but line ends and tabs become U+FFFD."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
+    option(
+        "--text PATH", "files, directories or globs (none: the text that the run held out)", action="append", default=[]
+    ),
+    option("--text-field NAME", "field of a JSONL or Parquet record with the text (text)", default="text"),
+    count("--documents N", "the first N only", default=None),
+    count(
+        "--context N", "tokens the model sees at once (the run's seq_len, else the model's max_seq_len)", default=None
+    ),
+    count("--stride N", "tokens predicted in each window of a longer document (the context)", default=None),
+    option("--dtype", "format of the weights and the arithmetic (fp32)", choices=("fp32", "bf16"), default="fp32"),
+    option("--backend", "cpu, cuda or mps (the first that is there)", default="auto"),
+)
+def evaluate(args: Namespace) -> Document:
+    """The loss and perplexity of a trained model on documents: those its run held out, or those of other text.
+
+    Each document is read by itself, after an end token.
+    """
+    from itertools import islice
+
+    from trainledger.data.held_out import documents_of, held_out_documents
+    from trainledger.data.losses import Losses
+    from trainledger.data.prepare import prepare
+    from trainledger.report.perplexity import document
+    from trainledger.train.device import find_device
+    from trainledger.train.perplexity import document_losses
+    from trainledger.train.precision import TORCH
+    from trainledger.train.trained import load_trained
+
+    trained, device = load_trained(args.model, say), find_device(args.backend)
+    tokenizer, run, spec = trained.tokenizer, trained.run, trained.model.spec
+    if tokenizer is None:
+        raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read")])
+    if problem := vocabulary_problem(spec.vocab_size, tokenizer.vocab_size, f"the tokenizer of {args.model}"):
+        raise InvalidInput([problem])
+    context = args.context or min(spec.max_seq_len, spec.max_seq_len if run is None else run.recipe.seq_len)
+    stride = args.stride or context
+    _check_windows(context, stride, spec.max_seq_len)
+    in_all = None
+    if args.text:
+        cache = Path("cache" if run is None else run.data.cache)
+        documents, of = documents_of(args.text, tokenizer, args.text_field, cache), ", ".join(args.text)
+    elif run is None:
+        rule = f"{args.model} is no run with held-out text of its own; name files, directories or globs"
+        raise InvalidInput([Problem("--text", None, rule)])
+    else:
+        store = prepare(run.data, vocab_size=spec.vocab_size, progress=True)
+        documents, of, in_all = held_out_documents(store), "the text that the run held out", store.validation.documents
+    show, found, most = while_waiting(), [], in_all if args.documents is None else args.documents
+    for each in document_losses(
+        trained.model.to(device, TORCH[args.dtype]), islice(documents, args.documents), end_id=tokenizer.end_id,
+        context=context, stride=stride,
+    ):  # fmt: skip
+        found.append(each)
+        show(f"{len(found):,} documents{'' if most is None else f' of {most:,}'}, the last one {each.place}")
+    show("")
+    asked = {"context": context, "stride": stride, "dtype": args.dtype, "weights": trained.weights, "text": of}
+    return document(Losses(tuple(found)), asked)
+
+
+def _check_windows(context: int, stride: int, max_seq_len: int) -> None:
+    problems = []
+    if context > max_seq_len:
+        problems.append(Problem("--context", context, f"the model takes at most {max_seq_len} tokens", max_seq_len))
+    if stride > context:
+        problems.append(Problem("--stride", stride, f"must be at most the context of {context}", context))
+    if problems:
+        raise InvalidInput(problems)
+
+
+_OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or not", type=Path)
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint, or what import wrote", type=Path),
+    _OUT_DIR,
+    option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
+    option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
+    flag("--force", "replace an earlier export in OUT_DIR"),
+)
+def export(args: Namespace) -> Document:
+    """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
+    from trainledger.nn.huggingface import export_model
+    from trainledger.train.trained import load_trained, tokenizer_text
+
+    trained = load_trained(args.model, say)
+    tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
+    model_type = export_model(
+        trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
+    )
+    if trained.model.spec.unserved:
+        say(f"{trained.model.spec.unserved}, as transformers leaves them out")
+    size = parameters(trained.model.spec.served).total
+    return lines(
+        f"{args.out}: {model_type}, {format_count(size)} parameters in {args.dtype},\n  from {trained.weights}\n"
+        f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})",
+        {
+            "directory": args.out,
+            "weights": trained.weights,
+            "model_type": model_type,
+            "dtype": args.dtype,
+            "parameters": size,
+            "tokenizer": trained.tokenizer is not None,
+        },
+    )
+
+
+@takes(
+    option("model HF_DIR", "a directory with config.json and safetensors", type=Path),
+    _OUT_DIR,
+    flag("--force", "replace an earlier import in OUT_DIR"),
+)
+def import_(args: Namespace) -> Document:
+    """Read a Hugging Face directory (of any model type that is known here) and write a model that training can start
+    from: model.toml, model.safetensors and, where there is one, tokenizer.json."""
+    from trainledger.nn.huggingface import import_model
+    from trainledger.train.trained import config_notes, tokenizer_json_in, write_start
+
+    model, notes, tokenizer = import_model(args.model), config_notes(args.model), tokenizer_json_in(args.model)
+    for each in notes:
+        say(each)
+    write_start(model, args.out, tokenizer_json=tokenizer, force=args.force)
+    size = sum(each.numel() for each in model.parameters())
+    kept = "with its tokenizer" if tokenizer is not None else "without a tokenizer.json"
+    return lines(
+        f"{args.out}: {model.spec.name}, {format_count(size)} parameters, {kept}\n"
+        f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml",
+        {"directory": args.out, "parameters": size, "tokenizer": tokenizer is not None, "notes": notes},
+    )

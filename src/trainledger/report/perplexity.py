@@ -1,0 +1,58 @@
+"""The document of a model's loss on documents: the whole, and those that the model knows least of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainledger.document import Document, Facts, Table, section, sections
+from trainledger.units import format_count, format_nbytes
+
+if TYPE_CHECKING:
+    from trainledger.data.losses import Losses
+
+SHOWN = 5
+
+
+def document(losses: Losses, asked: Mapping[str, Any]) -> Document:
+    """Loss, perplexity and bits per byte of all documents, and the documents with the highest loss per token.
+
+    ``asked`` has context, stride, dtype, weights and text; JSON has every document.
+    """
+    error = losses.standard_error
+    margin = "" if error is None else f" (standard error {error:.4f}, documents drawn alike)"
+    facts = Facts(
+        (
+            ("loss", f"{losses.nats_per_token:.4f} nats per token{margin}"),
+            ("perplexity", f"{losses.perplexity:.4g} per token"),
+            ("bits per byte", f"{losses.bits_per_byte:.4f}, which does not depend on the tokenizer"),
+            ("text", f"{asked['text']}: {len(losses.documents):,} documents, {format_count(losses.tokens)} tokens,"),
+            ("", f"{format_nbytes(losses.text_nbytes)}"),
+            ("windows", f"{asked['context']} tokens, {asked['stride']} of them predicted in each but the first"),
+            ("weights", f"{asked['weights']} in {asked['dtype']}"),
+        )
+    )
+    hardest = sorted(losses.documents, key=lambda each: each.nats / each.tokens, reverse=True)[:SHOWN]
+    rows = tuple(
+        (each.place, each.tokens, f"{each.nats / each.tokens:.4f}", f"{each.perplexity:.4g}") for each in hardest
+    )
+    columns = ("document", "tokens", "nats per token", "perplexity")
+    table = Table("documents", columns, rows, units=("", "integer"), align="lrrr")
+    return Document(
+        "Loss on documents",
+        sections(facts, section("Documents with the highest loss per token", table)),
+        data=lambda: _data(losses, asked),
+    )
+
+
+def _data(losses: Losses, asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "nats_per_token": losses.nats_per_token,
+        "standard_error": losses.standard_error,
+        "perplexity": losses.perplexity,
+        "bits_per_byte": losses.bits_per_byte,
+        "tokens": losses.tokens,
+        "text_nbytes": losses.text_nbytes,
+        **asked,
+        "documents": [vars(each) | {"perplexity": each.perplexity} for each in losses.documents],
+    }
