@@ -102,6 +102,7 @@ def test_a_layout_that_is_to_be_found_is_searched_for_as_load_does() -> None:
     assert told.step_seconds < alone.step_seconds
 
 
+@pytest.mark.agreement
 def test_the_runs_that_a_question_tries_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
     parse = runfile.parse
@@ -195,6 +196,7 @@ def test_a_wrong_argument_is_named_as_python_names_it(question: str, given: dict
     assert sentence in refusal(lambda: getattr(tl, question)(tl.load(SPREAD), **given))
 
 
+@pytest.mark.agreement
 def test_layouts_take_values_in_text_and_say_what_else_would_do() -> None:
     run = tl.load(SPREAD)
     in_text = tl.layouts(run, devices="8", fixed={"tensor": "2"}, keep="1", limit_seconds="5min")

@@ -73,6 +73,7 @@ def peak_of_preparing(tmp_path: Path, nbytes: int) -> tuple[int, int]:
     return peak, most
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads the memory of processes from /proc")
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     peak, processes = peak_of_preparing(tmp_path, 30_000_000)

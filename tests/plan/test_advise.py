@@ -271,6 +271,7 @@ def test_adapters_on_a_small_device_hear_of_smaller_frozen_weights() -> None:
     assert "recipe.lora.rank)" not in text(document(tl.advise(tl.load(table), together=0), most=3))
 
 
+@pytest.mark.agreement
 def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
     """CUDA_LAUNCH_BLOCKING=1 left set, and activations sent whole by each tensor rank, cost time for nothing."""
     layout = {"shard": 4, "tensor": 4, "pipeline": 4}
@@ -346,6 +347,7 @@ def test_sharded_parameters_are_multiplied_in_8_bits_as_they_are_gathered() -> N
     _gives(table, ours.sets, ours)
 
 
+@pytest.mark.agreement
 def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_saves_memory() -> None:
     recipe = {"precision": "fp8-tensorwise", "precision.master_weights": True, "micro_batch": 1, "seq_len": 2048}
     table: Table = {

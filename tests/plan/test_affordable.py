@@ -100,6 +100,7 @@ def test_what_fits_is_about_the_largest_that_does():
         assert not scale.fits(replace(found.run, model=replace(larger, max_seq_len=4096), recipe=recipe))
 
 
+@pytest.mark.agreement
 def test_the_size_that_is_asked_for_is_the_one_that_is_paid_for():
     for share in (0.2, 0.4):
         _, asked = paid(steady(share), law=FixedSize(name="asked", title="as asked", size=3e9))

@@ -455,6 +455,7 @@ def test_positions_name_the_longer_model() -> None:
     assert edge.remedy.startswith("llama-3.1-8b, which has more positions (model.preset), or a larger")
 
 
+@pytest.mark.agreement
 def test_the_layout_follows_where_it_is_searched_for() -> None:
     """Where memory ends in the planned layout, the search finds one of context ranks that holds on."""
     asked = tl.load({**SHARDED, "layout": {"auto": True}}, search=False)

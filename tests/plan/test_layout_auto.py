@@ -154,6 +154,7 @@ def test_a_count_that_is_no_power_of_two_costs_about_as_much_for_each_device(
     assert "recipe.global_batch=3840 (3.932M tokens in a step)" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.agreement
 def test_the_count_that_is_proposed_is_not_just_a_double() -> None:
     table = {"model": {"preset": "llama-13b"}, "cluster": {"device": "h100-sxm", "count": 2}, "layout": {"auto": True},
              "recipe": {"seq_len": 2048, "global_batch": 1536, "steps": 10, "precision": "bf16-sharded"}}  # fmt: skip

@@ -36,6 +36,7 @@ def why(run: Run, fixed: dict[str, Any]) -> Problem:
     return why_no_layout(found, fixed)
 
 
+@pytest.mark.agreement
 @pytest.mark.parametrize(
     ("devices", "model", "fixed"),
     [

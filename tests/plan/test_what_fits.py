@@ -70,6 +70,7 @@ def verdict(run):
     return held
 
 
+@pytest.mark.agreement
 @given(run=RUNS, question=st.sampled_from(list(QUESTIONS)))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_edge_is_exact(run, question):
@@ -114,6 +115,7 @@ def test_a_larger_memory_never_fits_less():
         assert found[0][question].size < found[1][question].size
 
 
+@pytest.mark.agreement
 def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
     run = run_of({"preset": "llama-3.2-1b"}, layout={"replicate": 2, "shard": 2}, micro_batch=2)
     fit = tl.fit(run, of=["model", "memory"])

@@ -22,6 +22,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return " ".join(out.split())
 
 
+@pytest.mark.agreement
 @pytest.mark.parametrize(("device", "known"), [("mi300x", False), ("tpu-v5p", False), ("h100-sxm", True)])
 def test_memory_says_where_nothing_around_the_tensors_is_counted(
     capsys: pytest.CaptureFixture[str], device: str, known: bool
@@ -42,6 +43,7 @@ def test_memory_says_where_nothing_around_the_tensors_is_counted(
     assert basis == ("assumed" if known else "bound")
 
 
+@pytest.mark.agreement
 @pytest.mark.parametrize(("device", "bound"), [("mi300x", True), ("h100-sxm", False)])
 def test_times_of_layouts_and_of_a_budget_are_called_bounds(
     capsys: pytest.CaptureFixture[str], device: str, bound: bool

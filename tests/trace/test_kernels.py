@@ -72,6 +72,7 @@ def on_cuda(run: Run, kernels: str) -> Ledger:
         return rehearse(run, kernels=kernels)
 
 
+@pytest.mark.agreement
 @settings(
     max_examples=25, deadline=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

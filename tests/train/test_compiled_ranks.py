@@ -168,6 +168,7 @@ def same(case: Case, *, near: float) -> None:
     assert closed.peak().nbytes == pytest.approx(traced.peak().nbytes, rel=near)
 
 
+@pytest.mark.agreement
 @pytest.mark.parametrize("name", QUICK)
 def test_a_rank_with_compiled_blocks_is_what_the_closed_form_says(name: str) -> None:
     same(QUICK[name], near=0.01)
@@ -191,6 +192,7 @@ def test_tensor_ranks_that_run_blocks_again(name: str) -> None:
     same(TO_THE_END[name], near=0.04 if torch.__version__ >= (2, 12) else 0.06)
 
 
+@pytest.mark.agreement
 def test_what_is_sent_is_what_eager_blocks_send() -> None:
     run = run_of(QUICK["fsdp x tensor"])
     traced, closed = trace_rank(program_of(run), world_size=4), ledgers_by_rank(run)[0]

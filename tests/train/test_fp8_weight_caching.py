@@ -147,6 +147,7 @@ def test_the_closed_form_scales_as_often_as_layers_by_hand(scaling: str) -> None
     assert more == sum(kept.values()) - 4 * twice
 
 
+@pytest.mark.agreement
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("again", ["none", "full", "selective"])
 def test_account_trace_and_measurement_agree(scaling: str, again: str) -> None:

@@ -65,6 +65,7 @@ def kill_and_resume(tmp_path: Path, n_kills: int, n_steps: int, seed: int) -> di
     return met
 
 
+@pytest.mark.process
 def test_a_run_killed_at_random_ends_in_the_same_bits(tmp_path: Path) -> None:
     met = kill_and_resume(tmp_path, n_kills=3, n_steps=10, seed=20)
     assert met["damaged"] == 0

@@ -35,6 +35,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 NAMES = [(ranks, name) for ranks, layouts in LAYOUTS.items() for name in layouts]
+# Two processes are enough for CI's two cores.
+EACH = pytest.mark.parametrize(
+    ("ranks", "name"),
+    [pytest.param(*each, marks=[pytest.mark.process] if each[0] > 2 else [], id=each[1]) for each in NAMES],
+)
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -52,13 +57,13 @@ def weights(run_dir: Path, described: dict[str, Any]) -> dict[str, torch.Tensor]
     return tensors
 
 
-def train_all(where: Path, fields: dict[str, Any]) -> None:
-    """Every layout's run, and that of one process in ``alone``."""
-    train(run_of({"fields": fields}), where / "alone", open_feed=CountingFeed)
-    for ranks, layouts in LAYOUTS.items():
-        runs = [{"dir": str(where / name), "layout": each, "fields": fields} for name, each in layouts.items()]
-        codes = train_on_ranks(where, runs, ranks)
-        assert codes == [[0] * ranks] * len(runs)
+def train_all(where: Path, fields: dict[str, Any], ranks: int) -> None:
+    """The run of every layout of so many ranks, and that of one process in ``alone``."""
+    if not (where / "alone").exists():
+        train(run_of({"fields": fields}), where / "alone", open_feed=CountingFeed)
+    runs = [{"dir": str(where / name), "layout": each, "fields": fields} for name, each in LAYOUTS[ranks].items()]
+    codes = train_on_ranks(where, runs, ranks)
+    assert codes == [[0] * ranks] * len(runs)
 
 
 def compare(where: Path, name: str, fields: dict[str, Any]) -> None:
@@ -76,26 +81,34 @@ def compare(where: Path, name: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("ranks")
-    train_all(where, FIELDS)
-    return where
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture
+def trained(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """The runs of as many ranks as the test has, made once."""
+    ranks = request.node.callspec.params["ranks"] if hasattr(request.node, "callspec") else 2
+    if not (folder / next(iter(LAYOUTS[ranks]))).exists():
+        train_all(folder, FIELDS, ranks)
+    return folder
 
 
 @pytest.mark.slow
 def test_losses_and_weights_of_fifty_steps_are_those_of_one_process(tmp_path: Path) -> None:
     fields = FIELDS | {"steps": 50, "checkpoints.every": 50}
-    train_all(tmp_path, fields)
+    for ranks in LAYOUTS:
+        train_all(tmp_path, fields, ranks)
     for _, name in NAMES:
         compare(tmp_path, name, fields)
 
 
-@pytest.mark.parametrize(("ranks", "name"), NAMES, ids=[name for _, name in NAMES])
+@EACH
 def test_losses_and_weights_are_those_of_one_process(trained: Path, ranks: int, name: str) -> None:
     compare(trained, name, FIELDS)
 
 
-@pytest.mark.parametrize(("ranks", "name"), NAMES, ids=[name for _, name in NAMES])
+@EACH
 def test_every_rank_writes_its_part_and_no_other(trained: Path, ranks: int, name: str) -> None:
     newest = all_checkpoints(trained / name)[-1]
     assert damage(newest) is None
@@ -127,6 +140,7 @@ def test_a_run_goes_on_on_other_numbers_of_ranks(trained: Path, tmp_path: Path) 
     assert losses(Path(where)) == pytest.approx(losses(trained / "alone"), rel=1e-5)
 
 
+@pytest.mark.process
 def test_a_resumed_run_of_ranks_ends_with_the_same_bits(trained: Path, tmp_path: Path) -> None:
     runs = []
     for name in ("shards", "tensor and sequence", "replicas"):
@@ -139,6 +153,7 @@ def test_a_resumed_run_of_ranks_ends_with_the_same_bits(trained: Path, tmp_path:
             assert (other / file.name).read_bytes() == file.read_bytes(), f"{name}: {file.name}"
 
 
+@pytest.mark.process
 def test_what_one_process_only_trains_is_refused_on_all_ranks(tmp_path: Path) -> None:
     refused = [
         {"dir": str(tmp_path / "a"), "layout": {"shard": 2}, "fields": {"optimizer": "adafactor"}},
