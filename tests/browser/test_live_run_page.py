@@ -23,7 +23,7 @@ def step(page: Page) -> int:
 def waits(page: Page, text: str) -> None:
     """Until the verdict says this."""
     page.page.wait_for_function(
-        "text => document.querySelector('#verdict .said').textContent.includes(text)", arg=text, timeout=120_000
+        "text => document.querySelector('#verdict .said').textContent.includes(text)", arg=text, timeout=300_000
     )
 
 
