@@ -1,0 +1,165 @@
+"""Speed of the training engine beside other loops: ``python bench/engine.py [--rounds 12] [--compiled] [--json OUT]``.
+
+A GPT-2 of 3.7M parameters, 1,024 tokens in a step, fp32, one thread, is trained by `trainledger train`, by a bare loop
+of the same model, by transformers' Trainer, and by nanoGPT (``--nanogpt DIR``, a checkout) and litgpt where it is
+installed; then by the engine on two processes with FSDP2 and by a bare loop on two. Each loop is a process of its own.
+They take turns of a few steps, round after round, so that a disturbance costs each of them alike; turns in which other
+processes took the processor are thrown away. Printed: the median step, and its ratio to the engine's in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+from trainledger.api.load import load
+from trainledger.spec.runfile import to_toml
+
+HOUSE = Path(__file__).resolve().parent.parent
+LOOPS = Path(__file__).with_name("engine_loops.py")
+SECONDS_TO_BEGIN, SECONDS_TO_END = 300, 30
+MODEL = {
+    "preset": "gpt2", "n_layers": 4, "d_model": 256, "attention.n_heads": 4, "feed_forward.d_ff": 1024,
+    "vocab_size": 2048, "max_seq_len": 128,
+}  # fmt: skip
+RECIPE = {
+    "seq_len": 128, "global_batch": 8, "steps": 10**6, "learning_rate": 1e-3, "precision": "fp32",
+    "evaluation.every": 10**6, "checkpoints.every": 10**6,
+}  # fmt: skip
+
+
+@dataclass
+class Loop:
+    """A process that trains when it is its turn, and the seconds of its steps by round; None: disturbed."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    line: IO[str]
+    seconds: list[float | None] = field(default_factory=list)
+
+    def turn(self) -> dict[str, Any]:
+        self.line.write("go\n")
+        self.line.flush()
+        return dict(json.loads(self.line.readline()))
+
+
+@contextmanager
+def started(name: str, folder: Path, ranks: int, environment: dict[str, str]) -> Iterator[Loop]:
+    """A loop that has taken its first steps, with their compilation."""
+    (folder / "turns").unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening, open(folder / f"{name}-{ranks}.log", "wb") as log:
+        listening.bind(str(folder / "turns"))
+        listening.listen()
+        listening.settimeout(SECONDS_TO_BEGIN)
+        words = [sys.executable]
+        if ranks > 1:
+            words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*words, str(LOOPS), name, str(folder)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+        try:
+            connection, _ = listening.accept()
+            line = connection.makefile("rw")
+            if not line.readline():
+                raise SystemExit(f"{name} did not begin:\n{Path(log.name).read_text()[-2000:]}")
+            yield Loop(name, process, line)
+            line.close()
+            connection.close()  # a loop that waits for its turn ends then
+            process.wait(SECONDS_TO_END)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def compared(names: Sequence[str], folder: Path, ranks: int, rounds: int, environment: dict[str, str]) -> list[Loop]:
+    """The loops with the seconds of their steps; the order of turns is reversed in every other round."""
+    with ExitStack() as stack:
+        loops = [stack.enter_context(started(each, folder, ranks, environment)) for each in names]
+        for number in range(rounds):
+            for loop in loops if number % 2 == 0 else reversed(loops):
+                told = loop.turn()
+                loop.seconds.append(None if told["disturbed"] else told["seconds"])
+                print(f"\rround {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
+    print("\r\x1b[K", end="", file=sys.stderr)
+    return loops
+
+
+def facts(loop: Loop, engine: Loop) -> dict[str, Any]:
+    """The median of undisturbed steps; the ratio is of rounds in which neither was disturbed."""
+    seconds = [each for each in loop.seconds if each is not None]
+    ratios = [one / other for one, other in zip(loop.seconds, engine.seconds, strict=True) if one is not None and other]
+    return {
+        "loop": loop.name,
+        "step_seconds": median(seconds) if seconds else None,
+        "rounds": len(ratios),
+        "step_over_engine": median(ratios) if ratios else None,
+    }
+
+
+def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
+    tokens = RECIPE["seq_len"] * RECIPE["global_batch"]  # type: ignore[operator]
+    print(f"\n{heading}\n\nloop          step       tokens/s   times the engine's step   rounds undisturbed")
+    rows = [facts(each, loops[0]) for each in loops]
+    for each in rows:
+        if each["step_over_engine"] is None:
+            print(f"{each['loop']:<12}  every round was disturbed")
+            continue
+        step = each["step_seconds"]
+        ratio = each["step_over_engine"]
+        print(f"{each['loop']:<12} {1000 * step:6.1f} ms  {tokens / step:9,.0f}   {ratio:23.3f}   {each['rounds']:18}")
+    engine, bare = rows[0]["step_seconds"], rows[1]["step_seconds"]
+    if engine is not None and bare is not None and rows[1]["step_over_engine"]:
+        print(f"the engine's own time in a step: {1000 * engine * (1 - rows[1]['step_over_engine']):+.2f} ms")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=4, help="steps in a turn (4)")
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    parser.add_argument("--compiled", action="store_true", help="blocks compiled (the others: their whole model)")
+    parser.add_argument("--only", choices=("one", "two"), help="one process, or two with FSDP2")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(HOUSE / "src"), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1", "STEPS_IN_A_TURN": str(args.steps),
+    }  # fmt: skip
+    if args.nanogpt is not None:
+        environment["NANOGPT"] = str(args.nanogpt.resolve())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = {"tokenizer": "bytes", "cache": str(folder / "cache")}
+        recipe = {**RECIPE, "compile": args.compiled}
+        for ranks in (1, 2):
+            spread = {"layout": {"shard": ranks}, "cluster": {"count": ranks, "backend": "cpu"}}
+            run = load({"model": MODEL, "recipe": recipe, "data": data, **spread})
+            (folder / f"run-{ranks}.toml").write_text(to_toml(run))
+        results = {}
+        how = "compiled" if args.compiled else "eager"
+        if args.only != "two":
+            there = [each for each in ("transformers", "litgpt") if find_spec(each) is not None]
+            names = ["engine", "bare", *({"transformers": "trainer"}.get(each, each) for each in there)]
+            names += ["nanogpt"] if args.nanogpt is not None else []
+            results["one process"] = table(compared(names, folder, 1, args.rounds, environment), f"One process, {how}")
+        if args.only != "one":
+            loops = compared(["engine", "bare_fsdp2"], folder, 2, args.rounds, environment)
+            results["two processes"] = table(loops, f"Two processes, FSDP2, {how}")
+    if args.json is not None:
+        args.json.write_text(json.dumps({"compiled": args.compiled, "steps_in_a_turn": args.steps, **results}))
+
+
+if __name__ == "__main__":
+    main()
