@@ -81,11 +81,11 @@ class AfterEachStep(Observer):
 def engine(run: Run, folder: Path, turns: Turns) -> None:
     """The engine, as `trainledger train` runs it."""
     from trainledger.closed_loop import run_closed_loop
-    from trainledger.train.metrics import TensorBoard
     from trainledger.train.progress import Progress
+    from trainledger.train.trackers import TensorBoard
 
     run_dir = folder / f"engine-{os.environ.get('WORLD_SIZE', '1')}"
-    run_closed_loop(run, run_dir, observers=[Progress(), TensorBoard(), AfterEachStep(turns)])
+    run_closed_loop(run, run_dir, observers=[Progress(), TensorBoard(print), AfterEachStep(turns)])
 
 
 def bare(run: Run, folder: Path, turns: Turns) -> None:

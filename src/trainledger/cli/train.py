@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
 from trainledger.api.cost import plan
@@ -30,6 +30,9 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import run_name
 from trainledger.spec.template import commented
 from trainledger.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from trainledger.train.observer import Observer
 
 _LONGEST_SEQUENCE = 1024
 _WHY = {  # a new run file sets each of these fields
@@ -130,6 +133,8 @@ def data(args: Namespace) -> Document:
     _DIR,
     count("--ranks N", "start N processes on this machine, as many as the layout takes (torchrun)", default=None),
     count("--restarts N", "with --ranks: start them again after one was lost, N times at most (3)", least=0, default=3),
+    option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
+    option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
 )
 def train(args: Namespace) -> Outcome:
@@ -148,7 +153,7 @@ def train(args: Namespace) -> Outcome:
 
         raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
     resume = args.resume or args.resume_if_begun
-    code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout)
+    code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args))
     if this_rank():
         raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
@@ -176,22 +181,36 @@ def _words_of_a_rank(args: Namespace) -> list[str]:
     """The words with which each rank calls this verb."""
     words = ["train", args.run, "--dir", args.dir, "--rank-timeout", str(args.rank_timeout)]
     words += [word for each in args.set for word in ("--set", each)]
+    named = {"--wandb": args.wandb, "--mlflow": args.mlflow}
+    words += [word for name, each in named.items() if each is not None for word in (name, each)]
     chosen = {"--resume": args.resume, "--resume-if-begun": args.resume_if_begun, "--json": args.json}
     return [*words, *(word for word, given in chosen.items() if given)]
 
 
-def _train(run: Run, run_dir: Path, *, resume: bool, rank_timeout: float = 600) -> tuple[int, dict[str, Any]]:
+def _trackers(args: Namespace) -> list[Observer]:
+    """What is asked for by name; raises `InvalidInput` where it is not installed."""
+    from trainledger.train.trackers import MLflow, WeightsAndBiases
+
+    found: list[Observer] = []
+    if args.wandb is not None:
+        found.append(WeightsAndBiases(args.wandb, say))
+    if args.mlflow is not None:
+        found.append(MLflow(args.mlflow, say))
+    return found
+
+
+def _train(
+    run: Run, run_dir: Path, *, resume: bool, rank_timeout: float = 600, trackers: Sequence[Observer] = ()
+) -> tuple[int, dict[str, Any]]:
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
-    from trainledger.train.metrics import TensorBoard
     from trainledger.train.progress import Progress
     from trainledger.train.stop import Stopped
+    from trainledger.train.trackers import TensorBoard
 
-    progress = Progress(mfu=_mfu(run))
+    observers = [Progress(mfu=_mfu(run)), TensorBoard(say), *trackers]
     try:
-        finished = run_closed_loop(
-            run, run_dir, resume=resume, observers=[progress, TensorBoard()], rank_timeout=rank_timeout
-        )
+        finished = run_closed_loop(run, run_dir, resume=resume, observers=observers, rank_timeout=rank_timeout)
     except Stopped as end:
         if str(end):
             say(str(end))

@@ -1,4 +1,4 @@
-"""The curve of a run: one JSON object per line, written as things happen, and the same for TensorBoard.
+"""The curve of a run: one JSON object per line, written as things happen (`trackers` sends it elsewhere too).
 
 On resume the file is cut back to the checkpoint's step, so that it has each step once.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.durable import parse_json, sync, write_atomically
-from trainledger.train.observer import EvaluationRecord, Observer, StepRecord, TrainingState
+from trainledger.train.observer import EvaluationRecord, StepRecord
 
 
 class Metrics:
@@ -88,34 +88,3 @@ def cut_back(path: Path, after: int) -> None:
         kept = [json.dumps(each) + "\n" for each in read(path) if each.get("step", 0) <= after]
         write_atomically(path, "".join(kept))
         sync(path)
-
-
-class TensorBoard(Observer):
-    """The same curve in ``<run_dir>/tensorboard``, where the tensorboard package is installed."""
-
-    def __init__(self) -> None:
-        self._writer: Any = None
-
-    def on_start(self, state: TrainingState) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self._writer = SummaryWriter(str(state.run_dir / "tensorboard"), purge_step=state.step + 1)
-
-    def on_step_end(self, record: StepRecord) -> None:
-        if self._writer is None:
-            return
-        scalars = {"loss": record.loss, "learning_rate": record.learning_rate, "step_seconds": record.seconds}
-        if record.grad_norm is not None:
-            scalars["grad_norm"] = record.grad_norm
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, record.step)
-
-    def on_evaluation(self, record: EvaluationRecord) -> None:
-        if self._writer is not None:
-            self._writer.add_scalar("validation_loss", record.validation_loss, record.step)
-
-    def on_stop(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
