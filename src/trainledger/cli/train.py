@@ -205,6 +205,7 @@ def _train(
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
     from trainledger.train.progress import Progress
+    from trainledger.train.ranks import this_rank
     from trainledger.train.stop import Stopped
     from trainledger.train.trackers import TensorBoard
 
@@ -212,7 +213,7 @@ def _train(
     try:
         finished = run_closed_loop(run, run_dir, resume=resume, observers=observers, rank_timeout=rank_timeout)
     except Stopped as end:
-        if str(end):
+        if str(end) and not (end.of_all_ranks and this_rank()):
             say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
     record, html = read_run(run_dir), run_dir / "report.html"

@@ -32,7 +32,7 @@ from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
-from trainledger.train.run_directory import begin_or_match, locked, read_state
+from trainledger.train.run_directory import begin_or_match, locked, read_state, write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import ALONE, Feed, OpenFeed, Together, derive
 from trainledger.train.stop import FailedBefore, memory_told
@@ -89,9 +89,14 @@ def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) ->
         if damaged is None:
             say(f"{run_dir} is already finished.")
             return {"finished": earlier}
+    if earlier is not None and "exit_code" in earlier:
+        if restarted():
+            asked = earlier["state"] == "interrupted"
+            why = "it was asked to stop" if asked else "it would end so again"
+            raise FailedBefore(f"Not started again, as {why}: {earlier['why']}", earlier["exit_code"])
+        # A restart before this start has come to its first step must not take the end of an earlier one for its own.
+        write_state(run_dir, **{name: each for name, each in earlier.items() if name != "exit_code"})
     if earlier is not None and earlier["state"] == "failed":
-        if restarted() and "exit_code" in earlier:
-            raise FailedBefore(f"Not started again, as it would end so again: {earlier['why']}", earlier["exit_code"])
         say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
     checkpoint.clean(run_dir)
     return {"begun": begun}

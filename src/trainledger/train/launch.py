@@ -14,10 +14,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainledger.spec.run import Run
 from trainledger.train.ranks import refuse_other_count
+from trainledger.train.stop import STOP_SIGNALS
 
 # A run that is told to stop finishes its step and saves; torchrun kills after 30 s by default.
 SECONDS_TO_SAVE = 3600
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Callable[[str], None]) -> int:
@@ -33,7 +33,7 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id="trainledger", rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=restarts, logs_specs=DefaultLogsSpecs(),
-        signals_to_handle=",".join(_SIGNALS),
+        signals_to_handle=",".join(_handed_on()),
     )  # fmt: skip
     try:
         elastic_launch(config, sys.executable)("-m", "trainledger", *words)
@@ -45,3 +45,10 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     except SignalException as error:
         return 128 + signal.Signals(error.sigval).value
     return 0
+
+
+def _handed_on() -> list[str]:
+    """The signals that the ranks shall get: all that ask for the end, but SIGHUP where the run was started without it
+    (nohup)."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [each.name for each in STOP_SIGNALS if not (ignored and each == signal.SIGHUP)]

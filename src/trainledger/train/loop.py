@@ -23,7 +23,7 @@ from trainledger.train.metrics import Metrics, NoMetrics
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
 from trainledger.train.precision import autocast
-from trainledger.train.ranks import Ranks
+from trainledger.train.ranks import Ranks, lost_ranks_named
 from trainledger.train.run_directory import write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import ALONE, Batch, Feed, Together, dropout_seeds, optimizer_step
@@ -72,12 +72,16 @@ class TrainingLoop:
         try:
             self.write_state("running", **self.facts())
             self.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
-            with StopRequests() as requests, memory_told():
+            stops = StopRequests(speaks=self.ranks.first, echoes=self.ranks.size > 1)
+            with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
                 for each in self.observers:
                     each.on_start(state)
                 self.steps(requests)
                 return self.finish()
-        except (Interrupted, LostRank) as error:
+        except Interrupted as error:
+            self.note_end("interrupted", str(error), exit_code=error.exit_code)
+            raise
+        except LostRank as error:
             self.note_end("interrupted", str(error))
             raise
         except OSError as error:

@@ -41,6 +41,7 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     numbers: Any = None  # a gloo group of all ranks, for the few numbers that they agree on after each step
     facts: Any = None  # another, for facts and files, which may take long to make
+    seconds: float = SECONDS_IN_A_COLLECTIVE  # how long a collective waits for a rank before it fails
 
     @property
     def first(self) -> bool:
@@ -119,9 +120,15 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
     ours = PrefixStore("collectives", store)
     dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=timeout)
     try:
-        with _lost_ranks_named(seconds):
+        with lost_ranks_named(seconds):
             numbers = dist.new_group(backend="gloo", timeout=timeout)
-            yield Ranks(rank, size, device, numbers, dist.new_group(backend="gloo", timeout=_LONGEST_WAIT))
+            facts = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
+            try:
+                yield Ranks(rank, size, device, numbers, facts, seconds)
+            except Stopped as end:
+                if end.of_all_ranks:
+                    _leave(store, rank, size)
+                raise
             _leave(store, rank, size)
     finally:
         dist.destroy_process_group()
@@ -167,7 +174,7 @@ _LOST = ("connection", "timed out", "timeout", "broken pipe", "socket", "remote 
 
 
 @contextmanager
-def _lost_ranks_named(seconds: float) -> Iterator[None]:
+def lost_ranks_named(seconds: float) -> Iterator[None]:
     """Turn what a collective says of a rank that is gone into `LostRank`."""
     try:
         yield

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
 import torch
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What schedulers send some time before they end a job, or a terminal that is closed; SIGTERM may follow.
+WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
+# A scheduler signals every process of a job, torchrun's agent hands on what it gets: a rank gets one request twice.
+SECONDS_OF_AN_ECHO = 5.0
 
 
 class Stopped(Exception):  # noqa: N818 - it is an end, not always an error
     """A run that did not reach its last step; the text is a sentence for the person who started it."""
 
     exit_code = 1
+    of_all_ranks = False  # whether every rank raises it at the same point, so that the first alone says it
 
 
 class Diverged(Stopped):
     """The loss or the gradients left the finite numbers."""
 
     exit_code = 3
+    of_all_ranks = True
 
 
 class CannotSave(Stopped):
@@ -64,9 +72,9 @@ class FailedBefore(Stopped):
 class Interrupted(Stopped):
     """A signal asked for the end: 128 + its number, as shells count it (130 for Ctrl-C, 143 for SIGTERM)."""
 
-    def __init__(self, signum: int, sentence: str) -> None:
+    def __init__(self, signum: int, sentence: str, *, of_all_ranks: bool = True) -> None:
         super().__init__(sentence)
-        self.exit_code = 128 + signum
+        self.exit_code, self.of_all_ranks = 128 + signum, of_all_ranks
 
 
 # What torch's CPU allocator says where the system gives no memory.
@@ -88,27 +96,51 @@ def memory_told() -> Iterator[None]:
 
 
 class StopRequests:
-    """Turns the first Ctrl-C or SIGTERM into a request (``signum``); the second one ends the run at once.
+    """Turns the first of `STOP_SIGNALS` into a request (``signum``); the second one ends the run at once.
 
-    Outside the main thread, where Python allows no handlers, signals are left as they are.
+    A warning that another signal follows is one request with it; so, on one of several ranks (``echoes``), is the same
+    signal again within some seconds. Where the run was started with SIGHUP ignored (nohup) that stays so. Outside the
+    main thread, where Python allows no handlers, signals are left as they are. ``speaks``: this rank says what it does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, speaks: bool = True, echoes: bool = False) -> None:
         self.signum: int | None = None
+        self._speaks, self._echoes = speaks, echoes
+        self._newest, self._newest_at = 0, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in STOP_SIGNALS:
+                if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+                    continue
                 self._before[signum] = signal.signal(signum, self._on_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        if self._before and self._echoes and isinstance(exception[1], Stopped):
+            # torchrun's agent sends SIGTERM to the others as soon as one rank has ended; this one still writes why.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
-            raise Interrupted(signum, "Stopped at once; what came after the last checkpoint is lost.")
-        self.signum = signum
-        print("\nFinishing this step and saving a checkpoint; once more stops at once.", file=sys.stderr, flush=True)
+        before, before_at = self._newest, self._newest_at
+        self._newest, self._newest_at = signum, time.monotonic()
+        if self.signum is None:
+            self.signum = signum
+            if self._speaks:
+                _say_at_once("\nFinishing this step and saving a checkpoint; once more stops at once.\n")
+            return
+        if signum == before and self._echoes and self._newest_at - before_at < SECONDS_OF_AN_ECHO:
+            return
+        if signum != before and before in WARNINGS:
+            return
+        sentence = "Stopped at once; what came after the last checkpoint is lost." if self._speaks else ""
+        raise Interrupted(signum, sentence, of_all_ranks=False)
+
+
+def _say_at_once(text: str) -> None:
+    """Text on standard error past Python's buffers, in which a signal may have broken off another line."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), text.encode())
