@@ -11,7 +11,7 @@ import house
 import trainledger
 
 SOURCE = Path(trainledger.__file__).parent
-CORE = {"document", "frozen", "durable", "units", "dtypes"}
+CORE = {"document", "frozen", "durable", "remarks", "units", "dtypes"}
 LEDGER = {*CORE, "spec", "ledger"}
 PREDICT = {*LEDGER, "predict"}
 TRAIN = {*CORE, "spec", "huggingface", "nn", "data", "train"}
@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "document": ({"frozen", "units"}, False),
     "frozen": (set(), False),
     "durable": (set(), False),
+    "remarks": (set(), False),
     "units": (set(), False),
     "dtypes": ({"frozen", "units"}, False),
     "spec": (CORE, False),

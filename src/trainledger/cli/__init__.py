@@ -18,6 +18,7 @@ from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED
 from trainledger.cli.asking import lines, say, while_waiting
 from trainledger.document import Answer
 from trainledger.durable import is_full
+from trainledger.remarks import Unheard, unheard
 from trainledger.report.plain_data import error_json
 from trainledger.report.show import show
 from trainledger.report.table import wrapped
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with it closed: the next file to be opened must not pass for it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    before = sys.stdout, sys.stderr
+    sys.stderr = unheard(sys.stderr)
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -85,6 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"trainledger: {sentence}")
         _discard_output()
         return code
+    finally:
+        if (
+            isinstance(sys.stdout, Unheard) and sys.stdout.lost is not None
+        ):  # a verb goes on without it, as `train` does
+            say(f"trainledger: standard output could not be written ({sys.stdout.lost})")
+            _discard_output()
+        sys.stdout, sys.stderr = before
 
 
 def _discard_output() -> None:

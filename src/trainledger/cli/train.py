@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
@@ -20,6 +21,7 @@ from trainledger.cli.trained import continued, visible
 from trainledger.document import Document
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.utilization import mfu, step_peak
+from trainledger.remarks import unheard
 from trainledger.report import token_store
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import read_run
@@ -144,6 +146,7 @@ def train(args: Namespace) -> Outcome:
     """
     from trainledger.train.ranks import this_rank
 
+    sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
     run = run_of_file(args)
     run_dir = Path(args.dir) / run_name(run)
     if args.resume and this_rank() in (None, 0):
@@ -266,6 +269,7 @@ def demo(args: Namespace) -> Outcome:
 
     About four minutes on two CPU cores. An interrupted demo continues where it stopped.
     """
+    sys.stdout = unheard(sys.stdout)
     with as_file(files("trainledger.cli") / "demo.toml") as path:
         run = load(path, args.set)
     run_dir = Path(args.dir) / run_name(run)

@@ -17,6 +17,7 @@ from trainledger.durable import write_atomically
 from trainledger.nn.init import initialize
 from trainledger.nn.lora import adapt, draw
 from trainledger.nn.transformer import Transformer
+from trainledger.remarks import unheard
 from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
@@ -247,4 +248,4 @@ def _say_nothing(sentence: str) -> None:
 
 
 def _say_on_stderr(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)
+    print(printable(sentence), file=unheard(sys.stderr), flush=True)

@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
+from trainledger.remarks import unheard
 from trainledger.spec.problem import printable
 from trainledger.train.device import memory_in_use
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, StepRecord, TrainingState
@@ -25,9 +26,9 @@ class Progress(Observer):
     ``mfu`` turns seconds per step into a ratio; without it (no peak known) none is shown.
     """
 
-    def __init__(self, *, mfu: Callable[[float], float] | None = None, stream: IO[str] | None = None) -> None:
+    def __init__(self, *, mfu: Callable[[float], float] | None = None, stream: TextIO | None = None) -> None:
         self._mfu = mfu
-        self._stream = stream or _standard_error()
+        self._stream = unheard(stream or _standard_error())
         self._recent: deque[float] = deque(maxlen=STEPS_AVERAGED)
         self._last_line = 0.0
         self._state: TrainingState | None = None
@@ -104,7 +105,7 @@ class Progress(Observer):
         self._last_line = time.monotonic()
 
 
-def _standard_error() -> IO[str]:
+def _standard_error() -> TextIO:
     """Standard error, or nowhere where the process was started with it closed."""
     if sys.stderr is None or sys.stderr.closed:
         return open(os.devnull, "w", encoding="utf-8")
