@@ -6,6 +6,7 @@ The engine knows nothing of this: forecast and meter watch it as observers and l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -109,7 +110,8 @@ class Forecasting(Observer):
     """Keeps the forecast in the run's directory before the first step; a resumed run keeps its first one."""
 
     def on_start(self, state: TrainingState) -> None:
-        if (state.run_dir / "forecast.json").exists():
+        with suppress(InvalidInput):  # none yet, or a damaged one, is made
+            read_json(Forecast, state.run_dir / "forecast.json")
             return
         told, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
         write_ledger(ledger, state.run_dir / "predicted-ledger.json.gz")

@@ -13,6 +13,8 @@ from typing import Any
 
 # What the system says when a disk, a quota or a file-size limit is full.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What it says where a file may not be written any longer.
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def sync(path: Path) -> None:

@@ -47,7 +47,7 @@ def main(what: str, rank: int, out: str) -> None:
         mesh = mesh_of(layout)
         model, together = model_on_rank(run, mesh, cpu, seed=1)
         optimizer = optimizer_on_rank(model, run.recipe, together)
-        part, ranks = data_rank(layout, mesh), Ranks(rank, layout.devices, cpu, dist.new_group(), dist.new_group())
+        part, ranks = data_rank(layout, mesh), Ranks(rank, layout.devices, cpu, dist.new_group())
     step = 0 if told["path"] is None else load(Path(told["path"]), model, optimizer)["step"]
     feed = CountingFeed(run, cpu, rank=part, ranks=layout.data_ranks)
     losses = []

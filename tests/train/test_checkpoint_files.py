@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.nn.transformer import build
+from trainledger.spec.problem import InvalidInput
 from trainledger.train import checkpoint, loading, saving
 from trainledger.train.engine import train
 from trainledger.train.optimizer import build_optimizer
@@ -27,7 +29,7 @@ def names(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("how", ["cut short", "a bit flipped", "emptied", "missing"])
+@pytest.mark.parametrize("how", ["cut short", "a bit flipped", "emptied", "missing", "of another run", "nested"])
 def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, how: str, tmp_path: Path) -> None:
     run = tiny_run()
     finished = train(run, tmp_path, open_feed=CountingFeed)
@@ -36,6 +38,11 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, ho
     content = harmed.read_bytes()
     if how == "missing":
         harmed.unlink()
+    elif how == "of another run":
+        other = train(tiny_run(seed=3), tmp_path / "other", open_feed=CountingFeed)
+        harmed.write_bytes((other.checkpoint / file).read_bytes())
+    elif how == "nested":
+        harmed.write_bytes(b"[" * 100_000)
     elif how == "a bit flipped":
         # In the middle: of the manifest that is a letter of a hash or a name, of the others any byte.
         at = len(content) // 2
@@ -54,6 +61,87 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, ho
     aside = tmp_path / "checkpoints" / "damaged-1-step-00000006"
     assert aside.is_dir(), "a damaged checkpoint is set aside, not deleted"
     assert any(str(aside) in each for each in said)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "optimizer.old.safetensors"])
+def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tmp_path: Path) -> None:
+    finished = train(tiny_run(), tmp_path, open_feed=CountingFeed)
+    expected = (finished.checkpoint / "model.safetensors").read_bytes()
+    (finished.checkpoint / name).write_bytes(expected)
+    wrong = checkpoint.damage(finished.checkpoint)
+    assert wrong == f"holds {name}, which its manifest does not name"
+    again = train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True)
+    assert (again.checkpoint / "model.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"step": 4}, "has a training.json of step 4"),
+        ({"threads": "one"}, "has a training.json in which threads is a str"),
+        ({"loss": [1.0]}, "has a training.json in which loss is a list"),
+    ],
+)
+def test_facts_that_nothing_can_go_on_from_are_damage(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    """With its hash in the manifest put right, as a hand would do it that edits both."""
+    path = train(tiny_run(), tmp_path, open_feed=CountingFeed).checkpoint
+    training, manifest = path / "training.json", path / "manifest.json"
+    training.write_text(json.dumps(json.loads(training.read_text()) | change))
+    told = json.loads(manifest.read_text())
+    content = training.read_bytes()
+    told["files"]["training.json"] = {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest.write_text(json.dumps(told))
+    assert checkpoint.damage(path) == sentence
+
+
+@pytest.mark.parametrize("ranks", [0, 10**12, True, "two", None, 2])
+def test_a_manifest_of_so_many_ranks_is_damage(ranks: object, tmp_path: Path) -> None:
+    path = train(tiny_run(), tmp_path, open_feed=CountingFeed).checkpoint
+    told = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(told | {"ranks": ranks}))
+    assert checkpoint.damage(path) is not None
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
+    finished = train(tiny_run(), tmp_path / "run", open_feed=CountingFeed)
+    expected = (finished.checkpoint / "model.safetensors").read_bytes()
+    other = train(tiny_run(steps=8), tmp_path / "other", open_feed=CountingFeed)
+    shutil.rmtree(finished.checkpoint)
+    there = shutil.copytree(other.checkpoint, finished.checkpoint.with_name("step-00000008"))
+    said: list[str] = []
+    again = train(tiny_run(), tmp_path / "run", open_feed=CountingFeed, resume=True, say=said.append)
+    assert (again.checkpoint / "model.safetensors").read_bytes() == expected
+    assert any("step-00000008 is a checkpoint of run" in each and "skipped" in each for each in said)
+    assert not there.exists()
+    assert (there.parent / "damaged-1-step-00000008").is_dir()
+
+
+def test_only_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+    """The run's own may lie elsewhere: nothing is begun anew beside them."""
+    for each in checkpoint.all_checkpoints(train(tiny_run(), tmp_path / "run", open_feed=CountingFeed).run_dir):
+        shutil.rmtree(each)
+    other = train(tiny_run(steps=8), tmp_path / "other", open_feed=CountingFeed)
+    there = tmp_path / "run" / "checkpoints" / other.checkpoint.name
+    shutil.copytree(other.checkpoint, there)
+    with pytest.raises(InvalidInput, match=r"is a checkpoint of run .*, not of"):
+        train(tiny_run(), tmp_path / "run", open_feed=CountingFeed, resume=True)
+    assert there.is_dir()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 100, b"[model", b'[model]\nvocab_size = "many"'])
+def test_a_damaged_run_file_is_written_anew_from_its_own(content: bytes | None, tmp_path: Path) -> None:
+    train(tiny_run(), tmp_path, open_feed=CountingFeed)
+    path, said = tmp_path / "run.toml", list[str]()
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
+    assert path.read_bytes() == whole
+    assert any("is written anew" in each for each in said)
+    path.unlink()
+    with pytest.raises(InvalidInput):
+        train(tiny_run(learning_rate=0.5), tmp_path, open_feed=CountingFeed, resume=True)
 
 
 def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> None:

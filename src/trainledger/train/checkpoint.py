@@ -19,6 +19,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from trainledger.durable import parse_json, sha256
@@ -29,6 +30,11 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
 _NAME = re.compile(r"step-(\d{8,})")
+_LOSS = (int, float, NoneType)
+# What a run needs of training.json to go on, as it is written.
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "digest": str, "data": str, "threads": int, "seconds": (int, float), "loss": _LOSS, "validation_loss": _LOSS,
+}  # fmt: skip
 
 
 def checkpoints_dir(run_dir: Path) -> Path:
@@ -83,26 +89,44 @@ def damage(path: Path) -> str | None:
         if manifest["format"] != FORMAT:
             return f"has format {manifest['format']}, and this version reads {FORMAT}"
         ranks = manifest.get("ranks", 1)
+        if type(ranks) is not int or not 1 <= ranks <= len(files):
+            return "has a manifest that does not say how many ranks wrote it"
         needed = {"training.json", *(name for rank in range(ranks) for name in file_names(rank, ranks))}
         if not needed <= files.keys():
             return "has a manifest that lacks a file"
+        if stray := {each.name for each in path.glob("*.safetensors")} - files.keys():
+            return f"holds {min(stray)}, which its manifest does not name"
         for name, listed in files.items():
             nbytes = (path / name).stat().st_size
             if nbytes != listed["nbytes"]:
                 return f"has {nbytes} bytes in {name}, and the manifest says {listed['nbytes']}"
             if sha256(path / name) != listed["sha256"]:
                 return f"has a {name} whose SHA-256 is not the manifest's"
+        return _other_facts(read_facts(path), path)
     except FileNotFoundError as error:
         return f"lacks {Path(error.filename).name}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be read ({type(error).__name__}: {error})"
+
+
+def _other_facts(facts: object, path: Path) -> str | None:
+    """What training.json says that the run which wrote it would not have said."""
+    if not isinstance(facts, dict):
+        return "has a training.json that is no table"
+    named = _NAME.fullmatch(path.resolve().name)
+    if named is not None and facts.get("step") != int(named[1]):
+        return f"has a training.json of step {facts.get('step')}"
+    for name, kinds in _FACTS.items():
+        if name in facts and (not isinstance(facts[name], kinds) or isinstance(facts[name], bool)):
+            return f"has a training.json in which {name} is a {type(facts[name]).__name__}"
     return None
 
 
-def latest_valid(run_dir: Path, say: Say) -> Path | None:
-    """The newest checkpoint whose every file has its hash; ``say`` gets a sentence for each damaged newer one."""
+def latest_valid(run_dir: Path, say: Say, refused: Callable[[Path], str | None] = lambda path: None) -> Path | None:
+    """The newest checkpoint whose every file has its hash, and of which ``refused`` has nothing to say; ``say`` gets a
+    sentence for each newer one that is passed over."""
     for each in reversed(all_checkpoints(run_dir)):
-        wrong = damage(each)
+        wrong = damage(each) or refused(each)
         if wrong is None:
             return each
         say(f"{each} {wrong}; skipped.")
@@ -110,7 +134,7 @@ def latest_valid(run_dir: Path, say: Say) -> Path | None:
 
 
 def set_aside(run_dir: Path, after: int, say: Say) -> None:
-    """Rename damaged checkpoints newer than step ``after``, so that they neither count as kept nor stand in the way."""
+    """Rename unusable checkpoints newer than step ``after``: they neither count as kept nor stand in the way."""
     for each in all_checkpoints(run_dir):
         if step_of(each) > after:
             number = 1

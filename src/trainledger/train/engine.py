@@ -79,7 +79,7 @@ def train(
 def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) -> dict[str, Any]:
     """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts."""
     stack.enter_context(locked(run_dir))
-    begun = begin_or_match(run_dir, run)
+    begun = begin_or_match(run_dir, run, say)
     earlier = read_state(run_dir)
     if earlier is not None:
         refuse_other_weights(run_dir, earlier.get("initial_weights"))
@@ -126,7 +126,7 @@ def _prepare(
         state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
         state.initial_weights = initial_weights
         if path is not None:
-            _restore(state, path, say)
+            ranks.together(lambda: _restore(state, path, say))
         elif isinstance(optimizer, MasterWeights):
             optimizer.begin()
     if resume and path is None:
@@ -159,13 +159,22 @@ def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part:
 
 def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     """The name of the newest valid checkpoint, which must be of this run and its text."""
-    path = checkpoint.latest_valid(run_dir, say)
+    others: list[Problem] = []
+
+    def of_another_run(path: Path) -> str | None:
+        its = checkpoint.read_facts(path)["digest"]
+        if its == digest(run):
+            return None
+        rule = f"is a checkpoint of run {its[:8]}, not of {digest(run)[:8]}"
+        others.append(Problem("checkpoint", str(path), rule))
+        return rule
+
+    path = checkpoint.latest_valid(run_dir, say, of_another_run)
     if path is None:
+        if others:  # somebody has put them there, and the run's own may lie elsewhere
+            raise InvalidInput(others)
         return None
     facts = checkpoint.read_facts(path)
-    if facts["digest"] != digest(run):
-        rule = f"is a checkpoint of run {facts['digest'][:8]}, not of {digest(run)[:8]}"
-        raise InvalidInput([Problem("checkpoint", str(path), rule)])
     if facts["data"] != feed.fingerprint:
         rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
         raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainledger.durable import is_full
+from trainledger.durable import FORBIDDEN, is_full
 from trainledger.nn.loss import next_token_loss
 from trainledger.spec.precision import Precision
 from trainledger.spec.runfile import digest
@@ -70,6 +70,8 @@ class TrainingLoop:
         state = self.state
         self.metrics = Metrics(state.run_dir, after=state.step) if self.ranks.first else NoMetrics()
         try:
+            if self.metrics.damaged:
+                self.say(f"Damaged lines of {self.metrics.path}, which are left out: {self.metrics.damaged}.")
             self.write_state("running", **self.facts())
             self.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
             stops = StopRequests(speaks=self.ranks.first, echoes=self.ranks.size > 1)
@@ -85,21 +87,28 @@ class TrainingLoop:
             self.note_end("interrupted", str(error))
             raise
         except OSError as error:
-            self.note_end("failed", str(error))
-            if not is_full(error):
+            if not is_full(error) and error.errno not in FORBIDDEN:
+                self.note_end("failed", str(error))
                 raise
             newest = checkpoint.all_checkpoints(state.run_dir)
             where = f"the newest checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
-            raise CannotSave(f"No space for the metrics of step {state.step} ({error}); {where}.") from error
+            what = "No space for the records" if is_full(error) else "The records cannot be written"
+            refused = CannotSave(f"{what} of step {state.step} ({error}); {where}.")
+            self.note_end("failed", str(refused), exit_code=refused.exit_code)
+            raise refused from error
         except BaseException as error:
             code = {"exit_code": error.exit_code} if isinstance(error, Stopped) else {}
             self.note_end("failed", str(error) or type(error).__name__, **code)
             raise
         finally:
             self.saver.close()
-            self.metrics.close()
+            with suppress(OSError):  # what a full disk did not take was said where it was written
+                self.metrics.close()
             for each in self.observers:
-                each.on_stop()
+                try:
+                    each.on_stop()
+                except OSError as error:
+                    self.say(f"What was measured could not be written: {error}.")
 
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
@@ -220,7 +229,10 @@ class TrainingLoop:
         with self.clock("checkpoint"):
             path = self.saver.finish()
             if self.ranks.first:
-                checkpoint.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every)
+                try:
+                    checkpoint.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every)
+                except OSError as error:
+                    self.say(f"An older checkpoint could not be deleted: {error}.")
         phases = self.clock.take()
         state.seconds += phases["checkpoint"] - stalled
         written = {"written_seconds": time.perf_counter() - self.begun_at} if self.saver.background else {}

@@ -23,7 +23,7 @@ class Metrics:
     def __init__(self, run_dir: Path, *, after: int) -> None:
         """Open the file for a session that begins ``after`` that many steps; later lines are cut off."""
         self.path = run_dir / "metrics.jsonl"
-        cut_back(self.path, after)
+        self.damaged = cut_back(self.path, after)  # lines that were left out
         self._file = self.path.open("a", encoding="utf-8")
 
     def step(self, record: StepRecord) -> None:
@@ -55,6 +55,8 @@ class Metrics:
 class NoMetrics(Metrics):
     """The metrics of a rank that is not the first: nothing is written."""
 
+    damaged = 0
+
     def __init__(self) -> None:
         """No file."""
 
@@ -70,6 +72,11 @@ class NoMetrics(Metrics):
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file; what a crash cut short, or what has no whole number of steps, is left out."""
+    return (each for each in _lines(path) if each is not None)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The lines of a metrics file, None for each that is damaged."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -77,14 +84,22 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 fields = parse_json(line)
             except ValueError:
-                continue
-            if isinstance(fields, dict) and isinstance(fields.get("step", 0), int):
-                yield fields
+                if not line.endswith("\n"):
+                    return  # the last one, torn by a crash
+                fields = None
+            yield fields if isinstance(fields, dict) and _is_step(fields.get("step", 0)) else None
 
 
-def cut_back(path: Path, after: int) -> None:
-    """Drop the lines of steps beyond ``after`` and torn ones, in one motion."""
-    if path.exists():
-        kept = [json.dumps(each) + "\n" for each in read(path) if each.get("step", 0) <= after]
-        write_atomically(path, "".join(kept))
-        sync(path)
+def _is_step(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def cut_back(path: Path, after: int) -> int:
+    """Drop the lines of steps beyond ``after`` and damaged ones, in one motion; how many were damaged."""
+    if not path.exists():
+        return 0
+    lines = list(_lines(path))
+    kept = [json.dumps(each) + "\n" for each in lines if each is not None and each.get("step", 0) <= after]
+    write_atomically(path, "".join(kept))
+    sync(path)
+    return lines.count(None)

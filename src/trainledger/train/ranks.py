@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,14 +24,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from trainledger.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.train.device import find_device
 from trainledger.train.stop import EndedElsewhere, LostRank, Stopped
 
 WRONG_INPUT = 2  # the exit code of the command line for InvalidInput
-_LONGEST_WAIT = timedelta(days=1)  # of one rank for another that prepares text, or writes or hashes a checkpoint
+FAILED, DISK_FULL = 1, 4  # its exit codes for other failures, and for a full disk
 SECONDS_IN_A_COLLECTIVE = 600.0
+_LONGEST_PAUSE = 1.0  # seconds between two words of ranks that wait for one that prepares text or writes a checkpoint
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    numbers: Any = None  # a gloo group of all ranks, for the few numbers that they agree on after each step
-    facts: Any = None  # another, for facts and files, which may take long to make
+    numbers: Any = None  # a gloo group of all ranks, for the numbers and facts that they agree on
     seconds: float = SECONDS_IN_A_COLLECTIVE  # how long a collective waits for a rank before it fails
 
     @property
@@ -51,36 +54,52 @@ class Ranks:
     def together(self, make: Callable[[], Any]) -> list[Any]:
         """What ``make`` gives on every rank, by rank; values that JSON holds.
 
-        All ranks must call this at the same point. Where it raises `InvalidInput` or `Stopped` on some rank, it raises
-        on all: the lowest of those ranks raises its own error, the others `EndedElsewhere`.
+        All ranks must call this at the same point. Where it raises on some rank, it raises on all: the lowest of those
+        ranks raises its own error, the others `EndedElsewhere`. It may take as long as it likes, in a thread; a rank
+        that is gone or stopped meanwhile is noticed within ``seconds``.
         """
         if self.size == 1:
             return [make()]
-        raised: InvalidInput | Stopped | None = None
-        mine: dict[str, Any] = {}
-        try:
-            mine["value"] = make()
-        except Stopped as error:
-            raised, mine["code"] = error, error.exit_code
-        except InvalidInput as error:
-            raised, mine["code"] = error, WRONG_INPUT
+        made = self._made(make)
+        error = made.exception()
+        mine = {"value": made.result()} if error is None else {"code": _exit_code(error)}
         said = [json.loads(each) for each in self._all_said(json.dumps(mine))]
         failed = next((rank for rank, each in enumerate(said) if "code" in each), None)
         if failed is None:
             return [each["value"] for each in said]
-        if failed == self.rank and raised is not None:
-            raise raised
+        if failed == self.rank and error is not None:
+            raise error
         raise EndedElsewhere(failed, said[failed]["code"])
+
+    def _made(self, make: Callable[[], Any]) -> Future[Any]:
+        """What ``make`` gave or raised, once every rank has it; until then each says that it is there."""
+        made: Future[Any] = Future()
+
+        def settle() -> None:
+            try:
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)  # which device is the current one is a matter of the thread
+                made.set_result(make())
+            except BaseException as error:  # raised again in the thread that asked
+                made.set_exception(error)
+
+        threading.Thread(target=settle, name="trainledger together", daemon=True).start()
+        pause = 0.001
+        wait([made], timeout=pause)
+        while self.summed(float(not made.done()))[0]:
+            wait([made], timeout=pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return made
 
     def _all_said(self, text: str) -> list[bytes]:
         """What every rank says, by rank."""
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(mine)]), group=self.facts)
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=self.numbers)
         longest = int(max(lengths))
         padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
         texts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(texts, padded, group=self.facts)
+        dist.all_gather(texts, padded, group=self.numbers)
         return [bytes(each[: int(n)].tolist()) for each, n in zip(texts, lengths, strict=True)]
 
     def of_first(self, make: Callable[[], Any]) -> Any:
@@ -113,18 +132,18 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=seconds)
-    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-    store = _without_earlier_keys(store, rank, size)
-    store.set_timeout(_LONGEST_WAIT)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    ours = PrefixStore("collectives", store)
-    dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=timeout)
+    with lost_ranks_named(seconds):
+        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        store.set_timeout(timeout)
+        store = _without_earlier_keys(store, rank, size, seconds)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        ours = PrefixStore("collectives", store)
+        dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=timeout)
     try:
         with lost_ranks_named(seconds):
             numbers = dist.new_group(backend="gloo", timeout=timeout)
-            facts = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
             try:
-                yield Ranks(rank, size, device, numbers, facts, seconds)
+                yield Ranks(rank, size, device, numbers, seconds)
             except Stopped as end:
                 if end.of_all_ranks:
                     _leave(store, rank, size)
@@ -134,7 +153,16 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
         dist.destroy_process_group()
 
 
-def _without_earlier_keys(store: Any, rank: int, size: int) -> Any:
+def _exit_code(error: BaseException) -> int:
+    """What the command line ends with for an error."""
+    if isinstance(error, Stopped):
+        return error.exit_code
+    if isinstance(error, InvalidInput):
+        return WRONG_INPUT
+    return DISK_FULL if isinstance(error, OSError) and is_full(error) else FAILED
+
+
+def _without_earlier_keys(store: Any, rank: int, size: int, seconds: float) -> Any:
     """A part of the store with nothing in it of processes that torchrun has ended and started again.
 
     torchrun keeps one store through all restarts, and its nodes do not count them alike. So each process waits for an
@@ -148,7 +176,10 @@ def _without_earlier_keys(store: Any, rank: int, size: int) -> Any:
         return ours
     ours = PrefixStore(word, store)
     missing, answered = set(range(1, size)), set()
+    deadline = time.monotonic() + seconds
     while missing:
+        if time.monotonic() > deadline:
+            raise LostRank(f"Rank {min(missing)} did not come within {seconds:.0f} s; --resume tries again.")
         for each in missing:
             if store.check([f"trainledger/word/{each}"]):
                 said = store.get(f"trainledger/word/{each}").decode()

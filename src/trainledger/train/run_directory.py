@@ -21,8 +21,8 @@ from trainledger.durable import held, write_atomically, write_json
 from trainledger.spec.difference import Difference, differences
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import is_of_the_machine, read, to_toml
-from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
+from trainledger.spec.runfile import digest, is_of_the_machine, read, to_toml
+from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint, read_facts
 
 STATES = ("running", "finished", "interrupted", "failed")
 
@@ -66,17 +66,25 @@ def nearest_begun(folder: Path, run: Run) -> tuple[Path, list[Difference]] | Non
     return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
-def begin_or_match(run_dir: Path, run: Run) -> bool:
+def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
     """True where this run was begun here before, False where not; its run file is written down.
 
-    Where it goes on with another layout or on another machine, the forecast of the old one is deleted. Raises
-    `InvalidInput` naming each field in which the run differs from the one that was begun.
+    Where it goes on with another layout or on another machine, the forecast of the old one is deleted. A run file that
+    is damaged or gone is written anew where the checkpoints are of this run. Raises `InvalidInput` naming each field in
+    which the run differs from the one that was begun.
     """
     path = run_dir / "run.toml"
     if not is_begun(run_dir):
         write_atomically(path, to_toml(run))
         return False
-    begun = read(path)
+    try:
+        begun = read(path)
+    except InvalidInput:
+        if not all(each == digest(run) for each in _digests(run_dir)):
+            raise
+        say(f"{path} was damaged and is written anew: the checkpoints are of this run.")
+        write_atomically(path, to_toml(run))
+        return True
     problems = [
         Problem(each.field, each.b, "is not what the run was begun with", each.a) for each in changes(begun, run)
     ]
@@ -86,6 +94,13 @@ def begin_or_match(run_dir: Path, run: Run) -> bool:
         write_atomically(path, to_toml(run))
         (run_dir / "forecast.json").unlink(missing_ok=True)
     return True
+
+
+def _digests(run_dir: Path) -> Iterator[str]:
+    """Of which run each readable checkpoint of a directory says that it is."""
+    for each in all_checkpoints(run_dir):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            yield str(read_facts(each)["digest"])
 
 
 def write_state(run_dir: Path, state: str, **facts: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def save(
     run_dir: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, object]
 ) -> Path:
-    """Write the checkpoint of one process and give its directory; raises `CannotSave` where the disk is full."""
+    """Write the checkpoint of one process and give its directory; raises `CannotSave` where it cannot be written."""
     saver = Saver(run_dir, Ranks(), None, background=False)
     saver.begin(step, model, optimizer, facts)
     return saver.finish()
@@ -72,7 +72,8 @@ class _Begun:
 
     step: int
     facts: Mapping[str, object]
-    files: Future[Files]
+    write: Callable[[], Files]  # gives this rank's files once they are written; in the foreground it writes them
+    written: Callable[[], bool]
 
 
 class Saver:
@@ -96,28 +97,34 @@ class Saver:
     @property
     def writing(self) -> bool:
         """Whether this rank is still writing its files; false also where writing failed."""
-        return self._begun is not None and not self._begun.files.done()
+        return self._begun is not None and not self._begun.written()
 
     def begin(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, object]) -> None:
-        """Take the tensors of this moment and write them; returns when they may change again."""
+        """Take the tensors of this moment. In the background they may change when it returns, else after `finish`.
+
+        Raises `CannotSave` on all ranks where the directory cannot be written.
+        """
         assert self._begun is None, "one checkpoint at a time"
-        directory = checkpoints_dir(self.run_dir) / f"{TEMPORARY}step-{step:08d}"
-        self.ranks.of_first(lambda: _empty(directory))
+        final = checkpoints_dir(self.run_dir) / f"step-{step:08d}"
+        directory = final.with_name(f"{TEMPORARY}{final.name}")
+        self.ranks.of_first(lambda: _or_cannot_save(lambda: _empty(directory), final))
         parts = [own_parts(each, self.mesh) for each in (model_tensors(model), optimizer_tensors(model, optimizer))]
         names = file_names(self.ranks.rank, self.ranks.size)
-        files: Future[Files]
         if self._writer is None:
-            files = Future()
-            _settle(files, lambda: _write(directory, names, [(_on_host(t), offsets) for t, offsets in parts]))
+
+            def write() -> Files:
+                return _write(directory, names, [(_on_host(tensors), offsets) for tensors, offsets in parts])
+
+            self._begun = _Begun(step, facts, write, lambda: False)
         else:
             copies = [(self._copied(tensors), offsets) for tensors, offsets in parts]
             files = self._writer.submit(_write, directory, names, copies)
-        self._begun = _Begun(step, facts, files)
+            self._begun = _Begun(step, facts, files.result, files.done)
 
     def finish(self) -> Path:
         """Wait until all ranks have written, give the checkpoint its name, and give its directory.
 
-        Raises `CannotSave` on all ranks where one has no room; earlier checkpoints are not touched.
+        Raises `CannotSave` on all ranks where one cannot write; earlier checkpoints are not touched.
         """
         assert self._begun is not None
         begun, self._begun = self._begun, None
@@ -125,7 +132,7 @@ class Saver:
         temporary = final.with_name(f"{TEMPORARY}{final.name}")
 
         def written() -> Files:
-            files: Files = _or_cannot_save(begun.files.result, final)
+            files: Files = _or_cannot_save(begun.write, final)
             return files
 
         try:
@@ -164,20 +171,10 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: each.cpu() for name, each in tensors.items()}
 
 
-def _settle(future: Future[Files], make: Callable[[], Files]) -> None:
-    try:
-        future.set_result(make())
-    except Exception as error:
-        future.set_exception(error)
-
-
 def _empty(directory: Path) -> None:
-    """An empty directory to write into; OSError is a matter of `finish`, like that of the files."""
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        pass
+    """An empty directory to write into."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _write(directory: Path, names: tuple[str, str], parts: Any) -> Files:
@@ -202,15 +199,12 @@ def _name(temporary: Path, final: Path, facts: Mapping[str, object], files: File
 
 
 def _or_cannot_save(make: Callable[[], Any], final: Path) -> Any:
-    """What ``make`` gives; a full disk as `CannotSave`."""
+    """What ``make`` gives; what the system refuses as `CannotSave`."""
     try:
         return make()
     except OSError as error:
-        if not is_full(error):
-            raise
         kept = all_checkpoints(final.parent.parent)
         newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
         step = int(final.name.removeprefix("step-"))
-        raise CannotSave(
-            f"No space to save step {step} under {final.parent} ({error}); {newest}, untouched."
-        ) from error
+        what = f"No space to save step {step}" if is_full(error) else f"Step {step} cannot be saved"
+        raise CannotSave(f"{what} under {final.parent} ({error}); {newest}, untouched.") from error

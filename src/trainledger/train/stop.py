@@ -36,7 +36,7 @@ class Diverged(Stopped):
 
 
 class CannotSave(Stopped):
-    """The disk took no more; what was saved before is intact."""
+    """The disk took no more, or may not be written any longer; what was saved before is intact."""
 
     exit_code = 4
 
