@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sysconfig
@@ -88,6 +89,26 @@ def test_a_damaged_memory_of_hashes_is_no_obstacle(tmp_path: Path) -> None:
     file.write_text("one")
     (tmp_path / "corpus-hashes.json").write_text("{half")
     assert len(identify(find_corpus((str(file),), tmp_path), tmp_path).sources[0].sha256) == 64
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "[" * 100_000, '{"hashes": 1, "sha256": "a"}'])
+def test_a_memory_of_hashes_of_another_shape_is_no_obstacle(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    (tmp_path / "corpus-hashes.json").write_text(content)
+    assert len(identify(find_corpus((str(file),), tmp_path), tmp_path).sources[0].sha256) == 64
+
+
+def test_a_hash_that_was_changed_in_the_memory_is_not_believed(tmp_path: Path) -> None:
+    file, memory = tmp_path / "a.txt", tmp_path / "corpus-hashes.json"
+    file.write_text("one")
+    os.utime(file, (1, 1))
+    corpus = find_corpus((str(file),), tmp_path)
+    true = identify(corpus, tmp_path).sha256
+    told = json.loads(memory.read_text())
+    ((key, digest),) = told["hashes"].items()
+    memory.write_text(json.dumps(told | {"hashes": {key: digest[::-1]}}))
+    assert identify(corpus, tmp_path).sha256 == true
 
 
 def test_the_plan_covers_every_byte_once(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from resealed import reseal
 
-from trainledger.data import TokenStore, prepare, train_batch, validation_batch
+from trainledger.data import TokenStore, open_store, prepare, train_batch, validation_batch
 from trainledger.data.loader import STEPS_AHEAD, Loader, open_loader
 from trainledger.spec.data import DataSpec
 from trainledger.spec.model import ModelSpec
@@ -118,6 +119,8 @@ def test_an_error_of_the_thread_is_raised_in_the_loop(store: TokenStore) -> None
     tokens = np.fromfile(path, dtype="<u2")
     tokens[:] = 999
     tokens.tofile(path)
+    reseal(path)
+    store = open_store(store.directory)
     with Loader(store, **SIZES, micro_batch=4) as loader:
         with pytest.raises(InvalidInput, match=rf"{path} the token at byte \d+ is 999, outside the vocabulary of 257"):
             next(loader.batches(0))

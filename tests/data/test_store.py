@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from resealed import reseal
 
 from trainledger.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
 from trainledger.data.files import BLOCK_NBYTES
+from trainledger.data.verified import Verified
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
 
@@ -96,6 +99,7 @@ def test_a_token_outside_the_vocabulary_is_told_with_its_byte(store: TokenStore)
     tokens = np.fromfile(path, dtype="<u2")
     tokens[40] = 257
     tokens.tofile(path)
+    reseal(path)
     reopened = open_store(store.directory)
     reopened.train.read(first, 40)
     rule = f"data.cache: {path} the token at byte 80 is 257, outside the vocabulary of 257; remove this file"
@@ -103,11 +107,107 @@ def test_a_token_outside_the_vocabulary_is_told_with_its_byte(store: TokenStore)
         reopened.train.read(first - 7, 60)
 
 
+def test_a_block_that_was_changed_is_refused_when_it_is_read(store: TokenStore) -> None:
+    """Its size is kept, and every token is in the vocabulary."""
+    path = store.directory / "00000.train.u16"
+    nbytes = path.stat().st_size
+    data = bytearray(path.read_bytes())
+    data[nbytes - 2] ^= 1
+    path.write_bytes(data)
+    reopened = open_store(store.directory)
+    first = BLOCK_NBYTES // 2
+    reopened.train.read(0, first)
+    rule = (
+        f"data.cache: {path} is corrupt: its CRC-32 is not the recorded one between byte {BLOCK_NBYTES} and {nbytes};"
+    )
+    with pytest.raises(InvalidInput, match=re.escape(rule)):
+        reopened.train.read(first - 5, 10)
+
+
+def test_a_file_that_was_found_whole_is_compared_again_only_when_it_changes(store: TokenStore) -> None:
+    path = store.directory / "00000.train.u16"
+    memory = Verified(store.directory).path
+    os.utime(path, (1, 1))
+    store.train.read(0, 100)
+    assert not memory.exists(), "one block of two is read"
+    store.train.read(0, path.stat().st_size // 2)
+    assert list(json.loads(memory.read_text())) == [path.name]
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, (1, 1))  # inode, size and time are those of before: what is remembered is believed
+    open_store(store.directory).train.read(0, 10)
+    for when in ((2, 2), (2**32, 2**32)):
+        os.utime(path, when)
+        with pytest.raises(InvalidInput, match="is corrupt"):
+            open_store(store.directory).train.read(0, 10)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"00000.train.u16": 3}', '{"00000.train.u16": [1, 2]}'])
+def test_a_damaged_memory_vouches_for_nothing(store: TokenStore, content: str) -> None:
+    path = store.directory / "00000.train.u16"
+    path.write_bytes(bytes(path.stat().st_size))
+    os.utime(path, (1, 1))
+    Verified(store.directory).path.write_text(content)
+    with pytest.raises(InvalidInput, match="is corrupt"):
+        open_store(store.directory).train.read(0, 10)
+
+
+def test_what_verify_has_read_is_remembered(store: TokenStore) -> None:
+    for each in store.directory.iterdir():
+        os.utime(each, (1, 1))
+    store.verify()
+    known = json.loads(Verified(store.directory).path.read_text())
+    assert sorted(known) == sorted(each.name for each in store.directory.glob("0*.u*"))
+
+
+def test_where_documents_end_is_compared_too(store: TokenStore) -> None:
+    path = store.directory / "00000.train.ends.u64"
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is corrupt")):
+        open_store(store.directory).train.document_ends(0)
+
+
+@pytest.mark.parametrize("file", ["index.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{half", b"[]", b"[" * 100_000, b"\xff\x00", b'{"format": 1}', "flip"])
+def test_a_damaged_index_is_made_anew_from_the_shards(
+    data: DataSpec, store: TokenStore, file: str, content: bytes | str | None
+) -> None:
+    path = store.directory / file
+    whole = path.read_bytes()
+    shards = {each: each.stat().st_mtime_ns for each in store.directory.glob("0*")}
+    path.unlink()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        at = whole.index(b"vocab" if file == "index.json" else b"256") + 15 * (file == "index.json")
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    prepare(data, vocab_size=None, progress=False).verify()
+    assert path.read_bytes() == whole
+    assert {each: each.stat().st_mtime_ns for each in store.directory.glob("0*")} == shards
+
+
+def test_a_shard_that_was_damaged_before_the_index_is_made_anew(data: DataSpec, store: TokenStore) -> None:
+    (store.directory / "index.json").unlink()
+    path = store.directory / "00000.counts.u64"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    again = prepare(data, vocab_size=None, progress=False)
+    assert path.read_bytes() == whole
+    assert again.unigram_entropy_nats == store.unigram_entropy_nats
+
+
 def test_a_damaged_index_is_told(store: TokenStore) -> None:
     path = store.directory / "index.json"
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
     with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not tell what the store holds")):
+        open_store(store.directory)
+    path.write_text(whole.replace('"vocab_size": 257', '"vocab_size": 256'))
+    with pytest.raises(InvalidInput, match="its SHA-256 is not that of what it says"):
         open_store(store.directory)
     path.write_text(json.dumps(json.loads(whole) | {"format": 99}))
     with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 1")):

@@ -111,10 +111,7 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
     remembered, because a second change might leave the same time.
     """
     memory = cache / "corpus-hashes.json"
-    try:
-        known: dict[str, str] = parse_json(memory.read_text())
-    except (OSError, ValueError):
-        known = {}
+    known = _remembered(memory)
     fresh: dict[str, str] = {}
 
     def hashed(source: Source) -> Source:
@@ -133,8 +130,23 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
         identified = replace(corpus, sources=tuple(threads.map(hashed, corpus.sources)))
     if fresh:
         with contextlib.suppress(OSError):  # a finished store in a cache that is only readable still opens
-            write_whole(memory, json.dumps(known | fresh).encode())
+            hashes = known | fresh
+            write_whole(memory, json.dumps({"hashes": hashes, "sha256": _sealed(hashes)}).encode())
     return identified
+
+
+def _remembered(memory: Path) -> dict[str, str]:
+    """The hashes of earlier looks; of a damaged memory none, as a wrong hash would make other data of the same text."""
+    try:
+        told = parse_json(memory.read_text())
+        hashes: dict[str, str] = told["hashes"]
+        return hashes if told["sha256"] == _sealed(hashes) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _sealed(hashes: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
 def plan_shards(corpus: Corpus) -> list[list[Segment]]:

@@ -21,13 +21,14 @@ import numpy as np
 
 from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards
 from trainledger.data.document import Segment
-from trainledger.data.files import file_problem, problem_of_writing, write_whole
-from trainledger.data.shard import ShardRecord, parse_record, read_counts, read_record
-from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store
+from trainledger.data.files import check_file, file_problem, problem_of_writing, write_whole
+from trainledger.data.shard import DAMAGED, ShardRecord, read_counts, read_record
+from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store, read_index, with_checksum
 from trainledger.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.data.workers import default_workers, run_jobs
 from trainledger.dtypes import token_dtype
-from trainledger.durable import held, parse_json
+from trainledger.durable import held, sha256
+from trainledger.remarks import unheard
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
@@ -66,10 +67,12 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
         tokenizer = _tokenizer(data, vocab_size, corpus, plan, cache, workers, shown)
         fingerprint = _fingerprint(data, corpus, tokenizer)
         directory = cache / f"tokens-{fingerprint[:NAME_DIGITS]}"
-        if not _is_complete(directory):
+        if not _is_complete(directory, tokenizer):
             directory.mkdir(exist_ok=True)
             with held(directory / "lock", wait=True):
-                if not _is_complete(directory):
+                if not _is_complete(directory, tokenizer):
+                    if progress and (directory / INDEX).exists():
+                        print(f"{directory}: what is damaged is made anew.", file=unheard(sys.stderr))
                     _make(directory, fingerprint, data, corpus, plan, tokenizer, workers, shown)
     except OSError as error:
         raise problem_of_writing(cache, error) from None
@@ -90,7 +93,7 @@ def _make(
     for leftover in directory.glob("*.tmp"):
         leftover.unlink(missing_ok=True)
     write_whole(directory / TOKENIZER, tokenizer.definition.encode())
-    unfinished = [shard for shard in range(len(plan)) if read_record(directory, shard) is None]
+    unfinished = [shard for shard in range(len(plan)) if not _is_whole(directory, shard)]
     jobs = [
         _job("write shard", plan[shard], data, directory=str(directory), shard=shard, tokenizer=tokenizer.name,
              end_id=tokenizer.end_id)
@@ -124,19 +127,31 @@ def _make(
         "first_repaired": next((each.first_repaired for each in records if each.repaired), ""),
         "shards": [asdict(each) for each in records],
     }
-    write_whole(directory / INDEX, json.dumps(index).encode())
+    write_whole(directory / INDEX, json.dumps(with_checksum(index)).encode())
 
 
-def _is_complete(directory: Path) -> bool:
-    """Whether there is an index and every file it names; whether they are whole is for `open_store` to say."""
+def _is_complete(directory: Path, tokenizer: Tokenizer) -> bool:
+    """Whether there is an index as it was written, every file it names, and the tokenizer.
+
+    What is not there or damaged is made anew: the index and the tokenizer.json at once, as the shards are finished.
+    Whether the shards are whole is for `open_store` to say, and for those who read them.
+    """
     try:
-        shards = parse_json((directory / INDEX).read_text())["shards"]
-        records = [parse_record(each) for each in shards]
-    except FileNotFoundError:
+        _, records = read_index(directory / INDEX)
+    except (FileNotFoundError, *DAMAGED):
         return False
-    except (ValueError, KeyError, TypeError):
-        return True
+    try:
+        if (directory / TOKENIZER).read_text(encoding="utf-8") != tokenizer.definition:
+            return False
+    except (FileNotFoundError, ValueError):
+        return False
     return all((directory / file.name).exists() for each in records for file in each.files)
+
+
+def _is_whole(directory: Path, shard: int) -> bool:
+    """Whether a shard is finished, with every byte as it was written: that of an earlier process may not be."""
+    record = read_record(directory, shard)
+    return record is not None and not any(check_file(directory / each.name, each) for each in record.files)
 
 
 def _tokenizer(
@@ -158,13 +173,20 @@ def _tokenizer(
         raise InvalidInput([Problem(field, size, rule, SMALLEST_BPE)])
     named = f"{corpus.sha256} {data.text_field} {data.validation_fraction}"
     trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
-    if not trained.exists():
+    seal = trained.with_suffix(".sha256")
+    if not _is_sealed(trained, seal):
         trained.parent.mkdir(exist_ok=True)
         job = _job("train bpe", [segment for shard in plan for segment in shard], data, vocab_size=size)
         with shown("training the tokenizer", None) as advance:
             (definition,) = run_jobs([job], min(workers, 1), advance)
+        write_whole(seal, hashlib.sha256(definition.encode()).hexdigest().encode())
         write_whole(trained, definition.encode())
     return json_tokenizer("bpe", trained.read_text(encoding="utf-8"))
+
+
+def _is_sealed(file: Path, seal: Path) -> bool:
+    """Whether a file is there with the SHA-256 that lies beside it; an older one has none."""
+    return file.exists() and (not seal.exists() or seal.read_bytes() == sha256(file).encode())
 
 
 def _job(do: str, segments: list[Segment], data: DataSpec, **more: object) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from trainledger.data.document import Document, Segment
 from trainledger.data.documents import documents, split_hash
-from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, write_whole
+from trainledger.data.files import BLOCK_NBYTES, FileRecord, FileWriter, check_size, problem_of_writing, write_whole
 from trainledger.data.tokenizer import Tokenizer
 from trainledger.dtypes import token_dtype
 from trainledger.durable import parse_json, sync
@@ -129,17 +129,41 @@ def write_shard(
 def read_record(directory: Path, shard: int) -> ShardRecord | None:
     """The record of a shard; None where it is not finished or a file of it has not the recorded size."""
     try:
-        record = parse_record(parse_json((directory / f"{shard:05d}.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        record = parse_record(parse_json((directory / f"{shard:05d}.json").read_text()), shard)
+    except (OSError, *DAMAGED):
         return None
     return None if any(check_size(directory / each.name, each.nbytes) for each in record.files) else record
 
 
-def parse_record(table: dict[str, Any]) -> ShardRecord:
-    """A record out of its JSON."""
+# What a record or an index that is not as it was written gives while it is read.
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+
+
+def parse_record(table: dict[str, Any], shard: int) -> ShardRecord:
+    """A record out of its JSON; ValueError where its figures do not fit each other."""
     files = tuple(FileRecord(**each | {"crc32": tuple(each["crc32"])}) for each in table["files"])
     splits = {name: SplitRecord(**table[name]) for name in SPLITS}
-    return ShardRecord(**table | {"files": files} | splits)
+    record = ShardRecord(**table | {"files": files} | splits)
+    sizes = {each.name: each.nbytes for each in files}
+    itemsizes = {token_file(shard, "train", dtype): np.dtype(dtype).itemsize for dtype in DTYPES}
+    itemsize = next((each for name, each in itemsizes.items() if name in sizes), None)
+    if itemsize is None:
+        raise ValueError(f"shard {shard} has no file of tokens")
+    dtype = f"uint{8 * itemsize}"
+    for name in SPLITS:
+        part: SplitRecord = getattr(record, name)
+        if not all(type(each) is int and each >= 0 for each in (part.tokens, part.documents, part.text_nbytes)):
+            raise ValueError(f"shard {shard} has amounts of {name} that are none")
+        wanted = {
+            token_file(shard, name, dtype): part.tokens * itemsize,
+            ends_file(shard, name): part.documents * 8,
+        }
+        if wanted.items() - sizes.items():
+            raise ValueError(f"shard {shard} has files of {name} of other sizes than its amounts")
+    for file in files:
+        if len(file.crc32) != -(-file.nbytes // BLOCK_NBYTES) or not isinstance(file.sha256, str):
+            raise ValueError(f"{file.name} has another number of checksums than blocks")
+    return record
 
 
 def read_counts(directory: Path, shard: int) -> npt.NDArray[np.uint64]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import bisect
 import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.data.files import REMEDY, check_file, check_size, file_problem
-from trainledger.data.shard import SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
+from trainledger.data.shard import DAMAGED, SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from trainledger.data.verified import Blocks, Verified, identity
+from trainledger.dtypes import token_dtype
 from trainledger.durable import parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
@@ -34,7 +38,15 @@ OPEN_MAPS = 256  # an open map holds a file descriptor, and many systems allow 1
 class Split:
     """The train or the validation part: one stream of tokens, its documents each followed by an end token."""
 
-    def __init__(self, directory: Path, name: str, dtype: str, vocab_size: int, records: Sequence[ShardRecord]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        dtype: str,
+        vocab_size: int,
+        records: Sequence[ShardRecord],
+        verified: Verified,
+    ) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self._directory = directory
@@ -45,6 +57,8 @@ class Split:
         self.tokens: int = self._tokens_before[-1]
         self.documents: int = sum(each.documents for each in parts)
         self.text_nbytes: int = sum(each.text_nbytes for each in parts)
+        self._records = {file.name: file for each in records for file in each.files}
+        self._verified = verified
         self._map = functools.lru_cache(maxsize=OPEN_MAPS)(self._open)
 
     @property
@@ -59,7 +73,8 @@ class Split:
     def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
         """Tokens ``start`` to ``start + count`` of the stream, across shards.
 
-        Raises InvalidInput naming file and byte where a token is outside the vocabulary.
+        Raises InvalidInput naming file and bytes where a block is not as it was written, or a token is outside the
+        vocabulary.
         """
         if start < 0 or start + count > self.tokens:
             raise IndexError(f"tokens {start} to {start + count} of a {self.name} split of {self.tokens}")
@@ -67,7 +82,10 @@ class Split:
         done = 0
         while done < count:
             shard, offset = self._place(start + done)
-            found = self._map(shard)[offset : offset + count - done]
+            whole, blocks = self._map(shard)
+            found = whole[offset : offset + count - done]
+            size = self._dtype.itemsize
+            blocks.check(whole.view(np.uint8), offset * size, (offset + len(found)) * size)
             tokens[done : done + len(found)] = found
             done += len(found)
         if count and tokens.max() >= self.vocab_size:
@@ -77,19 +95,22 @@ class Split:
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
-        return np.fromfile(self._directory / ends_file(shard, self.name), dtype="<u8")
+        path = self._directory / ends_file(shard, self.name)
+        ends = np.fromfile(path, dtype="<u8")
+        Blocks(path, self._records[path.name], self._verified).check(ends.view(np.uint8), 0, ends.nbytes)
+        return ends
 
     def _place(self, position: int) -> tuple[int, int]:
         shard = bisect.bisect_right(self._tokens_before, position) - 1
         return shard, position - self._tokens_before[shard]
 
-    def _open(self, shard: int) -> npt.NDArray[Any]:
+    def _open(self, shard: int) -> tuple[npt.NDArray[Any], Blocks]:
         path = self._directory / self._files[shard]
         tokens = self._tokens_before[shard + 1] - self._tokens_before[shard]
         # A map reaching past the end of its file would end the process at the first look there.
         if problem := check_size(path, tokens * self._dtype.itemsize):
             raise InvalidInput([problem])
-        return np.memmap(path, dtype=self._dtype, mode="r")
+        return np.memmap(path, dtype=self._dtype, mode="r"), Blocks(path, self._records[path.name], self._verified)
 
     def _outside(self, position: int, token: int) -> InvalidInput:
         shard, offset = self._place(position)
@@ -155,15 +176,59 @@ class TokenStore:
         return tokenizer
 
     def verify(self) -> None:
-        """Read every file of the store and compare its SHA-256; InvalidInput names each that differs and where."""
+        """Read every file of the store and compare its SHA-256; InvalidInput names each that differs and where.
+
+        What is whole is remembered for this machine.
+        """
         self.tokenizer()
-        records = (parse_record(each) for each in self.index["shards"])
-        found = (check_file(self.directory / each.name, each) for record in records for each in record.files)
-        if problems := [each for each in found if each]:
+        verified, problems = Verified(self.directory), []
+        for shard, table in enumerate(self.index["shards"]):
+            for each in parse_record(table, shard).files:
+                path = self.directory / each.name
+                before = identity(path) if path.exists() else None
+                if problem := check_file(path, each):
+                    problems.append(problem)
+                elif before is not None:
+                    verified.remember(each.name, before)
+        if problems:
             raise InvalidInput(problems)
 
 
 _ANEW = "remove its directory and prepare again"
+
+
+def with_checksum(index: dict[str, Any]) -> dict[str, Any]:
+    """An index with the SHA-256 of all else that it says."""
+    content = {name: each for name, each in index.items() if name != "sha256"}
+    return {**content, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+
+
+def read_index(path: Path) -> tuple[dict[str, Any], list[ShardRecord]]:
+    """An index and the records of its shards (none where it is of another format).
+
+    Raises OSError, or one of `DAMAGED` where it is not as it was written.
+    """
+    index: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    if index["format"] != FORMAT:
+        return index, []
+    if "sha256" in index and index != with_checksum(index):  # stores that were made before have none
+        raise ValueError("its SHA-256 is not that of what it says")
+    for name, kind in _INDEX.items():
+        if type(index[name]) is not kind:
+            raise TypeError(f"{name} is a {type(index[name]).__name__}")
+    if index["dtype"] != token_dtype(index["vocab_size"]) or not 0 <= index["end_id"] < index["vocab_size"]:
+        raise ValueError(f"{index['dtype']} tokens of a vocabulary of {index['vocab_size']} end in {index['end_id']}")
+    for name in ("name", "fingerprint"):
+        if not isinstance(index["tokenizer"][name], str):
+            raise TypeError(f"tokenizer.{name} is no text")
+    return index, [parse_record(each, shard) for shard, each in enumerate(index["shards"])]
+
+
+# What is read of an index, beside the records of its shards.
+_INDEX = {
+    "fingerprint": str, "dtype": str, "vocab_size": int, "end_id": int, "tokenizer": dict, "corpus": dict,
+    "unigram_entropy_nats": float, "repaired": int, "first_repaired": str, "shards": list,
+}  # fmt: skip
 
 
 def open_store(directory: Path) -> TokenStore:
@@ -173,17 +238,17 @@ def open_store(directory: Path) -> TokenStore:
     """
     path = directory / INDEX
     try:
-        index = parse_json(path.read_text())
-        records = [parse_record(each) for each in index["shards"]] if index["format"] == FORMAT else []
-        splits = [Split(directory, name, index["dtype"], index["vocab_size"], records) for name in SPLITS]
+        index, records = read_index(path)
     except OSError as error:
         raise InvalidInput([file_problem("data.cache", path, f"cannot be read: {error.strerror}", _ANEW)]) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         rule = f"is damaged and does not tell what the store holds ({type(error).__name__}: {error})"
         raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)]) from None
     if index["format"] != FORMAT:
         rule = f"is of format {index['format']}, and this version reads format {FORMAT}"
         raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)])
+    verified = Verified(directory)
+    splits = [Split(directory, name, index["dtype"], index["vocab_size"], records, verified) for name in SPLITS]
     if problems := list(size_problems(directory, records)):
         raise InvalidInput(problems)
     return TokenStore(directory, index, *splits)
