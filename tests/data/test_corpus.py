@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.data.corpus import find_corpus, identify, plan_shards
+from trainledger.data.corpus import _matches, find_corpus, identify, plan_shards
 from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.problem import InvalidInput
 
@@ -89,6 +90,35 @@ def test_a_damaged_memory_of_hashes_is_no_obstacle(tmp_path: Path) -> None:
     file.write_text("one")
     (tmp_path / "corpus-hashes.json").write_text("{half")
     assert len(identify(find_corpus((str(file),), tmp_path), tmp_path).sources[0].sha256) == 64
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**", "**/*.txt", "a/**", "a/**/c/*.txt", "*/**/*.txt", "[a]/**/[bc]/**/*.txt", "a/**b"]
+)
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_pattern_matches_what_glob_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, absolute: bool
+) -> None:
+    for each in ("a/b/c/1.txt", "a/2.txt", "a/.hidden/3.txt", "a/c/4.txt", "d/5.txt", "a/c/.6.txt", "7.txt"):
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    asked = str(tmp_path / pattern) if absolute else pattern
+    wanted = {os.path.normpath(each) for each in glob.glob(asked, recursive=True)}
+    assert {os.path.normpath(each) for each in _matches(asked)} == wanted
+
+
+def test_links_in_a_circle_are_searched_once(tmp_path: Path) -> None:
+    """Twelve directories that each link to all others: glob would follow some 10 ** 8 ways."""
+    folders = [tmp_path / "text" / str(number) for number in range(12)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text(f"text of {folder.name}")
+    for one in folders:
+        for other in folders:
+            (one / f"to-{other.name}").symlink_to(other)
+    corpus = find_corpus((str(tmp_path / "text" / "**" / "*.txt"),), tmp_path / "cache")
+    assert len(corpus.sources) == 12
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "3", "[" * 100_000, '{"hashes": 1, "sha256": "a"}'])

@@ -244,15 +244,31 @@ def test_an_error_in_a_worker_is_the_error_of_the_caller(tmp_path: Path, spec_of
     assert not list((tmp_path / "cache").glob("tokens-*/*.tmp"))
 
 
-def test_a_full_disk_is_told(library: Path, spec_of: SpecOf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_disk_is_told(library: Path, spec_of: SpecOf, tmp_path: Path, workers: int) -> None:
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
     limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    checked = PROGRAM.replace("prepare(D", "from trainledger.spec.problem import InvalidInput\ntry:\n    prepare(D")
-    checked += "except InvalidInput as error:\n    sys.exit(str(error))\n"
+    checked = PROGRAM.replace("prepare(D", "try:\n    prepare(D").replace("workers=2", f"workers={workers}")
+    checked += "except OSError as error:\n    sys.exit(f'{error.filename} {error.strerror}')\n"
     command = [sys.executable, "-c", limited + checked, json.dumps(asdict(spec_of(library)))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert re.fullmatch(r"data.cache: .*tokens-\w+.* cannot be written: File too large; .*\n", done.stderr), done.stderr
+    assert re.fullmatch(r".*tokens-\w+.* File too large\n", done.stderr), done.stderr
     prepare(spec_of(library), vocab_size=None, progress=False).verify()
+
+
+def test_a_full_disk_under_the_cache_is_code_4(library: Path, tmp_path: Path) -> None:
+    """As under a run's directory: the command line's own code for it."""
+    (tmp_path / "run.toml").write_text(
+        f'[model]\npreset = "teach-1m"\n[recipe]\nseq_len = 16\nglobal_batch = 2\nsteps = 1\n'
+        f'[data]\npath = ["{library}"]\ncache = "{tmp_path / "cache"}"\n'
+    )
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+    run = "os.execv(sys.executable, [sys.executable, '-m', 'trainledger', 'data', sys.argv[1]])"
+    command = [sys.executable, "-c", limit + run, str(tmp_path / "run.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    rule = r"trainledger data: the disk is full: .*tokens-\w+.* cannot be written \(File too large\)\n"
+    assert re.search(rule, done.stderr), done.stderr
 
 
 def test_an_unwritable_cache_is_told(library: Path, spec_of: SpecOf, tmp_path: Path) -> None:

@@ -201,13 +201,49 @@ def _files_of(path: str, cache: str) -> Iterator[tuple[str, bool]]:
         return
     path = os.path.expanduser(path)
     # A file whose own name holds brackets is that file, not a pattern.
-    matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+    matches = [path] if os.path.exists(path) else sorted(_matches(path))
     for match in matches:
         if os.path.isdir(match):
             for file in _walk(match, {"__pycache__"}, cache):
                 yield file, True
         else:
             yield match, False
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """What a pattern matches, as `glob` has it, but each directory under a ``**`` once: links may lead in a circle."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    at = parts.index("**")
+    before = os.sep.join(parts[:at]) or os.sep * at  # of "/**" the root, of "**" the present directory
+    after = os.sep.join(parts[at + 1 :])
+    seen: set[str] = set()
+    for base in sorted(glob.glob(before)) if glob.has_magic(before) else [before]:
+        for folder, files in _folders(base, seen):
+            if after:
+                yield from _matches(os.path.join(glob.escape(folder), after))
+            else:
+                yield from (each for each in (folder, *files) if each)
+
+
+def _folders(folder: str, seen: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """A directory and all under it that are not hidden, each once whatever leads to it, with their files."""
+    here = folder or os.curdir
+    real = os.path.realpath(here)
+    if real in seen or not os.path.isdir(here):
+        return
+    seen.add(real)
+    try:
+        names = sorted(each for each in os.listdir(here) if not each.startswith("."))
+    except OSError:
+        return
+    paths = [os.path.join(folder, each) for each in names]
+    inner = [each for each in paths if os.path.isdir(each)]
+    yield folder, [each for each in paths if each not in inner]
+    for each in inner:
+        yield from _folders(each, seen)
 
 
 def _walk(directory: str, left_out: set[str], cache: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainledger.durable import sync
+from trainledger.durable import is_full, sync
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
 
@@ -128,8 +128,10 @@ def check_size(path: Path, nbytes: int) -> Problem | None:
     return file_problem("data.cache", path, f"{how} {nbytes}", REMEDY)
 
 
-def problem_of_writing(path: Path | str, error: OSError) -> InvalidInput:
-    """A cache that cannot be written, as a sentence."""
+def problem_of_writing(path: Path | str, error: OSError) -> InvalidInput | OSError:
+    """A cache that cannot be written, as a sentence; a full disk as the error that it is, with the name of the file."""
     place = error.filename if isinstance(error.filename, str) else str(path)
+    if is_full(error):
+        return OSError(error.errno, error.strerror, place)
     rule = f"cannot be written: {error.strerror or error}"
     return InvalidInput([file_problem("data.cache", place, rule, "name a directory on a disk that takes more")])

@@ -1,9 +1,10 @@
 """Jobs of preparing, in this process or in worker processes.
 
-A job goes to a worker as a line of JSON; the answer is any number of ``["advance", nbytes]``, then ``["done", result]``
-or ``["problems", [[field, value, rule, nearest], ...]]``. Workers are plain Python processes and not those of
-`multiprocessing`, whose children run the caller's main script again: that would load torch into each of them, and
-would ask every script for a ``__main__`` guard.
+A job goes to a worker as a line of JSON; the answer is any number of ``["advance", nbytes]``, then
+``["done", result]``, ``["problems", [[field, value, rule, nearest], ...]]`` or, of a full disk,
+``["full", [errno, text, file]]``. Workers are plain Python processes and not those of `multiprocessing`, whose children
+run the caller's main script again: that would load torch into each of them, and would ask every script for a
+``__main__`` guard.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from trainledger.data.document import Segment
 from trainledger.data.documents import documents, held_out
 from trainledger.data.shard import write_shard
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, train_bpe
+from trainledger.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import KIB, MIB
 
@@ -95,6 +97,8 @@ def _answered(process: subprocess.Popen[str], job: Job, advance: Callable[[int],
             return str(answer)
         if kind == "problems":
             raise InvalidInput([Problem(*each) for each in answer])
+        if kind == "full":
+            raise OSError(*answer)
         advance(answer)
     ended = process.wait()
     how = f"was ended by signal {-ended}" if ended < 0 else f"failed with exit code {ended}"
@@ -179,6 +183,10 @@ def serve_jobs() -> None:
             answer("done", run_job(json.loads(line), lambda nbytes: answer("advance", nbytes)))
         except InvalidInput as error:
             answer("problems", [[each.field, each.value, each.rule, each.nearest] for each in error.problems])
+        except OSError as error:
+            if not is_full(error):
+                raise
+            answer("full", [error.errno, error.strerror, error.filename])
 
 
 def sample_texts(
