@@ -1,13 +1,15 @@
 """One rank that trains some runs one after another; `train_on_ranks` starts as many as a test wants.
 
-Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, and the step after which
-rank 0 is told to stop (SIGTERM). The exit code of each is written beside it by each rank.
+Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, the step after which
+rank 0 is told to stop (SIGTERM), the seconds of a collective, and the largest file that a rank may write. The exit code
+of each is written beside it by each rank.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -38,7 +40,20 @@ def run_of(described: dict[str, Any]) -> Run:
 
 def train_on_ranks(directory: Path, runs: Sequence[dict[str, Any]], ranks: int) -> list[list[Any]]:
     """Train runs one after another in so many processes; the exit codes by run and rank."""
-    asked = directory / f"runs-{len(list(directory.glob('runs-*')))}.json"
+    asked, processes = start_ranks(directory, runs, ranks)
+    said = [each.communicate(timeout=SECONDS)[1] for each in processes]
+    assert not any(each.returncode for each in processes), "\n".join(
+        [str([each.returncode for each in processes]), *said]
+    )
+    by_rank = [json.loads(asked.with_suffix(f".{rank}").read_text()) for rank in range(ranks)]
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+def start_ranks(
+    directory: Path, runs: Sequence[dict[str, Any]], ranks: int
+) -> tuple[Path, list[subprocess.Popen[str]]]:
+    """Start the processes that train runs one after another: the file that tells them, and the processes by rank."""
+    asked = directory / f"runs-{len(list(directory.glob('runs-*.json')))}.json"
     # A port for each run: a rank that is early for the next one must not meet the store of the last.
     asked.write_text(
         json.dumps([each | {"port": port} for each, port in zip(runs, free_ports(len(runs)), strict=True)])
@@ -51,12 +66,7 @@ def train_on_ranks(directory: Path, runs: Sequence[dict[str, Any]], ranks: int) 
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    said = [each.communicate(timeout=SECONDS)[1] for each in processes]
-    assert not any(each.returncode for each in processes), "\n".join(
-        [str([each.returncode for each in processes]), *said]
-    )
-    by_rank = [json.loads(asked.with_suffix(f".{rank}").read_text()) for rank in range(ranks)]
-    return [list(each) for each in zip(*by_rank, strict=True)]
+    return asked, processes
 
 
 def free_ports(count: int) -> list[int]:
@@ -86,11 +96,14 @@ def _train(described: dict[str, Any]) -> int:
 
     os.environ["MASTER_PORT"] = str(described["port"])
     first = os.environ["RANK"] == "0"
+    largest = described.get("largest_file", {}).get(os.environ["RANK"])
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     watching = [StopAfter(described.get("stop_after"))] if first else []
     try:
         train(
             run_of(described), Path(described["dir"]), open_feed=CountingFeed, observers=watching,
-            resume=described.get("resume", False),
+            resume=described.get("resume", False), seconds_in_a_collective=described.get("seconds", 600.0),
         )  # fmt: skip
     except Stopped as end:
         print(end, file=sys.stderr)

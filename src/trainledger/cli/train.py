@@ -154,13 +154,27 @@ def train(args: Namespace) -> Outcome:
     if args.ranks is not None and this_rank() is None:
         from trainledger.train.launch import launch
 
-        raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
+        before = _state(run_dir)
+        code = launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say)
+        after = _state(run_dir)
+        # The run's own end, not that of the rank which the agent saw end first.
+        raise SystemExit(code if code == 0 or after == before else after.get("exit_code", code))
     resume = args.resume or args.resume_if_begun
     code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args))
     if this_rank():
         raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
+
+
+def _state(run_dir: Path) -> dict[str, Any]:
+    """The state of a run; nothing where there is none, or it is damaged."""
+    from trainledger.train.run_directory import read_state
+
+    try:
+        return read_state(run_dir) or {}
+    except InvalidInput:
+        return {}
 
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
