@@ -1,0 +1,136 @@
+"""Kills at random moments: ``python bench/faults.py [--kills 300] [--seconds 3600] [--write]``.
+
+Each kind of run is trained once undisturbed; then again and again, one rank or all of them killed (SIGKILL) at a moment
+drawn uniformly over a run's time, and resumed to the end, in a third of the cases over a second kill. Counted are
+resumes that failed, damaged checkpoints that a kill left under their name, and runs that end with other weights than
+the undisturbed one. ``--write`` runs the tests of single faults as well and replaces docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+from fault_kills import KINDS, RECIPE, Met, row, run_campaign, total  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "faults.md"
+
+SINGLE: tuple[tuple[str, str, str], ...] = (
+    # what happens, what follows, the tests of it
+    ("SIGHUP, SIGUSR1, SIGUSR2, SIGTERM or SIGINT, to one process, to all, to one rank of two",
+     "the step is finished and saved by all ranks; 128 + the signal's number; not started again",
+     "tests/train/test_stop_signals.py"),
+    ("standard output and standard error full, closed, or without a reader", "the run goes on; code 0",
+     "tests/train/test_unheard.py"),
+    ("a checkpoint's model, optimizer, training.json or manifest cut short, a bit flipped, emptied, missing, of "
+     "another run, nested deeply", "set aside with a sentence; the checkpoint before it; the same bits in the end",
+     "tests/train/test_checkpoint_files.py"),
+    ("the same of the files of one rank of two", "all ranks take the same decision",
+     "tests/train/test_damaged_ranks.py"),
+    ("damaged lines of metrics.jsonl", "left out and counted", "tests/train/test_metrics_file.py"),
+    ("a token shard cut short, a bit flipped, a token outside the vocabulary; a damaged index, tokenizer, memory",
+     "refused with file and bytes; made anew from the shards", "tests/data/test_store.py"),
+    ("a full disk at a random byte of a save, a directory that turns read-only, a clock that runs backwards",
+     "code 4, earlier checkpoints whole; nothing changes", "tests/train/test_saving_faults.py"),
+    ("one of two ranks killed in a save, stopped for less and for longer than the time-out in a step and in a save, "
+     "with a full disk", "all end in time, with 5 or 4; earlier checkpoints whole; the same bits after a resume",
+     "tests/train/test_rank_faults.py"),
+)  # fmt: skip
+
+
+def single_faults() -> list[str]:
+    """A row for each of `SINGLE`, its tests run now."""
+    rows = []
+    for what, follows, tests in SINGLE:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            command = [sys.executable, "-m", "pytest", tests, "-n", "0", f"--junitxml={report}"]
+            subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+            suite = ElementTree.parse(report).getroot().find("testsuite")
+        assert suite is not None
+        count, bad = int(suite.attrib["tests"]), int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+        skipped = int(suite.attrib["skipped"])
+        result = f"{count - bad - skipped} of {count}" + (f", {skipped} skipped" if skipped else "")
+        rows.append(f"| {what} | {follows} | `{tests}` | {result} |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def page(by_kind: dict[str, Met], singles: Sequence[str]) -> str:
+    """The whole of docs/faults.md."""
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.release()}"
+    )
+    cores = len(os.sched_getaffinity(0))
+    table = [*(row(kind, met) for kind, met in by_kind.items()), row("**all**", total(by_kind))]
+    return "\n".join([
+        "# What was done to runs",
+        "",
+        f"Written by `python bench/faults.py --write` on {date.today().isoformat()}: {versions}, {platform.machine()}, "
+        f"{cores} cores, gloo.",
+        "",
+        "## Kills",
+        "",
+        "One rank or all of them killed (SIGKILL) at a moment drawn uniformly over a run's time, a start without imports",
+        "and the end included; then the run is resumed to its last step, in a third of the cases over a second kill. A",
+        f"run has {RECIPE.steps} steps, a checkpoint every other step (asynchronous: every step), dropout, evaluations.",
+        "Weights and optimizer states are compared bit for bit with those of a run that nothing happened to.",
+        "",
+        "| kind of run | kills | while saving | runs | failed resumes | damaged checkpoints | other weights |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *table,
+        "",
+        "## Single faults",
+        "",
+        "Real files are cut, flipped, deleted and exchanged, real processes signalled, stopped and killed.",
+        "",
+        "| fault | what follows | tests | passed |",
+        "|---|---|---|---|",
+        *singles,
+        "",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=24 * 3600.0, help="at most so long")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--write", action="store_true", help=f"run the single faults and write docs/{DOCUMENT.name}")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="trainledger-faults-"))
+    by_kind = run_campaign(
+        folder,
+        options.kinds,
+        options.kills,
+        seed=options.seed,
+        seconds=options.seconds,
+        tell=lambda line: print(line, flush=True),
+    )
+    print(row("all", total(by_kind)), flush=True)
+    singles = single_faults() if options.write else []
+    if options.write:
+        DOCUMENT.write_text(page(by_kind, singles), encoding="utf-8")
+    wrong = total(by_kind)
+    if wrong.failed_resumes or wrong.damaged or wrong.other_weights:
+        sys.exit(f"runs that went wrong are kept in {folder}")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
