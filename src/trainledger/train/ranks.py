@@ -211,7 +211,7 @@ def lost_ranks_named(seconds: float) -> Iterator[None]:
         yield
     except RuntimeError as error:
         said = _PLACE_IN_SOURCES.sub("", f"{error}".split("\n")[0].split(". ")[0]) or type(error).__name__
-        if not any(each in str(error).lower() for each in _LOST):
+        if not any(each in str(error).lower() for each in _LOST) or "in use" in str(error):
             raise
         raise LostRank(
             f"Another rank is gone, or silent for more than {seconds:.0f} s ({said}); what came after the last "
