@@ -81,3 +81,15 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     lines = list(read(run_dir / "metrics.jsonl"))
     assert any(each.get("event") == "resume" for each in lines)
     assert sorted({each["step"] for each in lines if "loss" in each}) == list(range(1, 61))
+
+
+def test_what_a_restart_does_not_mend_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
+    """A begun run without --resume: the ranks that torchrun starts again must not go on with it by themselves."""
+    process = start(tmp_path, "shard", 4)
+    assert process.wait(timeout=300) == 0, process.communicate()[1]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    _, err = (again := start(tmp_path, "shard", 4)).communicate(timeout=300)
+    assert again.returncode == 2
+    assert err.count("is already finished") == 1
+    assert (run_dir / "metrics.jsonl").read_bytes() == before

@@ -14,11 +14,23 @@ from trainledger import catalog
 from trainledger.api.cost import plan
 from trainledger.api.load import load
 from trainledger.api.machine import machine_of
-from trainledger.cli.arguments import RUN_FILE, Outcome, count, flag, option, output, takes
+from trainledger.cli.arguments import (
+    DISK_FULL,
+    FAILED,
+    RUN_FILE,
+    WRONG_INPUT,
+    Outcome,
+    count,
+    flag,
+    option,
+    output,
+    takes,
+)
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.trained import continued, visible
 from trainledger.document import Document
+from trainledger.durable import is_full
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.utilization import mfu, step_peak
 from trainledger.remarks import unheard
@@ -144,6 +156,10 @@ def train(args: Namespace) -> Outcome:
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """
+    from trainledger.train import ended
+
+    if (code := ended.left()) is not None:
+        raise SystemExit(code)
     from trainledger.train.ranks import this_rank
 
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
@@ -154,27 +170,21 @@ def train(args: Namespace) -> Outcome:
     if args.ranks is not None and this_rank() is None:
         from trainledger.train.launch import launch
 
-        before = _state(run_dir)
-        code = launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say)
-        after = _state(run_dir)
-        # The run's own end, not that of the rank which the agent saw end first.
-        raise SystemExit(code if code == 0 or after == before else after.get("exit_code", code))
+        raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
     resume = args.resume or args.resume_if_begun
-    code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args))
+    try:
+        code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args))
+    except InvalidInput:
+        ended.leave(WRONG_INPUT)
+        raise
+    except OSError as error:
+        ended.leave(DISK_FULL if is_full(error) else FAILED)
+        raise
+    ended.leave(code)
     if this_rank():
         raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
-
-
-def _state(run_dir: Path) -> dict[str, Any]:
-    """The state of a run; nothing where there is none, or it is damaged."""
-    from trainledger.train.run_directory import read_state
-
-    try:
-        return read_state(run_dir) or {}
-    except InvalidInput:
-        return {}
 
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:

@@ -6,13 +6,16 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainledger.spec.run import Run
+from trainledger.train import ended
 from trainledger.train.ranks import refuse_other_count
 from trainledger.train.stop import STOP_SIGNALS
 
@@ -21,10 +24,11 @@ SECONDS_TO_SAVE = 3600
 
 
 def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Callable[[str], None]) -> int:
-    """Run ``trainledger`` with these words in ``ranks`` processes here; the exit code of the first that failed.
+    """Run ``trainledger`` with these words in ``ranks`` processes here; the exit code of the run.
 
-    After a lost rank all are started again, up to ``restarts`` times. A signal reaches every rank once, and they have
-    an hour to save. Threads of a CPU are divided among the ranks where ``OMP_NUM_THREADS`` does not say how many.
+    After a lost rank all are started again, up to ``restarts`` times, but not after an end that one leaves in `ended`.
+    A signal reaches every rank once, and they have an hour to save. Threads of a CPU are divided among the ranks where
+    ``OMP_NUM_THREADS`` does not say how many.
     """
     refuse_other_count(run, ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
@@ -35,6 +39,18 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
         rdzv_endpoint="localhost:0", max_restarts=restarts, logs_specs=DefaultLogsSpecs(),
         signals_to_handle=",".join(_handed_on()),
     )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="trainledger-ranks-") as folder:
+        os.environ[ended.FILE] = str(Path(folder) / "ended")
+        try:
+            code = _launched(config, words, say)
+            left = ended.left()
+        finally:
+            del os.environ[ended.FILE]
+    return left if code and left is not None else code
+
+
+def _launched(config: LaunchConfig, words: Sequence[str], say: Callable[[str], None]) -> int:
+    """The exit code of the first rank that failed, or of the signal that ended all."""
     try:
         elastic_launch(config, sys.executable)("-m", "trainledger", *words)
     except ChildFailedError as error:
