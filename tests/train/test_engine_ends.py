@@ -17,6 +17,7 @@ import pytest
 import torch
 from tiny_run import CountingFeed, tiny_run
 
+from trainledger.closed_loop import Forecasting
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
@@ -345,3 +346,24 @@ def test_a_run_that_diverged_says_so_and_what_makes_another_run(tmp_path: Path) 
     with pytest.raises(Diverged):
         train(run, tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
     assert any("failed before: Step" in each for each in said)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"peak_nbytes": "many"}'])
+def test_a_damaged_forecast_is_made_anew_and_a_whole_one_kept(content: str, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny_run(), tmp_path, open_feed=CountingFeed, observers=[Forecasting(), Signal(2, signal.SIGTERM)])
+    forecast = tmp_path / "forecast.json"
+    whole = forecast.read_bytes()
+    forecast.write_text(content)
+    with pytest.raises(Interrupted):
+        train(
+            tiny_run(),
+            tmp_path,
+            open_feed=CountingFeed,
+            resume=True,
+            observers=[Forecasting(), Signal(4, signal.SIGTERM)],
+        )
+    assert forecast.read_bytes() == whole
+    os.utime(forecast, (1, 1))
+    train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, observers=[Forecasting()])
+    assert forecast.stat().st_mtime == 1
