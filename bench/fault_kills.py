@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FSDP2 on 2, asynchronous saves": ({"shard": 2}, {"checkpoints.asynchronous": True, "checkpoints.every": 1}),
     "FSDP2 on 4": ({"shard": 4}, {}),
     "2 tensor ranks": ({"tensor": 2}, {"dropout": 0.0}),
-    "2 pipeline stages": ({"pipeline": 2, "schedule": "1f1b"}, {}),
+    "2 pipeline stages": ({"pipeline": 2, "schedule": "1f1b"}, {"dropout": 0.0}),
 }
 
 

@@ -3,12 +3,14 @@
 Each kind of run is trained once undisturbed; then again and again, one rank or all of them killed (SIGKILL) at a moment
 drawn uniformly over a run's time, and resumed to the end, in a third of the cases over a second kill. Counted are
 resumes that failed, damaged checkpoints that a kill left under their name, and runs that end with other weights than
-the undisturbed one. ``--write`` runs the tests of single faults as well and replaces docs/faults.md.
+the undisturbed one. Then the tests of single faults are run. What was found is stored in bench/results/faults.json;
+``--write`` makes docs/faults.md of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -16,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +31,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from fault_kills import KINDS, RECIPE, Met, row, run_campaign, total  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "faults.md"
+RESULTS = ROOT / "bench" / "results" / "faults.json"
 
 SINGLE: tuple[tuple[str, str, str], ...] = (
     # what happens, what follows, the tests of it
@@ -62,33 +66,40 @@ def single_faults() -> list[str]:
             subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
             suite = ElementTree.parse(report).getroot().find("testsuite")
         assert suite is not None
-        count, bad = int(suite.attrib["tests"]), int(suite.attrib["failures"]) + int(suite.attrib["errors"])
-        skipped = int(suite.attrib["skipped"])
-        result = f"{count - bad - skipped} of {count}" + (f", {skipped} skipped" if skipped else "")
+        count, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+        passed = count - skipped - int(suite.attrib["failures"]) - int(suite.attrib["errors"])
+        result = f"{passed} of {count}" + (f", {skipped} skipped" if skipped else "")
         rows.append(f"| {what} | {follows} | `{tests}` | {result} |")
         print(rows[-1], flush=True)
     return rows
 
 
-def page(by_kind: dict[str, Met], singles: Sequence[str]) -> str:
-    """The whole of docs/faults.md."""
-    versions = (
-        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.release()}"
-    )
-    cores = len(os.sched_getaffinity(0))
+def here() -> str:
+    """When and on what something was found."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, gloo"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{date.today().isoformat()}; {versions}; {system}"
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole of docs/faults.md, of what is stored."""
+    kills, singles = found.get("kills", {}), found.get("single", {})
+    by_kind = {kind: Met(**met) for kind, met in kills.get("by_kind", {}).items()}
     table = [*(row(kind, met) for kind, met in by_kind.items()), row("**all**", total(by_kind))]
     return "\n".join([
         "# What was done to runs",
         "",
-        f"Written by `python bench/faults.py --write` on {date.today().isoformat()}: {versions}, {platform.machine()}, "
-        f"{cores} cores, gloo.",
+        "Written by `python bench/faults.py --write`.",
         "",
         "## Kills",
         "",
         "One rank or all of them killed (SIGKILL) at a moment drawn uniformly over a run's time, a start without",
         "imports and the end included; then the run is resumed to its last step, in a third of the cases over a second",
-        f"kill. A run has {RECIPE.steps} steps, a checkpoint every other step (asynchronous: every step), dropout and",
-        "evaluations. Weights and optimizer states are compared bit for bit with those of a run left alone.",
+        f"kill. A run has {RECIPE.steps} steps, a checkpoint every other step (asynchronous: every step), dropout (but on",
+        "tensor ranks and stages) and evaluations. Weights and optimizer states are compared bit for bit with those of a",
+        "run left alone.",
+        "",
+        f"{kills.get('here', '')}.",
         "",
         "| kind of run | kills | while saving | runs | failed resumes | damaged checkpoints | other weights |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -98,11 +109,40 @@ def page(by_kind: dict[str, Met], singles: Sequence[str]) -> str:
         "",
         "Real files are cut, flipped, deleted and exchanged, real processes signalled, stopped and killed.",
         "",
+        f"{singles.get('here', '')}.",
+        "",
         "| fault | what follows | tests | passed |",
         "|---|---|---|---|",
-        *singles,
+        *singles.get("rows", []),
         "",
     ])  # fmt: skip
+
+
+def stored() -> dict[str, Any]:
+    """What earlier calls have found."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
+def store(part: str, found: dict[str, Any]) -> None:
+    """Keep one part of what was found, beside the other."""
+    RESULTS.write_text(json.dumps(stored() | {part: {"here": here(), **found}}, indent=1) + "\n", encoding="utf-8")
+
+
+def kill_and_count(options: argparse.Namespace) -> None:
+    """The campaign; what it met is printed as it goes, and stored."""
+    folder = Path(tempfile.mkdtemp(prefix="trainledger-faults-"))
+    by_kind = run_campaign(
+        folder, options.kinds, options.kills, seed=options.seed, seconds=options.seconds,
+        tell=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    whole = total(by_kind)
+    print(row("all", whole), flush=True)
+    store("kills", {"by_kind": {kind: asdict(met) for kind, met in by_kind.items()}})
+    if whole.failed_resumes or whole.damaged or whole.other_weights:
+        print(f"runs that went wrong are kept in {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -111,25 +151,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=24 * 3600.0, help="at most so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--write", action="store_true", help=f"run the single faults and write docs/{DOCUMENT.name}")
+    parser.add_argument("--only", choices=("kills", "single"), help="one of the two parts")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} of what is stored")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="trainledger-faults-"))
-    by_kind = run_campaign(
-        folder,
-        options.kinds,
-        options.kills,
-        seed=options.seed,
-        seconds=options.seconds,
-        tell=lambda line: print(line, flush=True),
-    )
-    print(row("all", total(by_kind)), flush=True)
-    singles = single_faults() if options.write else []
+    if options.only != "single":
+        kill_and_count(options)
+    if options.only != "kills":
+        store("single", {"rows": single_faults()})
     if options.write:
-        DOCUMENT.write_text(page(by_kind, singles), encoding="utf-8")
-    wrong = total(by_kind)
-    if wrong.failed_resumes or wrong.damaged or wrong.other_weights:
-        sys.exit(f"runs that went wrong are kept in {folder}")
-    shutil.rmtree(folder)
+        DOCUMENT.write_text(page(stored()), encoding="utf-8")
 
 
 if __name__ == "__main__":

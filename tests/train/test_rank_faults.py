@@ -137,10 +137,12 @@ def test_one_rank_with_a_full_disk_ends_all_with_4(tmp_path: Path, asynchronous:
     begun = described(run_dir)
     begun["fields"] = begun["fields"] | {"checkpoints.every": 4, "checkpoints.asynchronous": asynchronous}
     assert train_on_ranks(tmp_path, [begun | {"stop_after": 5}], 2) == [[143, 143]]
+    before = all_checkpoints(run_dir)
+    assert [each.name for each in before] == ["step-00000004", "step-00000006"]
     (codes,) = train_on_ranks(tmp_path, [begun | {"resume": True, "largest_file": {"1": 1_000_000}}], 2)
     assert codes == [4, 4]
     state = json.loads((run_dir / "state.json").read_text())
     assert (state["state"], state["exit_code"]) == ("failed", 4)
-    assert [each.name for each in all_checkpoints(run_dir)] == ["step-00000004", "step-00000005"]
-    assert [damage(each) for each in all_checkpoints(run_dir)] == [None, None]
+    assert all_checkpoints(run_dir) == before
+    assert [damage(each) for each in before] == [None, None]
     assert train_on_ranks(tmp_path, [begun | {"resume": True}], 2) == [[0, 0]]
