@@ -1,8 +1,8 @@
 """One rank that trains some runs one after another; `train_on_ranks` starts as many as a test wants.
 
 Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, the step after which
-rank 0 is told to stop (SIGTERM), the seconds of a collective, and the largest file that a rank may write. The exit code
-of each is written beside it by each rank.
+rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank may write, and the indices
+of batches with a poisoned token. The exit code of each is written beside it by each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tiny_run import CountingFeed, tiny_run
+from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
@@ -99,11 +99,15 @@ def _train(described: dict[str, Any]) -> int:
     largest = described.get("largest_file", {}).get(os.environ["RANK"])
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    watching = [StopAfter(described.get("stop_after"))] if first else []
+    watching: list[Observer] = [StopAfter(described.get("stop_after"))] if first else []
+    bad = described.get("bad")
+    if bad is not None:
+        watching.append(Poisoned())
     try:
         train(
-            run_of(described), Path(described["dir"]), open_feed=CountingFeed, observers=watching,
-            resume=described.get("resume", False), seconds_in_a_collective=described.get("seconds", 600.0),
+            run_of(described), Path(described["dir"]), open_feed=CountingFeed if bad is None else poisoned(bad),
+            observers=watching, resume=described.get("resume", False),
+            seconds_in_a_collective=described.get("seconds", 600.0),
         )  # fmt: skip
     except Stopped as end:
         print(end, file=sys.stderr)

@@ -6,7 +6,7 @@ from tiny_run import CountingFeed, tiny_run
 
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import FP32
-from trainledger.train.loop import evaluate
+from trainledger.train.evaluation import evaluate
 
 
 def test_the_mean_is_over_tokens_whatever_the_batches() -> None:

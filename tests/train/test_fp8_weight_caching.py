@@ -30,7 +30,7 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-from trainledger.train.loop import evaluate
+from trainledger.train.evaluation import evaluate
 from trainledger.train.precision import autocast
 from trainledger.train.step import optimizer_step
 

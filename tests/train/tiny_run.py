@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
 from trainledger.spec.run import Run
+from trainledger.train.observer import Observer, TrainingState
+from trainledger.train.parallel.parts import local, offset_of
 from trainledger.train.step import Batch, derive
 
 TINY = from_fields(
@@ -76,3 +79,53 @@ class CountingFeed:
 
     def close(self) -> None:
         self.closed = True
+
+
+POISON = 63  # a token whose embedding `Poisoned` makes so large that the gradient of its batch is not finite
+
+
+class PoisonedFeed(CountingFeed):
+    """Counts without the poisoned token, which only the first sequence of some batches (``bad``) has.
+
+    The batches of ``left_out`` (from and to) are passed over, as if they were not in the data.
+    """
+
+    bad: tuple[int, ...] = ()
+    left_out: tuple[int, int] = (0, 0)
+
+    def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
+        index, seed = first_step, derive(self.run.recipe.seed, "order of the data")
+        begin, end = self.left_out
+        while True:
+            there = index + (end - begin) * (index >= begin)
+            whole = self.sequences(seed + there, self.run.recipe.global_batch) % POISON
+            if there in self.bad:
+                whole[0, 0] = POISON
+            yield self.micro_batches(whole.chunk(self.ranks)[self.rank])
+            index += 1
+
+    def validation(self) -> list[Batch]:
+        return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences) % POISON)
+
+
+def poisoned(bad: Sequence[int], left_out: tuple[int, int] = (0, 0)) -> type[PoisonedFeed]:
+    """A feed whose batches of these indices (0 is the first step's) have the poisoned token."""
+    return type("Poisoned", (PoisonedFeed,), {"bad": tuple(bad), "left_out": left_out})
+
+
+class Poisoned(Observer):
+    """Before the first step of a run: a row of the embedding that is finite, and whose gradients are not."""
+
+    def on_start(self, state: TrainingState) -> None:
+        if state.step == 0:
+            with torch.no_grad():
+                for name, each in state.model.named_parameters():
+                    if name.startswith("embed_tokens"):
+                        local(each)[_row(each)] = 3e38  # a sum of two is infinite
+
+
+def _row(table: torch.Tensor) -> slice:
+    """Where this rank has the poisoned row: nowhere, or in one place."""
+    begin = offset_of(table)[0] if isinstance(table, DTensor) else 0
+    at = POISON - begin
+    return slice(max(at, 0), max(at, 0) + 1) if at >= 0 else slice(0, 0)

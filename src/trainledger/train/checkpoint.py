@@ -144,10 +144,17 @@ def set_aside(run_dir: Path, after: int, say: Say) -> None:
             say(f"{each.name} is now {aside}; delete it when you have seen it.")
 
 
-def prune(run_dir: Path, keep_last: int, keep_every: int | None) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints and those at multiples of ``keep_every`` steps."""
-    for each in all_checkpoints(run_dir)[:-keep_last]:
-        if keep_every is None or step_of(each) % keep_every:
+def prune(run_dir: Path, keep_last: int, keep_every: int | None, every: int | None = None) -> None:
+    """Delete all but the newest ``keep_last`` checkpoints and those at multiples of ``keep_every`` steps.
+
+    Where they are due ``every`` so many steps, one that a stop has made in between is kept besides, while it is the
+    newest: a run that was stopped has the same checkpoints to go back to as one that was not.
+    """
+    found = all_checkpoints(run_dir)
+    due = [each for each in found if every is None or step_of(each) % every == 0]
+    kept = {*due[-keep_last:], *found[-1:]}
+    for each in found:
+        if each not in kept and (keep_every is None or step_of(each) % keep_every):
             # Renamed first: a deletion cut short must not leave a directory that looks like a checkpoint.
             going = each.with_name(f"{TEMPORARY}old-{each.name}")
             os.rename(each, going)

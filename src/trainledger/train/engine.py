@@ -23,7 +23,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.device import keep_freed_memory, refuse_launches
-from trainledger.train.loading import load
+from trainledger.train.loading import restore
 from trainledger.train.loop import Say, TrainingLoop, finished_from
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
@@ -126,7 +126,7 @@ def _prepare(
         state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
         state.initial_weights = initial_weights
         if path is not None:
-            ranks.together(lambda: _restore(state, path, say))
+            ranks.together(lambda: restore(state, path, say))
         elif isinstance(optimizer, MasterWeights):
             optimizer.begin()
     if resume and path is None:
@@ -199,19 +199,6 @@ def _model(
         adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
     return model, ALONE, initial_weights
-
-
-def _restore(state: TrainingState, path: Path, say: Say) -> None:
-    """Put a checkpoint's tensors and figures in place."""
-    facts = load(path, state.model, state.optimizer)
-    if state.scaler is not None:
-        state.scaler.restore(facts["loss_scale"])
-    for name in ("step", "loss", "validation_loss", "seconds"):
-        setattr(state, name, facts[name])
-    state.initial_weights = facts.get("initial_weights")
-    if facts["threads"] != torch.get_num_threads():
-        threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
-        say(f"{path.name} was made with {threads}: the last bits may differ.")
 
 
 def _compile(model: Transformer) -> None:

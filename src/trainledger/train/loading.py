@@ -7,7 +7,7 @@ rank holds. Nothing is pickled.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,33 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_parts
 
 from trainledger.nn.weights import stored_in
 from trainledger.train.checkpoint import read_facts
+from trainledger.train.guard import GuardRecord
 from trainledger.train.mixed_precision import StandIns
+from trainledger.train.observer import TrainingState
 from trainledger.train.saving import model_tensors
 from trainledger.train.tensor_file import FORMATS
+
+
+def restore(state: TrainingState, path: Path, say: Callable[[str], None]) -> None:
+    """Put a checkpoint's tensors and figures in place of those of a run, which may be in the midst of it."""
+    _forget_states(state.optimizer)
+    facts = load(path, state.model, state.optimizer)
+    if state.scaler is not None:
+        state.scaler.restore(facts["loss_scale"])
+    for name in ("step", "loss", "validation_loss", "seconds"):
+        setattr(state, name, facts[name])
+    state.initial_weights = facts.get("initial_weights")
+    state.guard = GuardRecord(**facts["guard"])
+    if facts["threads"] != torch.get_num_threads():
+        threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
+        say(f"{path.name} was made with {threads}: the last bits may differ.")
+
+
+def _forget_states(optimizer: torch.optim.Optimizer) -> None:
+    """Free an optimizer's states, so that they are not in memory twice."""
+    optimizer.state.clear()
+    if isinstance(optimizer, StandIns):
+        optimizer.inner.state.clear()
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

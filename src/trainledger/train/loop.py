@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.durable import FORBIDDEN, is_full
-from trainledger.nn.loss import next_token_loss
-from trainledger.spec.precision import Precision
+from trainledger.spec.guard import Stop
 from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
+from trainledger.train.evaluation import evaluate
+from trainledger.train.guard import Agreed, NotFinite, forget_after, newest_before, not_finite
+from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
-from trainledger.train.precision import autocast
 from trainledger.train.ranks import Ranks, lost_ranks_named
 from trainledger.train.run_directory import write_state
 from trainledger.train.saving import Saver
-from trainledger.train.step import ALONE, Batch, Feed, Together, dropout_seeds, optimizer_step
+from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.train.stop import (
     STOP_SIGNALS,
     CannotSave,
@@ -113,23 +114,36 @@ class TrainingLoop:
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
         state, recipe = self.state, self.recipe
-        batches = self.feed.batches(state.step)
+        batches = self.batches()
         while state.step < recipe.total_steps:
-            signum = self.one_step(batches, requests)
-            if self.ranks.size == 1:
-                signum = requests.signum  # it may have come after the step
-            last = state.step == recipe.total_steps
-            # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
-            if last or due(state.step, recipe.evaluation.every):
-                self.evaluate()
-            if last or due(state.step, recipe.checkpoints.every):
-                self.save()
-            if signum is not None and not last:
-                self.save()
-                self.keep_saved()
-                done = f"Stopped after step {state.step} of {recipe.total_steps}, which is saved"
-                raise Interrupted(signum, f"{done}; --resume goes on from it.")
+            try:
+                self.step_and_what_is_due(batches, requests)
+            except NotFinite as found:
+                self.roll_back_or_end(str(found))
+                batches = self.batches()
         self.keep_saved()
+
+    def batches(self) -> Iterator[Sequence[Batch]]:
+        """The batches of the steps from here on."""
+        return self.feed.batches(self.state.step + self.state.guard.batches_left_out)
+
+    def step_and_what_is_due(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> None:
+        """One step, then the evaluation, the checkpoint and the end that are due after it."""
+        state, recipe = self.state, self.recipe
+        signum = self.one_step(batches, requests)
+        if self.ranks.size == 1:
+            signum = requests.signum  # it may have come after the step
+        last = state.step == recipe.total_steps
+        # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
+        if last or due(state.step, recipe.evaluation.every):
+            self.evaluate()
+        if last or due(state.step, recipe.checkpoints.every):
+            self.save()
+        if signum is not None and not last:
+            self.save()
+            self.keep_saved()
+            done = f"Stopped after step {state.step} of {recipe.total_steps}, which is saved"
+            raise Interrupted(signum, f"{done}; --resume goes on from it.")
 
     def one_step(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> int | None:
         """Fetch a batch, take one optimizer step, write its record; the signal that asks some rank to stop, if any."""
@@ -142,6 +156,16 @@ class TrainingLoop:
         rate = learning_rate(recipe, index)
         random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
         seeds = dropout_seeds(recipe.seed, index, state.run.grad_accum) if random else None
+        agreed: list[Agreed] = []
+
+        def judge(loss: Tensor, grad_norm: Tensor | None) -> bool:
+            # The one wait for the device in a step; its update runs while the host writes down what was read here. A
+            # meter that records the step does not see this.
+            with _disable_current_modes():
+                norm = None if grad_norm is None else grad_norm.item()
+                agreed.append(self.agree(loss.item(), norm, requests.signum))
+            return agreed[0].finite
+
         started = time.perf_counter()
         with ExitStack() as stack:
             for each in self.observers:
@@ -151,35 +175,82 @@ class TrainingLoop:
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
                 state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
-                together=state.together,
+                together=state.together, judge=judge,
             )  # fmt: skip
-        loss, signum, writing = self.agree(result.loss.item(), requests.signum)
-        # A step that was left out has no norm but that of its overflow; the scale has fallen and the run goes on.
-        grad_norm = None if result.grad_norm is None or result.skipped else result.grad_norm.item()
+        told = agreed[0]
         seconds = time.perf_counter() - started
-        state.step, state.loss, state.seconds = number, loss, state.seconds + seconds
+        state.step, state.seconds = number, state.seconds + seconds
+        if told.finite:
+            state.loss = told.loss
         tokens = number * recipe.tokens_per_step
-        record = StepRecord(number, loss, tokens, seconds, rate, grad_norm, state.seconds, self.clock.take())
+        record = StepRecord(
+            number, told.loss, tokens, seconds, rate, told.grad_norm, state.seconds, self.clock.take(), result.skipped
+        )
         self.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
-        if not math.isfinite(loss) or not math.isfinite(grad_norm or 0.0):
-            raise self.diverged(f"loss {loss}, gradient norm {grad_norm}")
-        if result.skipped and state.scaler is not None and state.scaler.scale.item() < SMALLEST_SCALE:
-            raise self.diverged(f"a loss scale below {SMALLEST_SCALE}: every step overflows")
-        if self.saver.pending and not writing:
+        if not told.finite:
+            self.left_out(told)
+        elif result.skipped and state.scaler is not None:  # the scale has fallen and the run goes on
+            state.guard.skipped_steps += 1
+            if state.scaler.scale.item() < SMALLEST_SCALE:
+                raise self.diverged(f"Step {number} gave a loss scale below {SMALLEST_SCALE}: every step overflows")
+        if self.saver.pending and not told.writing:
             self.keep_saved()
-        return signum
+        return told.signum
 
-    def agree(self, loss: float, signum: int | None) -> tuple[float, int | None, bool]:
-        """Of all ranks: the mean loss, a signal that asks for the end, whether one still writes a checkpoint."""
+    def agree(self, loss: float, grad_norm: float | None, signum: int | None) -> Agreed:
+        """What all ranks know of a step, so that all make its update or none does."""
+        bad = not_finite(loss, grad_norm)
         if self.ranks.size == 1:
-            return loss, signum, self.saver.writing
+            return Agreed(loss, grad_norm, not bad, signum, self.saver.writing)
         asked = [float(signum == each) for each in STOP_SIGNALS]
-        total, writing, *asked = self.ranks.summed(loss, float(self.saver.writing), *asked)
+        total, n_bad, writing, *asked = self.ranks.summed(loss, float(bad), float(self.saver.writing), *asked)
         signals = (each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks)
         layout = self.state.run.layout
-        return total * layout.pipeline / layout.devices, next(signals, None), writing > 0
+        mean = total * layout.pipeline / layout.devices
+        return Agreed(mean, grad_norm, n_bad == 0, next(signals, None), writing > 0)
+
+    def left_out(self, told: Agreed) -> None:
+        """Count a step whose update was left out; raises `NotFinite` where the run does not go on from it."""
+        state, guard = self.state, self.recipe.guard
+        too_many = state.guard.skip(state.step, guard)
+        n_recent = len(state.guard.recent)
+        gave = f"Step {state.step} gave loss {told.loss}, gradient norm {told.grad_norm} at {self.rate_told()}"
+        if any(self.ranks.summed(float(not all_finite(state.model)))):
+            raise NotFinite(f"{gave}, from weights that are not finite")
+        if too_many:
+            raise NotFinite(f"{gave}, the {_ordinal(n_recent)} such step of the last {guard.window}")
+        most = f"{n_recent} of at most {guard.skips} in {guard.window} steps"
+        self.say(f"{gave}; its update was left out ({most}).")
+
+    def roll_back_or_end(self, why: str) -> None:
+        """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
+        state, beyond = self.state, self.recipe.guard.beyond
+        if isinstance(beyond, Stop):
+            raise self.diverged(why)
+        if state.guard.roll_backs >= beyond.times:
+            raise self.diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
+        self.keep_saved()
+        first = min(state.guard.recent, default=state.step + 1)
+        name = self.ranks.of_first(lambda: _name(newest_before(state.run_dir, first, self.recipe.checkpoints.every)))
+        if name is None:
+            raise self.diverged(f"{why}, and there is no checkpoint from before step {first} to go back to")
+        step, seconds, guard = state.step, state.seconds, state.guard
+        restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say)
+        guard.rolled_back(step, state.guard, state.step)
+        state.guard, state.seconds = guard, seconds
+        self.saved_step = state.step
+        if self.ranks.first:
+            forget_after(state.run_dir, state.step)
+            self.metrics.close()
+            self.metrics = Metrics(state.run_dir, after=state.step)
+        # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
+        facts = {"to": name, "from": step, **guard.facts(), "why": why}
+        self.metrics.event("roll-back", state.step + 1, **facts)
+        self.write_state("running", **self.facts())
+        left_out = f"the batches of steps {state.step + 1} to {step} are left out"
+        self.say(f"{why}; back to {name}, {left_out} (roll-back {guard.roll_backs} of at most {beyond.times}).")
 
     def evaluate(self) -> None:
         """The loss on held-out text, into the metrics."""
@@ -204,12 +275,12 @@ class TrainingLoop:
             return
         self.keep_saved()
         if any(self.ranks.summed(float(not all_finite(state.model)))):
-            raise self.diverged("weights that are not finite")
+            raise NotFinite(f"Step {state.step} gave weights that are not finite at {self.rate_told()}")
         self.begun_at = time.perf_counter()
         self.clock.exact = True
         with self.clock("checkpoint"):
             facts = {**self.facts(), "digest": digest(state.run), "data": self.feed.fingerprint}
-            facts["threads"] = torch.get_num_threads()
+            facts |= {"threads": torch.get_num_threads(), "guard": state.guard.facts()}
             if state.scaler is not None:
                 facts["loss_scale"] = state.scaler.facts()
             self.metrics.sync()
@@ -230,7 +301,9 @@ class TrainingLoop:
             path = self.saver.finish()
             if self.ranks.first:
                 try:
-                    checkpoint.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every)
+                    checkpoint.prune(
+                        state.run_dir, checkpoints.keep_last, checkpoints.keep_every, checkpoints.every
+                    )
                 except OSError as error:
                     self.say(f"An older checkpoint could not be deleted: {error}.")
         phases = self.clock.take()
@@ -246,7 +319,8 @@ class TrainingLoop:
         """The last words of a run that reached its last step."""
         state = self.state
         path = checkpoint.all_checkpoints(state.run_dir)[-1]
-        self.metrics.event("finish", state.step, seconds=state.seconds)
+        counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
+        self.metrics.event("finish", state.step, seconds=state.seconds, **counted)
         facts = self.facts() | {"checkpoint": path.name}
         self.write_state("finished", **facts)
         finished = finished_from(state.run_dir, facts)
@@ -255,19 +329,23 @@ class TrainingLoop:
         return finished
 
     def facts(self) -> dict[str, Any]:
-        """The state of the run, as JSON stores it."""
+        """The state of the run, as JSON stores it: what is not finite is null."""
         state = self.state
         names = ("step", "loss", "validation_loss", "unigram_entropy", "seconds", "initial_weights")
-        return {**{name: getattr(state, name) for name in names}, "tokens": state.step * self.recipe.tokens_per_step}
+        values = {name: getattr(state, name) for name in names}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        return {**finite, "tokens": state.step * self.recipe.tokens_per_step}
 
-    def diverged(self, what: str) -> Diverged:
+    def rate_told(self) -> str:
+        """The learning rate of the last step."""
+        return f"learning rate {learning_rate(self.recipe, self.state.step - 1):.3g}"
+
+    def diverged(self, why: str) -> Diverged:
         """The sentence with the step that diverged and the checkpoint that is still good."""
-        state = self.state
-        good = self.ranks.of_first(lambda: _text(checkpoint.latest_valid(state.run_dir, self.say)))
+        good = self.ranks.of_first(lambda: _text(checkpoint.latest_valid(self.state.run_dir, self.say)))
         kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-        rate = learning_rate(self.recipe, state.step - 1)
         other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
-        return Diverged(f"Step {state.step} gave {what} at learning rate {rate:.3g}; {kept}. {other}.")
+        return Diverged(f"{why}; {kept}. {other}.")
 
     def write_state(self, how: str, **facts: object) -> None:
         """Replace the run's state.json, on the first rank."""
@@ -277,9 +355,8 @@ class TrainingLoop:
     def note_end(self, how: str, why: str, **more: object) -> None:
         """Write how a run ended early, where the disk still has room."""
         try:
-            facts = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.facts().items()}
             self.metrics.event(how, self.state.step, why=why)
-            self.write_state(how, **facts, why=why, **more)
+            self.write_state(how, **self.facts(), why=why, **more)
         except OSError:
             pass  # the exception has the reason for the end; a full disk must not replace it
 
@@ -302,50 +379,18 @@ def finished_from(run_dir: Path, facts: dict[str, Any]) -> Finished:
     return Finished(**{name: facts[name] for name in names}, run_dir=run_dir, checkpoint=path)
 
 
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    precision: Precision,
-    *,
-    together: Together = ALONE,
-    ranks: Ranks | None = None,
-    part: int = 0,
-    parts: int = 1,
-) -> float:
-    """Mean loss in nats per token over all batches, weighted by their tokens; dropout off, no gradients.
-
-    The ``parts`` data ranks take batches in turn, of which this process is ``part``. Sums are kept in fp64, so that the
-    loss does not depend on how the sequences are cut into batches, or on how many ranks there are, beyond rounding.
-    """
-    was_training = model.training
-    model.eval()
-    total, n_tokens = 0.0, 0
-    try:
-        with torch.no_grad(), together.around():
-            for (inputs_BT, targets_BT), counts in _in_turn(batches, parts, part):
-                loss: Tensor | None
-                if together.pipeline is not None:
-                    loss = together.pipeline.evaluate(inputs_BT, targets_BT)
-                else:
-                    with autocast(precision, inputs_BT.device):
-                        loss = next_token_loss(model(inputs_BT), targets_BT)
-                if counts and loss is not None:
-                    total += loss.item() * targets_BT.numel()
-                    n_tokens += targets_BT.numel()
-    finally:
-        model.train(was_training)
-    total, n_all = (ranks or Ranks()).summed(total, n_tokens)
-    assert n_all > 0, "an evaluation needs at least one held-out sequence"
-    return total / n_all
-
-
-def _in_turn(batches: Iterable[Batch], parts: int, part: int) -> Iterator[tuple[Batch, bool]]:
-    """This part's batches, and whether each counts: all parts run equally many, the last one perhaps another's."""
-    remaining = iter(batches)
-    while round_of_all := list(islice(remaining, parts)):
-        counts = part < len(round_of_all)
-        yield round_of_all[part if counts else 0], counts
-
-
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else path.name
+
+
+def _ordinal(number: int) -> str:
+    """
+    >>> [_ordinal(each) for each in (1, 2, 3, 4, 11, 21)]
+    ['1st', '2nd', '3rd', '4th', '11th', '21st']
+    """
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

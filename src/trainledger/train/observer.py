@@ -13,6 +13,7 @@ from torch import nn
 
 from trainledger.spec.run import Run
 from trainledger.train.device import synchronize
+from trainledger.train.guard import GuardRecord
 from trainledger.train.mixed_precision import LossScaler
 from trainledger.train.step import ALONE, Together
 
@@ -39,6 +40,7 @@ class TrainingState:
     unigram_entropy: float | None = None
     validation_sequences: int | None = None  # in one evaluation
     initial_weights: dict[str, str] | None = None  # file and sha256 of what it began with
+    guard: GuardRecord = field(default_factory=GuardRecord)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class StepRecord:
     """One optimizer step, counted from 1; ``tokens`` and ``time`` (seconds) since the start of the run.
 
     ``grad_norm`` is before clipping, None without clipping. ``phase_seconds`` is empty on steps of an
-    accelerator that were not waited for phase by phase.
+    accelerator that were not waited for phase by phase. Of a ``skipped`` step no update was made.
     """
 
     step: int
@@ -57,6 +59,7 @@ class StepRecord:
     grad_norm: float | None
     time: float
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

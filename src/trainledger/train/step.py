@@ -24,6 +24,7 @@ from trainledger.train.precision import autocast
 
 Clock = Callable[[str], AbstractContextManager[None]]
 Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
+Judge = Callable[[Tensor, Tensor | None], bool]
 
 
 class Feed(Protocol):
@@ -131,7 +132,7 @@ ALONE = Alone()
 class StepResult:
     """Mean loss over the micro-batches in nats, and the joint gradient norm before clipping (None = no clipping).
 
-    ``skipped``: scaled gradients overflowed, and the weights were left as they were.
+    ``skipped``: the weights were left as they were, because of the judge or because scaled gradients overflowed.
     """
 
     loss: Tensor
@@ -149,13 +150,16 @@ def optimizer_step(
     seeds: Sequence[int] | None = None,
     scaler: LossScaler | None = None,
     together: Together = ALONE,
+    judge: Judge | None = None,
 ) -> StepResult:
     """Forward and backward of each micro-batch, joint clipping, one step of the optimizer.
 
     ``clock(phase)`` is entered around ``forward``, ``backward``, ``clip`` and ``optimizer``; ``seeds`` has one
     seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16; ``together`` is what
-    other ranks have to do with it, and the loss is that of this rank's tokens. Nothing here waits for the device, but
-    for a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
+    other ranks have to do with it, and the loss is that of this rank's tokens. ``judge`` is asked before the update
+    whether it is made, by loss and gradient norm (None where there is none or a scaler saw them overflow). Nothing here
+    waits for the device, but for a judge and a scaler's look for overflow, and nothing keeps logits or a graph beyond
+    its own backward.
     """
     clock = clock or _no_clock
     with ExitStack() as stack:
@@ -176,8 +180,14 @@ def optimizer_step(
     if recipe.grad_clip is not None:
         with clock("clip"):
             grad_norm = together.clip(stepped(model, optimizer), recipe.grad_clip)
+    overflowed = False
+    if scaler is not None:
+        with clock("optimizer"):
+            overflowed = scaler.overflowed()
+    skipped = overflowed
+    if judge is not None:
+        skipped |= not judge(loss, None if overflowed else grad_norm)
     with clock("optimizer"):
-        skipped = scaler is not None and scaler.overflowed()
         if not skipped:
             optimizer.step()
         if scaler is not None:

@@ -23,8 +23,19 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
     if recipe.precision.gradient_dtype is not None and not recipe.precision.master_weights:
         rule = "belongs to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true"
         yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
+    yield from _guard(recipe)
     yield from _recomputation(recipe)
     yield from _adapters(recipe)
+
+
+def _guard(recipe: Recipe) -> Iterator[Problem]:
+    guard = recipe.guard
+    if guard.skips >= guard.window:
+        rule = f"must be below recipe.guard.window = {guard.window}, or no step is ever one too many"
+        yield Problem("recipe.guard.skips", guard.skips, rule, guard.window - 1)
+    if guard.beyond.kind == "roll-back" and recipe.checkpoints.every is None:
+        rule = "needs checkpoints to go back to, and recipe.checkpoints.every is absent"
+        yield Problem("recipe.guard.beyond", "roll-back", rule, "stop")
 
 
 def _recomputation(recipe: Recipe) -> Iterator[Problem]:

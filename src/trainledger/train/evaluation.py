@@ -1,0 +1,60 @@
+"""The loss on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.nn.loss import next_token_loss
+from trainledger.spec.precision import Precision
+from trainledger.train.precision import autocast
+from trainledger.train.ranks import Ranks
+from trainledger.train.step import ALONE, Batch, Together
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision,
+    *,
+    together: Together = ALONE,
+    ranks: Ranks | None = None,
+    part: int = 0,
+    parts: int = 1,
+) -> float:
+    """Mean loss in nats per token over all batches, weighted by their tokens; dropout off, no gradients.
+
+    The ``parts`` data ranks take batches in turn, of which this process is ``part``. Sums are kept in fp64, so that the
+    loss does not depend on how the sequences are cut into batches, or on how many ranks there are, beyond rounding.
+    """
+    was_training = model.training
+    model.eval()
+    total, n_tokens = 0.0, 0
+    try:
+        with torch.no_grad(), together.around():
+            for (inputs_BT, targets_BT), counts in _in_turn(batches, parts, part):
+                loss: Tensor | None
+                if together.pipeline is not None:
+                    loss = together.pipeline.evaluate(inputs_BT, targets_BT)
+                else:
+                    with autocast(precision, inputs_BT.device):
+                        loss = next_token_loss(model(inputs_BT), targets_BT)
+                if counts and loss is not None:
+                    total += loss.item() * targets_BT.numel()
+                    n_tokens += targets_BT.numel()
+    finally:
+        model.train(was_training)
+    total, n_all = (ranks or Ranks()).summed(total, n_tokens)
+    assert n_all > 0, "an evaluation needs at least one held-out sequence"
+    return total / n_all
+
+
+def _in_turn(batches: Iterable[Batch], parts: int, part: int) -> Iterator[tuple[Batch, bool]]:
+    """This part's batches, and whether each counts: all parts run equally many, the last one perhaps another's."""
+    remaining = iter(batches)
+    while round_of_all := list(islice(remaining, parts)):
+        counts = part < len(round_of_all)
+        yield round_of_all[part if counts else 0], counts

@@ -1,0 +1,89 @@
+"""What a run does about steps whose loss or gradient is not finite: what it remembers of them, and the way back.
+
+Everything here is a function of the steps since the start of the run, and a checkpoint keeps what has been counted: a
+resumed run leaves out the same steps and rolls back at the same step as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainledger.spec.guard import Guard
+from trainledger.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
+
+Say = Callable[[str], None]
+
+
+class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
+    """A step, the same on all ranks, after which a run does not simply go on; the text says what it gave."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a step before its update: the mean loss, the joint gradient norm, whether both are finite
+    everywhere, a signal that asks for the end, and whether a rank still writes a checkpoint."""
+
+    loss: float
+    grad_norm: float | None
+    finite: bool
+    signum: int | None = None
+    writing: bool = False
+
+
+@dataclass
+class GuardRecord:
+    """What a run remembers: steps that were left out (counted from 1) in the window, and totals since its start.
+
+    The batches of step index k are those of index k + ``batches_left_out`` of the data.
+    """
+
+    recent: list[int] = field(default_factory=list)
+    skipped_steps: int = 0
+    roll_backs: int = 0
+    batches_left_out: int = 0
+
+    def skip(self, step: int, guard: Guard) -> bool:
+        """Count a step that is left out; whether it is one too many."""
+        self.skipped_steps += 1
+        self.recent = [each for each in self.recent if each > step - guard.window] + [step]
+        return len(self.recent) > guard.skips
+
+    def rolled_back(self, step: int, to: GuardRecord, at: int) -> None:
+        """Go on as after step ``at``, of which ``to`` is what was known, past the data up to step ``step``."""
+        self.recent = to.recent
+        self.roll_backs += 1
+        self.batches_left_out += step - at
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return asdict(self)
+
+
+def not_finite(loss: float, grad_norm: float | None) -> bool:
+    """Whether a step's update would not be finite; without clipping (None) the loss alone tells."""
+    return not (math.isfinite(loss) and math.isfinite(grad_norm or 0.0))
+
+
+def newest_before(run_dir: Path, step: int, every: int | None) -> Path | None:
+    """The newest checkpoint from before a step whose every file has its hash.
+
+    It is one of those that are due ``every`` so many steps: a run that was not stopped has no others.
+    """
+    due = [each for each in all_checkpoints(run_dir) if step_of(each) < step and every and step_of(each) % every == 0]
+    return next((each for each in reversed(due) if damage(each) is None), None)
+
+
+def forget_after(run_dir: Path, step: int) -> None:
+    """Delete the checkpoints of later steps, which the run makes anew with other data."""
+    for each in reversed(all_checkpoints(run_dir)):
+        if step_of(each) > step:
+            # Renamed first: a deletion cut short must not leave a directory that looks like a checkpoint.
+            going = each.with_name(f"{TEMPORARY}old-{each.name}")
+            os.rename(each, going)
+            shutil.rmtree(going)
