@@ -210,7 +210,7 @@ def test_a_damaged_index_is_told(store: TokenStore) -> None:
     with pytest.raises(InvalidInput, match="its SHA-256 is not that of what it says"):
         open_store(store.directory)
     path.write_text(json.dumps(json.loads(whole) | {"format": 99}))
-    with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 1")):
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 2")):
         open_store(store.directory)
     path.unlink()
     with pytest.raises(InvalidInput, match=re.escape(f"{path} cannot be read: No such file")):

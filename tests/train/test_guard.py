@@ -78,8 +78,14 @@ def test_a_bad_step_is_left_out_and_counted(tmp_path: Path, grad_clip: float | N
     assert not all(map(torch.equal, weights.after[5], weights.after[6]))
     assert (events(tmp_path, "finish")[0]["skipped_steps"], events(tmp_path, "finish")[0]["roll_backs"]) == (2, 0)
     assert read_facts(all_checkpoints(tmp_path)[-1])["guard"]["recent"] == [5, 10]
-    assert said[0].startswith("Step 5 gave loss nan, gradient norm ")
-    assert said[0].endswith("; its update was left out (1 of at most 3 in 100 steps).")
+    assert said[0].startswith(
+        "Step 5 gave loss nan at" if grad_clip is None else "Step 5 gave loss nan, gradient norm "
+    )
+    left_out = "; its update was left out (1 of at most 3 in 100 steps); its batch is of document 4 (batch 4)."
+    assert said[0].endswith(left_out)
+    assert [(each["step"], each["documents"]) for each in events(tmp_path, "skip")] == [
+        (5, ["4 (batch 4)"]), (10, ["9 (batch 9)"]),
+    ]  # fmt: skip
 
 
 def test_one_too_many_in_the_window_ends_the_run(tmp_path: Path) -> None:

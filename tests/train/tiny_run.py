@@ -74,6 +74,9 @@ class CountingFeed:
             yield self.micro_batches(whole.chunk(self.ranks)[self.rank])
             step += 1
 
+    def documents(self, step: int) -> Sequence[str]:
+        return [f"{step} (batch {step})"]
+
     def validation(self) -> list[Batch]:
         return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences))
 

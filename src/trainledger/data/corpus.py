@@ -160,12 +160,12 @@ def plan_shards(corpus: Corpus) -> list[list[Segment]]:
     target = min(max(corpus.nbytes // 64, MIB), GIB)
     shards: list[list[Segment]] = []
     room = 0
-    for source in corpus.sources:
+    for number, source in enumerate(corpus.sources):
         for segment, nbytes in _segments(source, target, corpus.nbytes):
             if room <= 0:
                 shards.append([])
                 room = target
-            shards[-1].append(segment)
+            shards[-1].append(replace(segment, source=number))
             room -= nbytes
     return shards
 

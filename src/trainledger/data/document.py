@@ -30,15 +30,20 @@ class Segment:
     start: int
     stop: int
     piece_nbytes: int = 0
+    source: int = 0  # the number of the file in the corpus
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text and its place; ``repaired`` names the first place that was not UTF-8, empty where all was."""
+    """A text and its place; ``repaired`` names the first place that was not UTF-8, empty where all was.
+
+    ``at`` is where it begins in its file: a byte (of the decompressed text) and 0, or a row group and a row.
+    """
 
     text: str
     place: str
     repaired: str = ""
+    at: tuple[int, int] = (0, 0)
 
 
 def clean(text: str) -> tuple[str, bool]:
@@ -115,6 +120,6 @@ def _piece_start(file: BinaryIO, nominal: int, segment: Segment) -> int:
 def _decoded(data: bytes, path: str, offset: int) -> Document:
     place = f"{path} byte {offset}"
     try:
-        return Document(data.decode(), place)
+        return Document(data.decode(), place, at=(offset, 0))
     except UnicodeDecodeError as error:
-        return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}")
+        return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}", (offset, 0))

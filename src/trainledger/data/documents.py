@@ -98,7 +98,7 @@ def _records(segment: Segment, text_field: str) -> Iterator[Document]:
             rule = f"its field {text_field!r} is a JSON {_json_kind(text)}, not text"
             raise _bad_line(segment, offset, number, rule, "data.text_field")
         text, had_halves = clean(text)
-        yield Document(text, place, repaired or (place if had_halves else ""))
+        yield Document(text, place, repaired or (place if had_halves else ""), (offset, 0))
 
 
 def _json_kind(value: object) -> str:
@@ -230,16 +230,16 @@ def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
                 for cell in batch.column(0).cast(_binary_like(arrow, kind)):
                     value = cell.as_py()
                     if value is not None:
-                        yield _row_document(value, f"{segment.path} row group {group} row {row}")
+                        yield _row_document(value, f"{segment.path} row group {group} row {row}", (group, row))
                     row += 1
 
 
-def _row_document(utf8: bytes, place: str) -> Document:
+def _row_document(utf8: bytes, place: str, at: tuple[int, int]) -> Document:
     try:
         text, repaired = utf8.decode(), ""
     except UnicodeDecodeError as error:
         text, repaired = utf8.decode(errors="replace"), f"{place}, {error.start} bytes into the text"
-    return Document(clean(text)[0], place, repaired)
+    return Document(clean(text)[0], place, repaired, at)
 
 
 def _binary_like(arrow: Any, kind: Any) -> Any:

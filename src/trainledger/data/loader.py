@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainledger.data.origin import documents_of_step
 from trainledger.data.prepare import prepare
 from trainledger.data.sampler import train_batch, validation_batch
 from trainledger.data.store import TokenStore, check_lengths, check_vocabulary
@@ -95,6 +96,12 @@ class Loader:
                 yield pending.arrived()
         finally:
             ahead.close()
+
+    def documents(self, step: int) -> list[str]:
+        """The documents that the global batch of step index ``step`` has tokens of, in its order, each once."""
+        return documents_of_step(
+            self.store, seed=self.seed, step=step, global_batch=self.global_batch, seq_len=self.seq_len
+        )
 
     def validation(self) -> Iterator[Batch]:
         """The held-out sequences, ``eval_sequences`` of them or as many as there are, the same each time."""

@@ -1,8 +1,9 @@
 """One shard of a token store: a part of the corpus, tokenized, in files that are whole or not there.
 
 Shard 3 consists of ``00003.train.u16`` and ``00003.validation.u16`` (tokens), ``….ends.u64`` for each (where
-its documents end, counted in tokens), ``00003.counts.u64`` (how often each token occurs, train then validation),
-and ``00003.json``, written last, which records the others; a shard with a record is finished.
+its documents end, counted in tokens), ``….places.u64`` for each (where its documents come from: the number of the file,
+and two numbers for the place in it), ``00003.counts.u64`` (how often each token occurs, train then validation), and
+``00003.json``, written last, which records the others; a shard with a record is finished.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ def ends_file(shard: int, split: str) -> str:
     return f"{shard:05d}.{split}.ends.u64"
 
 
+def places_file(shard: int, split: str) -> str:
+    return f"{shard:05d}.{split}.places.u64"
+
+
 def counts_file(shard: int) -> str:
     return f"{shard:05d}.counts.u64"
 
@@ -83,25 +88,31 @@ def write_shard(
     read and for a disk that cannot be written; nothing unfinished is left behind then.
     """
     dtype = token_dtype(tokenizer.vocab_size)
-    names = [name for split in SPLITS for name in (token_file(shard, split, dtype), ends_file(shard, split))]
+    names = [
+        name
+        for split in SPLITS
+        for name in (token_file(shard, split, dtype), ends_file(shard, split), places_file(shard, split))
+    ]
     writers: list[FileWriter] = []
     try:
         writers.extend(FileWriter(directory / name) for name in (*names, counts_file(shard)))
-        tokens, ends = writers[0:4:2], writers[1:4:2]
+        tokens, ends, places = writers[0:6:3], writers[1:6:3], writers[2:6:3]
         end = np.array([tokenizer.end_id], dtype=np.uint32)
         counts = np.zeros((len(SPLITS), tokenizer.vocab_size), dtype=np.uint64)
         totals = np.zeros((len(SPLITS), 3), dtype=np.int64)  # tokens, documents, bytes of text
         repaired, first_repaired, smallest = 0, "", 1.0
-        for batch in _batches(documents(each, text_field) for each in segments):
+        for batch in _batches((each.source, documents(each, text_field)) for each in segments):
             chosen: tuple[list[npt.NDArray[np.uint32]], ...] = ([], [])
             done = 0
-            for document, ids in zip(batch, tokenizer.encode([each.text for each in batch]), strict=True):
+            encoded = tokenizer.encode([document.text for _, document in batch])
+            for (source, document), ids in zip(batch, encoded, strict=True):
                 utf8 = document.text.encode()
                 place = split_hash(utf8)
                 side = int(place < validation_fraction)
                 chosen[side].extend((ids, end))
                 totals[side] += (len(ids) + 1, 1, len(utf8))
                 ends[side].write(int(totals[side, 0]).to_bytes(8, "little"))
+                places[side].write(np.array([source, *document.at], dtype="<u8").tobytes())
                 smallest = min(smallest, place)
                 first_repaired = first_repaired or document.repaired
                 repaired += bool(document.repaired)
@@ -179,13 +190,14 @@ def size_problems(directory: Path, records: Iterable[ShardRecord]) -> Iterator[P
                 yield problem
 
 
-def _batches(sources: Iterable[Iterator[Document]]) -> Iterator[list[Document]]:
-    """The documents in order, gathered so that a batch has about `TOKENIZED_AT_ONCE` characters."""
-    batch: list[Document] = []
+def _batches(sources: Iterable[tuple[int, Iterator[Document]]]) -> Iterator[list[tuple[int, Document]]]:
+    """The documents in order, each with the number of its file, gathered so that a batch has about
+    `TOKENIZED_AT_ONCE` characters."""
+    batch: list[tuple[int, Document]] = []
     characters = 0
-    for source in sources:
+    for number, source in sources:
         for document in source:
-            batch.append(document)
+            batch.append((number, document))
             characters += len(document.text)
             if characters >= TOKENIZED_AT_ONCE:
                 yield batch

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.data.files import REMEDY, check_file, check_size, file_problem
-from trainledger.data.shard import DAMAGED, SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
+from trainledger.data.shard import (
+    DAMAGED,
+    SPLITS,
+    ShardRecord,
+    ends_file,
+    parse_record,
+    places_file,
+    size_problems,
+    token_file,
+)
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from trainledger.data.verified import Blocks, Verified, identity
 from trainledger.dtypes import token_dtype
@@ -29,7 +38,7 @@ from trainledger.durable import parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
 OPEN_MAPS = 256  # an open map holds a file descriptor, and many systems allow 1,024
@@ -55,7 +64,8 @@ class Split:
         parts = [getattr(each, name) for each in records]
         self._tokens_before = [0, *itertools.accumulate(each.tokens for each in parts)]
         self.tokens: int = self._tokens_before[-1]
-        self.documents: int = sum(each.documents for each in parts)
+        self._documents_before = [0, *itertools.accumulate(each.documents for each in parts)]
+        self.documents: int = self._documents_before[-1]
         self.text_nbytes: int = sum(each.text_nbytes for each in parts)
         self._records = {file.name: file for each in records for file in each.files}
         self._verified = verified
@@ -99,6 +109,21 @@ class Split:
         ends = np.fromfile(path, dtype="<u8")
         Blocks(path, self._records[path.name], self._verified).check(ends.view(np.uint8), 0, ends.nbytes)
         return ends
+
+    def documents_in(self, start: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """Every document with tokens ``start`` to ``start + count`` of the stream: its number in the split (the first
+        is 0), and where it comes from (number of the file, and two numbers for the place in it)."""
+        done = 0
+        while done < count:
+            shard, offset = self._place(start + done)
+            length = min(count - done, self._tokens_before[shard + 1] - start - done)
+            ends = self.document_ends(shard)
+            places = np.fromfile(self._directory / places_file(shard, self.name), dtype="<u8").reshape(-1, 3)
+            first, last = np.searchsorted(ends, [offset, offset + length - 1], side="right").tolist()
+            for each in range(first, last + 1):
+                source, *at = places[each].tolist()
+                yield self._documents_before[shard] + each, (source, at[0], at[1])
+            done += length
 
     def _place(self, position: int) -> tuple[int, int]:
         shard = bisect.bisect_right(self._tokens_before, position) - 1

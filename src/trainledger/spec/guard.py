@@ -1,4 +1,4 @@
-"""What a run does about a step whose loss or gradient is not finite."""
+"""What a run does about a step whose loss or gradient is not finite, and which steps it speaks of."""
 
 from __future__ import annotations
 
@@ -41,3 +41,17 @@ class Guard:
         "other data from there",
         Stop, RollBack, default=Stop(),
     )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class Watch:
+    """Steps whose loss or gradient norm is far above what it was lately are told, with the documents of their batch.
+
+    Their update is made all the same: this says nothing of what a run computes.
+    """
+
+    deviations: float | None = setting(
+        "told is what is more than this many median absolute deviations above the median of the window; none = nothing",
+        quantity="number", default=10.0, above=0,
+    )  # fmt: skip
+    window: int = setting("steps of a window", default=100, at_least=5, at_most=10_000)

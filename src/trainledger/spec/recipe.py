@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.frozen import frozen
-from trainledger.spec.guard import Guard
+from trainledger.spec.guard import Guard, Watch
 from trainledger.spec.lora import Lora
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
@@ -186,6 +186,7 @@ class Recipe:
     evaluation: Evaluation = part("when the loss of held-out text is measured", Evaluation, default=Evaluation())
     checkpoints: Checkpoints = part("when the run is saved", Checkpoints, default=Checkpoints())
     guard: Guard = part("what is done about a loss or gradient that is not finite", Guard, default=Guard())
+    watch: Watch = part("which spikes of loss and gradient norm are told", Watch, default=Watch())
     seed: int = setting("seed of initialization, data order and dropout (each derived apart)", default=0, at_least=0)
 
     @property

@@ -353,7 +353,8 @@ def to_toml(run: Run) -> str:
 
 
 def is_of_the_machine(field: str, run: Run) -> bool:
-    """Whether a field says where and how a run is trained, and not what it computes but for rounding.
+    """Whether a field says where and how a run is trained or what is told of it, and not what it computes but for
+    rounding.
 
     Dropout draws per micro-batch, so with it ``recipe.micro_batch`` is what a run computes.
     """
@@ -361,7 +362,7 @@ def is_of_the_machine(field: str, run: Run) -> bool:
     draws = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
     if field == "recipe.micro_batch":
         return not draws
-    return field.startswith(("layout.", "cluster.")) or field == "data.cache"
+    return field.startswith(("layout.", "cluster.", "recipe.watch")) or field == "data.cache"
 
 
 def digest(run: Run) -> str:

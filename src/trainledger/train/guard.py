@@ -87,3 +87,13 @@ def forget_after(run_dir: Path, step: int) -> None:
             going = each.with_name(f"{TEMPORARY}old-{each.name}")
             os.rename(each, going)
             shutil.rmtree(going)
+
+
+def ordinal(number: int) -> str:
+    """A number as a place in an order.
+
+    >>> [ordinal(each) for each in (1, 2, 3, 4, 11, 21)]
+    ['1st', '2nd', '3rd', '4th', '11th', '21st']
+    """
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -19,9 +19,9 @@ from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.evaluation import evaluate
-from trainledger.train.guard import Agreed, NotFinite, forget_after, newest_before, not_finite
+from trainledger.train.guard import Agreed, NotFinite, forget_after, newest_before, not_finite, ordinal
 from trainledger.train.loading import restore
-from trainledger.train.metrics import Metrics, NoMetrics
+from trainledger.train.metrics import Metrics, NoMetrics, read
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
 from trainledger.train.ranks import Ranks, lost_ranks_named
@@ -38,6 +38,7 @@ from trainledger.train.stop import (
     StopRequests,
     memory_told,
 )
+from trainledger.train.watch import MOST_KEPT, SpikeWatch, listed
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10
@@ -62,6 +63,7 @@ class TrainingLoop:
         self.say = say
         self.clock = PhaseClock(state.device, observers)
         self.saved_step = state.step if state.step else -1
+        self.watch = SpikeWatch(self.recipe.watch, feed, say)
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
         state.unigram_entropy = feed.unigram_entropy
         state.validation_sequences = feed.validation_sequences
@@ -69,7 +71,7 @@ class TrainingLoop:
     def run(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
         state = self.state
-        self.metrics = Metrics(state.run_dir, after=state.step) if self.ranks.first else NoMetrics()
+        self.open_metrics()
         try:
             if self.metrics.damaged:
                 self.say(f"Damaged lines of {self.metrics.path}, which are left out: {self.metrics.damaged}.")
@@ -110,6 +112,13 @@ class TrainingLoop:
                     each.on_stop()
                 except OSError as error:
                     self.say(f"What was measured could not be written: {error}.")
+
+    def open_metrics(self) -> None:
+        """Go on with the file of the curve after the run's step, and know again what was usual by then."""
+        state = self.state
+        self.metrics = Metrics(state.run_dir, after=state.step) if self.ranks.first else NoMetrics()
+        if self.ranks.first:
+            self.watch.remember(each for each in read(state.run_dir / "metrics.jsonl") if "loss" in each)
 
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
@@ -189,6 +198,8 @@ class TrainingLoop:
         self.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
+        if self.ranks.first:
+            self.watch.see(record, self.metrics, index + state.guard.batches_left_out)
         if not told.finite:
             self.left_out(told)
         elif result.skipped and state.scaler is not None:  # the scale has fallen and the run goes on
@@ -216,13 +227,17 @@ class TrainingLoop:
         state, guard = self.state, self.recipe.guard
         too_many = state.guard.skip(state.step, guard)
         n_recent = len(state.guard.recent)
-        gave = f"Step {state.step} gave loss {told.loss}, gradient norm {told.grad_norm} at {self.rate_told()}"
+        norm = "" if told.grad_norm is None else f", gradient norm {told.grad_norm}"
+        gave = f"Step {state.step} gave loss {told.loss}{norm} at {self.rate_told()}"
+        documents = self.watch.documents(state.step - 1 + state.guard.batches_left_out) if self.ranks.first else ()
+        self.metrics.event("skip", state.step, documents=documents[:MOST_KEPT])
         if any(self.ranks.summed(float(not all_finite(state.model)))):
             raise NotFinite(f"{gave}, from weights that are not finite")
         if too_many:
-            raise NotFinite(f"{gave}, the {_ordinal(n_recent)} such step of the last {guard.window}")
+            often = f"the {ordinal(n_recent)} such step of the last {guard.window}"
+            raise NotFinite(f"{gave}, {often}; {listed(documents)}")
         most = f"{n_recent} of at most {guard.skips} in {guard.window} steps"
-        self.say(f"{gave}; its update was left out ({most}).")
+        self.say(f"{gave}; its update was left out ({most}); {listed(documents)}.")
 
     def roll_back_or_end(self, why: str) -> None:
         """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
@@ -244,7 +259,7 @@ class TrainingLoop:
         if self.ranks.first:
             forget_after(state.run_dir, state.step)
             self.metrics.close()
-            self.metrics = Metrics(state.run_dir, after=state.step)
+            self.open_metrics()
         # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
         facts = {"to": name, "from": step, **guard.facts(), "why": why}
         self.metrics.event("roll-back", state.step + 1, **facts)
@@ -385,12 +400,3 @@ def _text(path: Path | None) -> str | None:
 
 def _name(path: Path | None) -> str | None:
     return None if path is None else path.name
-
-
-def _ordinal(number: int) -> str:
-    """
-    >>> [_ordinal(each) for each in (1, 2, 3, 4, 11, 21)]
-    ['1st', '2nd', '3rd', '4th', '11th', '21st']
-    """
-    teen = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

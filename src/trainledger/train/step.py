@@ -52,6 +52,9 @@ class Feed(Protocol):
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         """The micro-batches of step index ``first_step`` (0 is the first), of the next step, and so on."""
 
+    def documents(self, step: int) -> Sequence[str]:
+        """The documents that the global batch of step index ``step`` has tokens of, with their places, if known."""
+
     def validation(self) -> Iterable[Batch]:
         """The same held-out batches each time."""
 
