@@ -23,12 +23,13 @@ from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
 from trainledger.plan.memory_check import refuse_beyond
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.predict import accounts_of, forecast
+from trainledger.predict.predict import accounts_of, checkpoint_nbytes, forecast, memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.report.record import read_metrics
 from trainledger.spec.calibration import find_calibration
 from trainledger.spec.cluster import Device
 from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput
@@ -36,7 +37,8 @@ from trainledger.spec.run import Run
 from trainledger.train.device import compute_capability, find_device
 from trainledger.train.engine import train
 from trainledger.train.observer import Finished, Observer, TrainingState
-from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, this_rank
+from trainledger.train.preflight import Needs
+from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
 
 _OF_A_RANK = ("parameters", "flops", "kept_nbytes", "kept_by_kind", "peak_nbytes", "peak_by_category")
 
@@ -207,11 +209,13 @@ def run_closed_loop(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     rank_timeout: float = SECONDS_IN_A_COLLECTIVE,
+    preflight: bool = True,
 ) -> Finished:
     """Train a run with its forecast written before and its measurement after; raises what `train` raises.
 
     A run whose closed form does not fit in the device's memory is refused before anything is built. Of several ranks
-    the first has the observers, and each meters its step.
+    the first has the observers, and each meters its step. With ``preflight`` the account is set against what is free
+    before the first step, and ranks against each other.
     """
     if run.cluster.count == 1:  # the engine says what is wrong with others
         refuse_what_does_not_fit(run, find_device(run.cluster.backend))
@@ -220,4 +224,31 @@ def run_closed_loop(
         watching: list[Observer] = [RankMeasuring(meter), meter]
     else:
         watching = [Forecasting(), *observers, *Measuring().observers()]
-    return train(run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout)
+    return train(
+        run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout,
+        needs_of=needs_of if preflight else None,
+    )  # fmt: skip
+
+
+def needs_of(run: Run, ranks: Ranks) -> Needs:
+    """What the account of a rank says that it needs."""
+    kernels = _kernels(ranks.device)
+    own = account_of(run, ranks.rank, kernels=kernels).ledger
+    whole = account(replace(run, layout=Layout(), cluster=replace(run.cluster, count=1)), backend=kernels)
+    state = dict(own.resident)
+    written = checkpoint_nbytes(own)
+    peak = own.peak().nbytes
+    return Needs(
+        peak=peak,
+        device=None if ranks.device.type == "cpu" else _of_device(run, peak, ranks.device),
+        copies=written if run.recipe.checkpoints.asynchronous else 0,
+        checkpoint=checkpoint_nbytes(whole),
+        file=max(state.get("parameters", 0), state.get("optimizer state", 0)),
+        message=max((each.payload for each in own.entries), default=0),
+    )
+
+
+def _of_device(run: Run, peak: int, device: torch.device) -> int:
+    """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them."""
+    machine, _ = machine_on(run, device)
+    return peak if machine is None else int(memory_of_device(run, peak, machine).nbytes)

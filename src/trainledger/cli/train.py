@@ -150,6 +150,7 @@ def data(args: Namespace) -> Document:
     option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
     option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
+    flag("--no-preflight", "do not look at memory, disk and ranks before the first step"),
 )
 def train(args: Namespace) -> Outcome:
     """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run.
@@ -173,7 +174,10 @@ def train(args: Namespace) -> Outcome:
         raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
     resume = args.resume or args.resume_if_begun
     try:
-        code, result = _train(run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args))
+        code, result = _train(
+            run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args),
+            preflight=not args.no_preflight,
+        )  # fmt: skip
     except InvalidInput:
         ended.leave(WRONG_INPUT)
         raise
@@ -211,6 +215,7 @@ def _words_of_a_rank(args: Namespace) -> list[str]:
     named = {"--wandb": args.wandb, "--mlflow": args.mlflow}
     words += [word for name, each in named.items() if each is not None for word in (name, each)]
     chosen = {"--resume": args.resume, "--resume-if-begun": args.resume_if_begun, "--json": args.json}
+    chosen["--no-preflight"] = args.no_preflight
     return [*words, *(word for word, given in chosen.items() if given)]
 
 
@@ -227,7 +232,13 @@ def _trackers(args: Namespace) -> list[Observer]:
 
 
 def _train(
-    run: Run, run_dir: Path, *, resume: bool, rank_timeout: float = 600, trackers: Sequence[Observer] = ()
+    run: Run,
+    run_dir: Path,
+    *,
+    resume: bool,
+    rank_timeout: float = 600,
+    trackers: Sequence[Observer] = (),
+    preflight: bool = True,
 ) -> tuple[int, dict[str, Any]]:
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
@@ -238,7 +249,9 @@ def _train(
 
     observers = [Progress(mfu=_mfu(run)), TensorBoard(say), *trackers]
     try:
-        finished = run_closed_loop(run, run_dir, resume=resume, observers=observers, rank_timeout=rank_timeout)
+        finished = run_closed_loop(
+            run, run_dir, resume=resume, observers=observers, rank_timeout=rank_timeout, preflight=preflight
+        )
     except Stopped as end:
         if str(end) and not (end.of_all_ranks and this_rank()):
             say(str(end))

@@ -70,6 +70,20 @@ def keep_freed_memory() -> bool:
     a page fault per 4 KiB; the price of keeping them is a larger resident set. A person who set glibc's own
     ``MALLOC_*_`` variables or ``GLIBC_TUNABLES`` is left with that; elsewhere than on glibc this does nothing.
     """
+    m_trim_threshold, m_mmap_max, never = -1, -4, -1
+    return _set_malloc({m_mmap_max: 0, m_trim_threshold: never})
+
+
+def return_freed_memory() -> bool:
+    """Make glibc give freed blocks from 128 KiB on back to the system; True where it was set.
+
+    By default it learns to keep blocks up to 32 MiB, and what lies between tensors is then up to two thirds of them.
+    """
+    m_mmap_threshold = -3
+    return _set_malloc({m_mmap_threshold: 128 * KIB})
+
+
+def _set_malloc(options: dict[int, int]) -> bool:
     chosen = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
     if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or not sys.platform.startswith("linux"):
         return False
@@ -77,8 +91,8 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    m_trim_threshold, m_mmap_max, never = -1, -4, -1
-    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, never))
+    done = [mallopt(option, value) for option, value in options.items()]  # each of them, also after a refused one
+    return all(done)
 
 
 def refuse_launches(recipe: Recipe, device: str) -> None:

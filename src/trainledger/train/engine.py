@@ -22,7 +22,7 @@ from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.device import keep_freed_memory, refuse_launches
+from trainledger.train.device import keep_freed_memory, refuse_launches, return_freed_memory
 from trainledger.train.loading import restore
 from trainledger.train.loop import Say, TrainingLoop, finished_from
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
@@ -32,6 +32,7 @@ from trainledger.train.parallel.mesh import data_rank, mesh_of
 from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
+from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
 from trainledger.train.run_directory import begin_or_match, locked, read_state, write_state
 from trainledger.train.saving import Saver
@@ -49,12 +50,14 @@ def train(
     open_feed: OpenFeed = open_loader,
     say: Say | None = None,
     seconds_in_a_collective: float = SECONDS_IN_A_COLLECTIVE,
+    needs_of: NeedsOf | None = None,
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
     A layout of several devices takes as many processes, each of which calls this (torchrun, or `launch.launch`); a
     collective fails after ``seconds_in_a_collective`` without an answer. ``open_feed`` brings the batches: by default
-    those of ``run.data``, prepared where they are not yet. A finished run is not touched again: with ``resume`` its
+    those of ``run.data``, prepared where they are not yet. ``needs_of`` says what a rank needs, and has the run looked
+    at before its first step (`preflight`). A finished run is not touched again: with ``resume`` its
     result is returned. Raises `InvalidInput` where the directory holds another run, one that was begun (without
     ``resume``), one begun on other text, or one that another process holds; `Diverged`, `Interrupted`, `CannotSave`,
     `LostRank` or `OutOfMemory` where the run ends early.
@@ -70,7 +73,8 @@ def train(
             begun = ranks.of_first(lambda: _begin(run, run_dir, resume, stack, say))
             if "finished" in begun:
                 return finished_from(run_dir, begun["finished"])
-            stack.enter_context(_arithmetic(run, ranks.device))
+            keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
+            stack.enter_context(_arithmetic(run, ranks.device, keeps=keeps))
             state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
             saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
@@ -99,6 +103,9 @@ def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) ->
         write_state(run_dir, **{name: each for name, each in earlier.items() if name != "exit_code"})
     if earlier is not None and earlier["state"] == "failed":
         say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
+    if restarted() and (refused := refused_before(run_dir)) is not None:
+        raise refused
+    forget_refusal(run_dir)
     checkpoint.clean(run_dir)
     return {"begun": begun}
 
@@ -208,11 +215,11 @@ def _compile(model: Transformer) -> None:
 
 
 @contextmanager
-def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
-    """The process-wide switches under which a run's numbers come out the same each time."""
+def _arithmetic(run: Run, device: torch.device, *, keeps: bool) -> Iterator[None]:
+    """The process-wide switches under which a run's numbers come out the same each time; ``keeps``: freed memory."""
     set_fp32_products(run.recipe.precision)
     if device.type == "cpu":
-        keep_freed_memory()
+        keep_freed_memory() if keeps else return_freed_memory()
     if not (run.recipe.compiles and device.type == "cpu"):
         yield
         return
