@@ -24,6 +24,7 @@ from trainledger.train.optimizer import build_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     *({"optimizer": name} for name in OPTIMIZERS),
+    *({"optimizer": name, "ema.decay": 0.9} for name in ("adamw", "sgd", "muon", "adafactor", "adamw-8bit")),
     {"optimizer": "adamw", "optimizer.amsgrad": True},
     {"optimizer": "rmsprop", "optimizer.momentum": 0.9},
     {"optimizer": "rmsprop", "optimizer.centered": True},

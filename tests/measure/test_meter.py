@@ -128,9 +128,9 @@ def metered_run(steps: int, **recipe: Any) -> tuple[Run, StepMeter]:
     return run, watch
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_a_metered_step_equals_the_closed_form(precision: str) -> None:
-    run, watch = metered_run(5, precision=precision)
+@pytest.mark.parametrize("recipe", [{}, {"precision": "bf16-mixed"}, {"ema.decay": 0.99}], ids=str)
+def test_a_metered_step_equals_the_closed_form(recipe: dict[str, Any]) -> None:
+    run, watch = metered_run(5, **recipe)
     predicted, measured = account(run), watch.ledger
     assert watch.metered == {3, 4}
     assert measured is not None

@@ -13,6 +13,8 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
 from trainledger.units import format_count
 
+_EMA = flag("--ema", "the moving average of the weights (recipe.ema) in the place of the weights")
+
 
 @takes(
     option("model RUN", "a run directory, a checkpoint or a Hugging Face one", type=Path),
@@ -21,23 +23,24 @@ from trainledger.units import format_count
     option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
     count("--top-k K", "draw from the K likeliest tokens only", default=None),
     count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
+    _EMA,
 )
 def sample(args: Namespace) -> Document:
     """Continue a prompt with a trained model. The same seed writes the same text."""
     asked = {name: getattr(args, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    written, weights = continued(args.model, args.prompt, **asked)
+    written, weights = continued(args.model, args.prompt, **asked, averaged=args.ema)
     text = args.prompt + written
     return lines(visible(text), {"text": text, "prompt": args.prompt, **asked, "weights": weights})
 
 
 def continued(
-    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int
+    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int, averaged: bool = False
 ) -> tuple[str, Path]:
     """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
     from trainledger.nn.sample import generate
     from trainledger.train.trained import load_trained
 
-    trained = load_trained(model, say)
+    trained = load_trained(model, say, averaged=averaged)
     tokenizer = trained.tokenizer
     if tokenizer is None:
         raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])
@@ -70,6 +73,7 @@ def visible(text: str) -> str:
     count("--stride N", "tokens predicted in each window of a longer document (the context)", default=None),
     option("--dtype", "format of the weights and the arithmetic (fp32)", choices=("fp32", "bf16"), default="fp32"),
     option("--backend", "cpu, cuda or mps (the first that is there)", default="auto"),
+    _EMA,
 )
 def evaluate(args: Namespace) -> Document:
     """The loss and perplexity of a trained model on documents: those its run held out, or those of other text.
@@ -87,7 +91,7 @@ def evaluate(args: Namespace) -> Document:
     from trainledger.train.precision import TORCH
     from trainledger.train.trained import load_trained
 
-    trained, device = load_trained(args.model, say), find_device(args.backend)
+    trained, device = load_trained(args.model, say, averaged=args.ema), find_device(args.backend)
     tokenizer, run, spec = trained.tokenizer, trained.run, trained.model.spec
     if tokenizer is None:
         raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read")])
@@ -137,13 +141,14 @@ _OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or no
     option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
     option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
     flag("--force", "replace an earlier export in OUT_DIR"),
+    _EMA,
 )
 def export(args: Namespace) -> Document:
     """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
     from trainledger.nn.huggingface import export_model
     from trainledger.train.trained import load_trained, tokenizer_text
 
-    trained = load_trained(args.model, say)
+    trained = load_trained(args.model, say, averaged=args.ema)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
     model_type = export_model(
         trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type

@@ -109,6 +109,16 @@ class Checkpoints:
 
 
 @frozen(kw_only=True)
+class WeightAverage:
+    """A moving average of the weights, beside them (Polyak and Juditsky 1992; Tarvainen and Valpola 2017)."""
+
+    decay: float = setting(
+        "share of the average that stays at each step; 0.999 looks back over a thousand steps", quantity="number",
+        default=0.999, above=0, at_most=0.9999999,
+    )  # fmt: skip
+
+
+@frozen(kw_only=True)
 class Recipe:
     """Batch, precision, optimizer and schedule of a run, and its intervals of evaluation and checkpoints.
 
@@ -173,6 +183,10 @@ class Recipe:
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())
+    ema: WeightAverage | None = part(
+        "an exponential moving average of the weights, which evaluate, sample and export can take; absent = none",
+        WeightAverage, default=None,
+    )  # fmt: skip
     learning_rate: float = setting("peak learning rate", quantity="number", default=3e-4, above=0)
     schedule: Schedule = part("shape of the learning rate after warm-up", *SCHEDULES.values(), default=Cosine())
     grad_clip: float | None = setting(

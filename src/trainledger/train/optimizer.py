@@ -6,6 +6,7 @@ Lion and a Muon that leaves the rest to AdamW are here; torch has neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _LOOPS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "loop": {"foreach": False},
 }
+AVERAGE = "ema"  # the name of the state that holds a weight's average
 # Matrices that Muon leaves to AdamW: tables of rows that are looked up or scored one by one.
 _TABLES = ("embed_tokens", "embed_positions", "lm_head")
 
@@ -77,6 +79,32 @@ def build_optimizer(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Opt
 
 
 def _optimizer_of(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer, which after each step moves the average of the weights as well, where the recipe has one."""
+    optimizer = _without_average(model, recipe)
+    if recipe.ema is not None:
+        optimizer.register_step_post_hook(partial(_average, 1 - recipe.ema.decay))
+    return optimizer
+
+
+@torch.no_grad()
+def _average(share: float, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Move the average of what an optimizer updates by a share towards it. It is a state, and begins as a copy."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    averages, moved = [], []
+    for each in weights:
+        if each.grad is None:  # the optimizer takes a state with anything in it for one that it has begun
+            continue
+        state = optimizer.state[each]
+        if AVERAGE in state:
+            averages.append(state[AVERAGE])
+            moved.append(each)
+        else:
+            state[AVERAGE] = each.detach().clone()
+    if averages:
+        torch._foreach_lerp_(averages, moved, share)
+
+
+def _without_average(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
     chosen, rate = recipe.optimizer, recipe.learning_rate
     loop, decay = _LOOPS[chosen.implementation], chosen.weight_decay
     if isinstance(chosen, optimizers.Muon):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from trainledger.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.durable import sha256
@@ -35,6 +36,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse, read, read_table, resolved
 from trainledger.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
+from trainledger.train.optimizer import AVERAGE
 from trainledger.train.precision import build_model, hold_in
 
 RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
@@ -55,13 +57,16 @@ class Trained:
     run: Run | None = None
 
 
-def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
+def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = False) -> Trained:
     """The model in a run directory (its newest valid checkpoint), a checkpoint, an import or a Hugging Face directory.
 
-    ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no model.
+    ``averaged``: with the moving average of its weights. ``say`` gets a sentence for each damaged checkpoint. Raises
+    InvalidInput where there is no model, or no average.
     """
     if (found := _run_and_checkpoint(path, say)) is not None:
-        return _of_run(*found)
+        return _of_run(*found, averaged=averaged)
+    if averaged:
+        raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
     if (path / MODEL_FILE).is_file():
         return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _tokenizer_in(path, None), path / FILE)
     if (path / CONFIG).is_file():
@@ -202,23 +207,47 @@ def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, P
     return run_dir, path
 
 
-def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
+def _of_run(run_dir: Path, checkpoint: Path, *, averaged: bool) -> Trained:
     run, files = read(run_dir / RUN_FILE), model_files(checkpoint)
+    averages = _averages(checkpoint) if averaged else {}
     if run.recipe.lora is not None:
-        model = with_adapters_merged(run.model, run.recipe, files[0])
+        model = with_adapters_merged(run.model, run.recipe, files[0], averages)
     else:
         model = read_weights(run.model, *files)
+        _take(averages, held(model))
     return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint, run)
 
 
-def with_adapters_merged(spec: ModelSpec, recipe: Recipe, file: Path) -> Transformer:
-    """The model of a run with adapters, in fp32 and without them: what they add is in the weights."""
+def _averages(checkpoint: Path) -> dict[str, Tensor]:
+    """The averages of the weights that were trained, by name."""
+    stored = stored_in(sorted(checkpoint.glob("optimizer*.safetensors")))
+    found = {name.removeprefix(f"{AVERAGE}/"): each.read() for name, each in stored.items() if name.startswith(AVERAGE)}
+    if not found:
+        raise _refusal(checkpoint, "has no average of its weights: recipe.ema was absent when it was trained")
+    return found
+
+
+def _take(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Put values by name into tensors."""
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
+
+def with_adapters_merged(
+    spec: ModelSpec, recipe: Recipe, file: Path, averages: Mapping[str, Tensor] | None = None
+) -> Transformer:
+    """The model of a run with adapters, in fp32 and without them: what they add is in the weights.
+
+    ``averages`` come in the place of trained weights.
+    """
     model = build_model(spec, recipe)
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in load_file(file).items():
             if name in own:
                 own[name].copy_(value)
+    _take(averages or {}, own)
     merge(model)
     hold_in(model, torch.float32)
     return model

@@ -56,11 +56,12 @@ def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = Non
     shape = leaf.shape if shape is None else shape
     rule, moments = rule_of(leaf, recipe), recipe.precision.moments
     counter = (State("step", (), "fp32"),) if RULES[rule].counts_steps else ()
+    average = () if recipe.ema is None else (State("ema", shape, recipe.precision.updated),)
     if rule == "adafactor":
-        return (*counter, *_factored(shape, moments))
+        return (*counter, *_factored(shape, moments), *average)
     if rule in ("adam-8bit", "adamw-8bit"):
-        return (*counter, *_in_8_bits(shape))
-    return (*counter, *(State(name, shape, moments) for name in moments_of(rule, recipe)))
+        return (*counter, *_in_8_bits(shape), *average)
+    return (*counter, *(State(name, shape, moments) for name in moments_of(rule, recipe)), *average)
 
 
 def state_nbytes_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> Int:

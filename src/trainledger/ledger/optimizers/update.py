@@ -26,9 +26,12 @@ from trainledger.spec.recipe import Recipe
 
 
 def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
-    """The optimizer's step over all its groups."""
+    """The optimizer's step over all its groups, and the average of the weights after it."""
     for group in groups_of(leaves, recipe):
         _update(tape, group, recipe)
+    if recipe.ema is not None:
+        average, weights = (Array(leaves.trained().elements, tape.precision.updated, None) for _ in range(2))
+        tape.change("_foreach_lerp_", average, weights)
 
 
 def _update(tape: Tape, group: Group, recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
         rule = "belongs to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true"
         yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
     yield from _guard(recipe)
+    yield from _average(recipe)
     yield from _recomputation(recipe)
     yield from _adapters(recipe)
 
@@ -36,6 +37,12 @@ def _guard(recipe: Recipe) -> Iterator[Problem]:
     if guard.beyond.kind == "roll-back" and recipe.checkpoints.every is None:
         rule = "needs checkpoints to go back to, and recipe.checkpoints.every is absent"
         yield Problem("recipe.guard.beyond", "roll-back", rule, "stop")
+
+
+def _average(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.ema is not None and recipe.precision.updated != "fp32":
+        rule = f"would stand still in {recipe.precision.updated}, whose rounding is larger than a step of the average"
+        yield Problem("recipe.ema", recipe.ema.decay, rule, "none, or recipe.precision.master_weights = true")
 
 
 def _recomputation(recipe: Recipe) -> Iterator[Problem]:
