@@ -1,4 +1,4 @@
-"""The moving average of the weights: closed form and trace have the same bytes and operations."""
+"""The moving average of the weights, and muP: closed form and trace have the same bytes and operations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from agreement import assert_agree
 
 from trainledger.ledger.step import account
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -41,6 +42,17 @@ def run_of(**recipe: Any) -> Run:
 )
 def test_closed_form_and_trace_agree_on_the_average(recipe: dict[str, Any]) -> None:
     assert_agree(run_of(**recipe, **{"ema.decay": 0.99}))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw-8bit"])
+@pytest.mark.parametrize("way", ["fused", "foreach", "loop"])
+def test_closed_form_and_trace_agree_on_the_groups_of_mup(optimizer: str, way: str) -> None:
+    """Embeddings are a group of their own, so lists of tensors are updated in three parts."""
+    if way in IMPLEMENTATIONS[optimizer] and (optimizer, way) not in ACCOUNTED_ONLY:
+        recipe = {"optimizer": optimizer, "optimizer.implementation": way, "mup.base_width": 16}
+        predicted, _ = assert_agree(run_of(**recipe))
+        kernels = [each for each in predicted.entries if each.kind == "update"]
+        assert way != "fused" or len(kernels) == 3
 
 
 def test_it_costs_a_copy_of_the_weights_and_a_pass_over_them() -> None:

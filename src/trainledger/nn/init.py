@@ -3,7 +3,7 @@
 Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; a norm makes the input of
 every branch unit. Routers and stacks of experts follow it too: the fan-in is the last dim. Weights of
 norms begin at one (at zero where the norm multiplies by 1 + its weight), all other vectors at zero.
-What reads or follows a matrix changes the rule in four places:
+What reads or follows a matrix changes the rule in five places:
 
 * o_proj and down_proj write into the residual stream, 2 n_layers times in all. Each is divided by
   sqrt(2 n_layers), so that what all blocks add together is the same at any depth (Radford et al. 2019, section 2.3).
@@ -13,6 +13,8 @@ What reads or follows a matrix changes the rule in four places:
 * A tied matrix follows the rule for its use as head, 1 / sqrt(d_model): with deviation 1 every token would
   begin with a logit near sqrt(d_model) for itself. The stream then starts small and the blocks give it its scale;
   learned positions start as small as the tokens.
+* muP (Yang et al. 2022, arXiv 2203.03466, table 3) wants what reads the stream and gives no width, the head and
+  routers, to start smaller by the root of how much wider the model is than its base; all else here is as it wants it.
 * An untied head has half of the rule: logits of variance 1 put the first loss 1/2 nat above ln(V), of variance 1/4
   they put it 1/8 above. What multiplies the logits is taken off it.
 
@@ -42,13 +44,14 @@ _LEFT = math.sqrt(
 Put = Callable[[nn.Parameter, Tensor], object]
 
 
-def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
+def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_factor: float = 1.0) -> None:
     """Fill the parameters of a model, or of a part of it, in place: truncated normal matrices, norm weights one,
     biases zero.
 
     A parameter's values depend on the spec, its name and ``seed`` alone: not on the device, on former values, on the
     global generator, or on which other parameters this process holds. ``put`` writes a whole matrix into a parameter,
-    of which a rank may hold a part; ``model.spec`` is that of the whole model.
+    of which a rank may hold a part; ``model.spec`` is that of the whole model, ``width_factor`` its width over that of
+    its base (muP).
     """
     spec: ModelSpec = model.spec  # type: ignore[assignment]
     norms = {id(each.weight) for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)}
@@ -56,7 +59,10 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and not name.endswith("bias"):
                 generator = torch.Generator().manual_seed(_seed_of(name, seed))
-                put(parameter, normal(tuple(parameter.shape), deviation(name, parameter, spec), generator))
+                wide = deviation(name, parameter, spec)
+                if _gives_no_width(name):
+                    wide /= math.sqrt(width_factor)
+                put(parameter, normal(tuple(parameter.shape), wide, generator))
             else:
                 parameter.fill_(float(id(parameter) in norms))
 
@@ -78,6 +84,11 @@ def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
         case "o_proj" | "down_proj":
             return by_fan_in / math.sqrt(2 * spec.n_layers)
     return by_fan_in  # a row of a tied embedding has the head's fan-in, d_model
+
+
+def _gives_no_width(name: str) -> bool:
+    """Whether a matrix makes of the stream something that is as wide in any model: logits of tokens or of experts."""
+    return not {"lm_head", "router", "shared_expert_gate"}.isdisjoint(name.split("."))
 
 
 def _share(spec: ModelSpec) -> float:

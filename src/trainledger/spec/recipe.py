@@ -119,6 +119,14 @@ class WeightAverage:
 
 
 @frozen(kw_only=True)
+class MaximalUpdate:
+    """muP: rates and the head's start follow the width, so that a learning rate found on a narrow model holds for a
+    wide one (Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 3, for Adam)."""
+
+    base_width: int = setting("model.d_model of the model for which learning_rate was found", at_least=1)
+
+
+@frozen(kw_only=True)
 class Recipe:
     """Batch, precision, optimizer and schedule of a run, and its intervals of evaluation and checkpoints.
 
@@ -186,6 +194,10 @@ class Recipe:
     ema: WeightAverage | None = part(
         "an exponential moving average of the weights, which evaluate, sample and export can take; absent = none",
         WeightAverage, default=None,
+    )  # fmt: skip
+    mup: MaximalUpdate | None = part(
+        "maximal update parametrization: the rate of matrices and the head's start follow the width; absent = neither",
+        MaximalUpdate, default=None,
     )  # fmt: skip
     learning_rate: float = setting("peak learning rate", quantity="number", default=3e-4, above=0)
     schedule: Schedule = part("shape of the learning rate after warm-up", *SCHEDULES.values(), default=Cosine())

@@ -68,6 +68,11 @@ class Run:
         return 1 if isinstance(share, int) and share == 0 else share  # fewer sequences than ranks: refused elsewhere
 
     @property
+    def width_factor(self) -> Any:
+        """How much wider the model is than the one of which muP takes the learning rate; 1 without muP."""
+        return 1 if self.recipe.mup is None else self.model.d_model / self.recipe.mup.base_width
+
+    @property
     def rank_tokens(self) -> Any:
         """Tokens of a sequence that a rank has: context ranks share them."""
         return self.recipe.seq_len // self.layout.context

@@ -125,9 +125,9 @@ def _prepare(
     with memory_told():
         model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
         optimizer = (
-            optimizer_on_rank(model, run.recipe, together)
+            optimizer_on_rank(model, run.recipe, together, width_factor=run.width_factor)
             if isinstance(together, RanksTogether)
-            else build_optimizer(model, run.recipe)
+            else build_optimizer(model, run.recipe, width_factor=run.width_factor)
         )
         scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
         state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
@@ -199,7 +199,7 @@ def _model(
     with ranks.device:
         model = build_model(run.model, run.recipe, adapted=False)
     if fresh and run.recipe.initial_weights is None:
-        initialize(model, seed=seed)
+        initialize(model, seed=seed, width_factor=run.width_factor)
     elif fresh:
         initial_weights = start_from(run, model, say)
     with ranks.device:  # only now, so that frozen weights are stored in their format as they begin

@@ -25,29 +25,46 @@ _LOOPS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "loop": {"foreach": False},
 }
+RATE_FACTOR = "rate_factor"  # of a parameter group: its learning rate over the recipe's
 AVERAGE = "ema"  # the name of the state that holds a weight's average
 # Matrices that Muon leaves to AdamW: tables of rows that are looked up or scored one by one.
 _TABLES = ("embed_tokens", "embed_positions", "lm_head")
 
 
 def parameter_groups(
-    model: nn.Module | Named, weight_decay: float, *, among: Callable[[str, nn.Parameter], bool] | None = None
+    model: nn.Module | Named,
+    weight_decay: float,
+    *,
+    among: Callable[[str, nn.Parameter], bool] | None = None,
+    rate_factor: float | None = None,
 ) -> list[dict[str, Any]]:
     """Matrices (two dims or more) with decay, vectors and biases without, each in the model's own order.
 
     Empty groups are left out. A tied weight is one parameter and is in one group once; frozen parameters
-    are in none. ``among`` chooses by name and parameter.
+    are in none. ``among`` chooses by name and parameter. With a ``rate_factor`` (muP) embeddings, whose rows are looked
+    up, are a group of their own, and the learning rate of all other matrices is multiplied by it.
     """
     chosen = [
         (name, each)
         for name, each in model.named_parameters()
         if each.requires_grad and (among is None or among(name, each))
     ]
-    groups: list[dict[str, Any]] = [
-        {"params": [each for name, each in chosen if _decays(name, each)], "weight_decay": weight_decay},
-        {"params": [each for name, each in chosen if not _decays(name, each)], "weight_decay": 0.0},
-    ]
+    matrices = [(name, each) for name, each in chosen if _decays(name, each)]
+    vectors = [each for name, each in chosen if not _decays(name, each)]
+    groups: list[dict[str, Any]]
+    if rate_factor is None:
+        groups = [{"params": [each for _, each in matrices], "weight_decay": weight_decay}]
+    else:
+        others = [each for name, each in matrices if not _is_looked_up(name)]
+        tables = [each for name, each in matrices if _is_looked_up(name)]
+        groups = [{"params": others, "weight_decay": weight_decay, RATE_FACTOR: rate_factor}]
+        groups.append({"params": tables, "weight_decay": weight_decay})
+    groups.append({"params": vectors, "weight_decay": 0.0})
     return [each for each in groups if each["params"]]
+
+
+def _is_looked_up(name: str) -> bool:
+    return not {"embed_tokens", "embed_positions"}.isdisjoint(name.split("."))
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
@@ -60,8 +77,9 @@ def for_muon(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and _decays(name, parameter) and not any(each in name.split(".") for each in _TABLES)
 
 
-def build_optimizer(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over a model's parameters.
+def build_optimizer(model: nn.Module | Named, recipe: Recipe, *, width_factor: float = 1.0) -> torch.optim.Optimizer:
+    """The recipe's optimizer over a model's parameters; ``width_factor`` is the model's width over that of its base
+    (muP).
 
     ``fused``, ``foreach`` or ``loop`` is passed on explicitly, because torch's own default depends on the device
     and each of them needs different memory. RMSProp's smoothing is ``beta2``; the decay of AdamW, Lion, Muon and
@@ -73,14 +91,15 @@ def build_optimizer(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Opt
         rule = f"the engine has no {way} {kind}, it is accounted for only"
         raise InvalidInput([Problem("recipe.optimizer.implementation", way, rule, IMPLEMENTATIONS[kind][0])])
     if recipe.precision.master is None:
-        return _optimizer_of(model, recipe)
+        return _optimizer_of(model, recipe, width_factor)
     buffers = recipe.precision.gradient_buffers
-    return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe), buffers=buffers)
+    return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe, width_factor), buffers=buffers)
 
 
-def _optimizer_of(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
+def _optimizer_of(model: nn.Module | Named, recipe: Recipe, width_factor: float) -> torch.optim.Optimizer:
     """The optimizer, which after each step moves the average of the weights as well, where the recipe has one."""
-    optimizer = _without_average(model, recipe)
+    optimizer = _without_average(model, recipe, None if recipe.mup is None else 1 / width_factor)
+    set_learning_rate(optimizer, recipe.learning_rate)
     if recipe.ema is not None:
         optimizer.register_step_post_hook(partial(_average, 1 - recipe.ema.decay))
     return optimizer
@@ -104,7 +123,7 @@ def _average(share: float, optimizer: torch.optim.Optimizer, *_: object) -> None
         torch._foreach_lerp_(averages, moved, share)
 
 
-def _without_average(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
+def _without_average(model: nn.Module | Named, recipe: Recipe, rate_factor: float | None) -> torch.optim.Optimizer:
     chosen, rate = recipe.optimizer, recipe.learning_rate
     loop, decay = _LOOPS[chosen.implementation], chosen.weight_decay
     if isinstance(chosen, optimizers.Muon):
@@ -113,7 +132,7 @@ def _without_average(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Op
             parameter_groups(model, decay, among=lambda name, each: not for_muon(name, each)),
             lr=rate, momentum=chosen.momentum, betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon, **loop,
         )  # fmt: skip
-    groups = parameter_groups(model, decay)
+    groups = parameter_groups(model, decay, rate_factor=rate_factor)
     match chosen:
         case optimizers.Adam(beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad):
             adam = AdamW if chosen.kind == "adamw" else torch.optim.Adam
@@ -140,9 +159,9 @@ def _without_average(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Op
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group the same learning rate."""
+    """Give every parameter group this learning rate, times the group's own factor."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):

@@ -37,17 +37,24 @@ def for_muon(leaf: Leaf) -> bool:
 
 
 def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
-    """Matrices with decay, vectors without, as the engine groups them; Muon's matrices before both. None is empty."""
+    """Matrices with decay, vectors without, as the engine groups them; Muon's matrices before both, and with muP
+    embeddings between them. None is empty."""
     rest, rule, decay = leaves.trained(), recipe.optimizer.kind, recipe.optimizer.weight_decay
     groups = []
     if rule == "muon":
         groups = [Group(rest.among(for_muon).runs, rule, decay)]
         rest, rule = rest.among(lambda leaf: not for_muon(leaf)), "adamw"
+    apart = recipe.mup is not None  # embeddings have a learning rate of their own
     groups += [
-        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, decay),
+        Group(rest.among(lambda leaf: leaf.decayed and not (apart and _is_looked_up(leaf))).runs, rule, decay),
+        Group(rest.among(lambda leaf: leaf.decayed and apart and _is_looked_up(leaf)).runs, rule, decay),
         Group(rest.among(lambda leaf: not leaf.decayed).runs, rule, 0.0),
     ]
     return tuple(each for each in groups if not each.empty)
+
+
+def _is_looked_up(leaf: Leaf) -> bool:
+    return not {"embed_tokens", "embed_positions"}.isdisjoint(leaf.path.split("."))
 
 
 def weight_gradient_moment(tape: Tape, elements: Int) -> tuple[Array, Array, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.spec.lora import TARGETS
+from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import KEEPABLE, Selective
@@ -25,6 +26,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
     yield from _guard(recipe)
     yield from _average(recipe)
+    yield from _maximal_update(recipe)
     yield from _recomputation(recipe)
     yield from _adapters(recipe)
 
@@ -43,6 +45,19 @@ def _average(recipe: Recipe) -> Iterator[Problem]:
     if recipe.ema is not None and recipe.precision.updated != "fp32":
         rule = f"would stand still in {recipe.precision.updated}, whose rounding is larger than a step of the average"
         yield Problem("recipe.ema", recipe.ema.decay, rule, "none, or recipe.precision.master_weights = true")
+
+
+def _maximal_update(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.mup is None:
+        return
+    width, kind = recipe.mup.base_width, recipe.optimizer.kind
+    if kind not in STEPS_OF_OWN_SIZE:
+        rule = f"scales rates as Adam's steps ask for, and recipe.optimizer is {kind}"
+        yield Problem("recipe.mup.base_width", width, rule, "recipe.optimizer = adamw")
+    if recipe.lora is not None:
+        yield Problem(
+            "recipe.mup.base_width", width, "has no rule here for adapters (recipe.lora)", "recipe.mup = none"
+        )
 
 
 def _recomputation(recipe: Recipe) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from layout_problems(run)
     yield from _adapters(run)
     yield from _loss(run)
+    yield from _maximal_update(run)
     yield from _tiles(run)
     yield from _experts(run)
     if run.recipe.seq_len > run.model.max_seq_len:
@@ -35,6 +36,12 @@ def memory_problems(run: Run) -> Iterator[Problem]:
     yield from _adapters(run)
     yield from _loss(run)
     yield from _experts(run)
+
+
+def _maximal_update(run: Run) -> Iterator[Problem]:
+    if run.recipe.mup is not None and run.model.tie_embeddings:
+        rule = "needs a head of its own: with the width its rate and its start change, and the embedding's do not"
+        yield Problem("model.tie_embeddings", True, rule, False)
 
 
 def _loss(run: Run) -> Iterator[Problem]:

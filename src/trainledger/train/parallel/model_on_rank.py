@@ -46,7 +46,7 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     parts = divide(model, run.layout, mesh, run.recipe.precision, cut)
     for part in parts:
         _give_memory(part, device)
-    initialize(model, seed=seed, put=put)
+    initialize(model, seed=seed, put=put, width_factor=run.width_factor)
     if stages := [each for each in parts if isinstance(each, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = update = None
@@ -57,11 +57,13 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     return model, RanksTogether(run.layout, mesh, replicas, update=update)
 
 
-def optimizer_on_rank(model: nn.Module, recipe: Recipe, together: RanksTogether) -> torch.optim.Optimizer:
+def optimizer_on_rank(
+    model: nn.Module, recipe: Recipe, together: RanksTogether, *, width_factor: float = 1.0
+) -> torch.optim.Optimizer:
     """The recipe's optimizer over what this rank updates of the model."""
     if together.update is None:
-        return build_optimizer(model, recipe)
-    return together.update.optimizer(lambda pieces: build_optimizer(pieces, recipe))
+        return build_optimizer(model, recipe, width_factor=width_factor)
+    return together.update.optimizer(lambda pieces: build_optimizer(pieces, recipe, width_factor=width_factor))
 
 
 def refuse(run: Run) -> None:
