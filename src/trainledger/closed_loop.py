@@ -249,6 +249,10 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
 
 
 def _of_device(run: Run, peak: int, device: torch.device) -> int:
-    """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them."""
+    """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them.
+
+    Of a device without a sheet in the catalog that is not known: the largest of all sheets is taken for it.
+    """
     machine, _ = machine_on(run, device)
-    return peak if machine is None else int(memory_of_device(run, peak, machine).nbytes)
+    sheet = machine if isinstance(machine, Device) else catalog.device("h100-sxm")
+    return int(memory_of_device(run, peak, sheet).nbytes)

@@ -65,6 +65,32 @@ class Weights(Observer):
         self.after[record.step] = [each.detach().clone() for each in self.model.parameters()]
 
 
+@pytest.mark.parametrize(("grad_clip", "reads"), [(1.0, 2), (None, 1)])
+def test_a_step_reads_loss_and_norm_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grad_clip: float | None, reads: int
+) -> None:
+    """Each `item` waits for an accelerator: the guard waits no more than the record of a step does."""
+    read, counted = torch.Tensor.item, [0]
+
+    def item(tensor: torch.Tensor) -> Any:
+        counted[0] += 1
+        return read(tensor)
+
+    class Counting(Observer):
+        def __init__(self) -> None:
+            self.by_step: list[int] = []
+
+        def on_step_end(self, record: StepRecord) -> None:
+            self.by_step.append(counted[0])
+            counted[0] = 0
+
+    watch = Counting()
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    run = tiny_run(grad_clip=grad_clip, **{"evaluation.every": None, "checkpoints.every": None})
+    train(run, tmp_path, open_feed=CountingFeed, observers=[watch])
+    assert watch.by_step[2:] == [reads] * 4  # the first steps of fused Adam are no other; saving is after the last
+
+
 @pytest.mark.parametrize("grad_clip", [1.0, None])
 def test_a_bad_step_is_left_out_and_counted(tmp_path: Path, grad_clip: float | None) -> None:
     said: list[str] = []
@@ -182,9 +208,18 @@ def test_roll_backs_end(tmp_path: Path) -> None:
     assert events(tmp_path, "roll-back")[0]["batches_left_out"] == 4
 
 
-def test_no_checkpoint_from_before_ends_the_run(tmp_path: Path) -> None:
+def test_where_the_checkpoint_from_before_is_deleted_the_oldest_is_taken(tmp_path: Path) -> None:
+    run = guarded(**ROLLS | {"checkpoints.every": 4, "checkpoints.keep_last": 1})
+    finished = train(run, tmp_path / "a", open_feed=poisoned([1, 6]), observers=[Poisoned()])
+    (event,) = events(tmp_path / "a", "roll-back")
+    assert (event["to"], event["from"], event["recent"]) == ("step-00000004", 7, [2])
+    whole = train(run, tmp_path / "b", open_feed=poisoned([1], left_out=(4, 7)), observers=[Poisoned()])
+    assert_same_bits(finished.checkpoint, whole.checkpoint)
+
+
+def test_no_checkpoint_ends_the_run(tmp_path: Path) -> None:
     run = guarded(**ROLLS | {"checkpoints.every": 6})
-    with pytest.raises(Diverged, match="no checkpoint from before step 2 to go back to; there is no checkpoint yet"):
+    with pytest.raises(Diverged, match="there is no checkpoint to go back to; there is no checkpoint yet"):
         train(run, tmp_path, open_feed=poisoned([1, 3]), observers=[Poisoned()])
 
 

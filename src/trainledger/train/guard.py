@@ -70,13 +70,16 @@ def not_finite(loss: float, grad_norm: float | None) -> bool:
     return not (math.isfinite(loss) and math.isfinite(grad_norm or 0.0))
 
 
-def newest_before(run_dir: Path, step: int, every: int | None) -> Path | None:
-    """The newest checkpoint from before a step whose every file has its hash.
+def to_go_back_to(run_dir: Path, first_bad: int, every: int | None) -> Path | None:
+    """The newest checkpoint from before the first bad step, or where that is deleted by now, the oldest that is kept.
 
-    It is one of those that are due ``every`` so many steps: a run that was not stopped has no others.
+    Every file of it has its hash, and it is one of those that are due ``every`` so many steps: a run that was not
+    stopped has no others.
     """
-    due = [each for each in all_checkpoints(run_dir) if step_of(each) < step and every and step_of(each) % every == 0]
-    return next((each for each in reversed(due) if damage(each) is None), None)
+    due = [each for each in all_checkpoints(run_dir) if every and step_of(each) % every == 0]
+    before = [each for each in due if step_of(each) < first_bad]
+    after = [each for each in due if step_of(each) >= first_bad]
+    return next((each for each in (*reversed(before), *after) if damage(each) is None), None)
 
 
 def forget_after(run_dir: Path, step: int) -> None:

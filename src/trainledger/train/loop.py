@@ -19,7 +19,7 @@ from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.evaluation import evaluate
-from trainledger.train.guard import Agreed, NotFinite, forget_after, newest_before, not_finite, ordinal
+from trainledger.train.guard import Agreed, NotFinite, forget_after, not_finite, ordinal, to_go_back_to
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
@@ -248,9 +248,9 @@ class TrainingLoop:
             raise self.diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
         self.keep_saved()
         first = min(state.guard.recent, default=state.step + 1)
-        name = self.ranks.of_first(lambda: _name(newest_before(state.run_dir, first, self.recipe.checkpoints.every)))
+        name = self.ranks.of_first(lambda: _name(to_go_back_to(state.run_dir, first, self.recipe.checkpoints.every)))
         if name is None:
-            raise self.diverged(f"{why}, and there is no checkpoint from before step {first} to go back to")
+            raise self.diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard
         restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say)
         guard.rolled_back(step, state.guard, state.step)
