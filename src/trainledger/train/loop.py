@@ -316,9 +316,7 @@ class TrainingLoop:
             path = self.saver.finish()
             if self.ranks.first:
                 try:
-                    checkpoint.prune(
-                        state.run_dir, checkpoints.keep_last, checkpoints.keep_every, checkpoints.every
-                    )
+                    checkpoint.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every, checkpoints.every)
                 except OSError as error:
                     self.say(f"An older checkpoint could not be deleted: {error}.")
         phases = self.clock.take()
