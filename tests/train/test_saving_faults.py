@@ -17,20 +17,19 @@ from trainledger.spec.run import Run
 from trainledger.train.checkpoint import all_checkpoints, damage
 from trainledger.train.engine import train
 from trainledger.train.metrics import read
-from trainledger.train.observer import Observer, StepRecord
+from trainledger.train.observer import Observer
 from trainledger.train.run_directory import read_state
 from trainledger.train.stop import CannotSave
 
 
-class After(Observer):
-    """Does something after a step, and takes it back when the session ends."""
+class OnceSaved(Observer):
+    """Does something when the first checkpoint is kept, and takes it back when the session ends."""
 
-    def __init__(self, step: int, do: Callable[[], object], undo: Callable[[], object]) -> None:
-        self.step, self.do, self.undo = step, do, undo
+    def __init__(self, do: Callable[[], object], undo: Callable[[], object]) -> None:
+        self.do, self.undo = do, undo
 
-    def on_step_end(self, record: StepRecord) -> None:
-        if record.step == self.step:
-            self.do()
+    def on_checkpoint(self, step: int, path: Path, seconds: float) -> None:
+        self.do()
 
     def on_stop(self) -> None:
         self.undo()
@@ -43,7 +42,7 @@ def weights(run_dir: Path) -> bytes:
 def save_under(run: Run, run_dir: Path, do: Callable[[], object], undo: Callable[[], object]) -> str:
     """What a run says that cannot write its second checkpoint; the first one is whole, and it ends the same later."""
     with pytest.raises(CannotSave) as caught:
-        train(run, run_dir, open_feed=CountingFeed, observers=[After(4, do, undo)])
+        train(run, run_dir, open_feed=CountingFeed, observers=[OnceSaved(do, undo)])
     (kept,) = all_checkpoints(run_dir)
     assert kept.name == "step-00000002"
     assert damage(kept) is None
