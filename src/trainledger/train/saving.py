@@ -73,7 +73,7 @@ class _Begun:
     step: int
     facts: Mapping[str, object]
     write: Callable[[], Files]  # gives this rank's files once they are written; in the foreground it writes them
-    written: Callable[[], bool]
+    written: Callable[[], bool]  # whether nothing is being written in the background
 
 
 class Saver:
@@ -115,7 +115,7 @@ class Saver:
             def write() -> Files:
                 return _write(directory, names, [(_on_host(tensors), offsets) for tensors, offsets in parts])
 
-            self._begun = _Begun(step, facts, write, lambda: False)
+            self._begun = _Begun(step, facts, write, lambda: True)
         else:
             copies = [(self._copied(tensors), offsets) for tensors, offsets in parts]
             files = self._writer.submit(_write, directory, names, copies)
