@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.train import checkpoint, loading, saving
 from trainledger.train.engine import train
 from trainledger.train.optimizer import build_optimizer
+from trainledger.train.ranks import Ranks
 
 FILES = ("model.safetensors", "optimizer.safetensors", "training.json", "manifest.json")
 
@@ -229,3 +231,19 @@ def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) 
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
     assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
     assert train(run, tmp_path, open_feed=CountingFeed, resume=True).step == 6
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_saver_tells_when_there_is_nothing_to_wait_for(background: bool, tmp_path: Path) -> None:
+    run = tiny_run()
+    model = build(run.model, run.recipe)
+    saver = saving.Saver(tmp_path, Ranks(), None, background=background)
+    saver.begin(1, model, build_optimizer(model, run.recipe), {})
+    assert saver.pending
+    deadline = time.monotonic() + 60
+    while saver.writing:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert checkpoint.damage(saver.finish()) is None
+    assert not saver.pending
+    saver.close()
