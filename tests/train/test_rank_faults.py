@@ -20,7 +20,7 @@ from rank_runs import start_ranks, train_on_ranks
 from trainledger.train.checkpoint import all_checkpoints, damage
 
 pytestmark = pytest.mark.process
-SECONDS = 15.0  # how long a rank waits for another, here
+SECONDS = 25.0  # how long a rank waits for another, here
 # Some MB a rank, so that a save takes long enough to be met.
 LARGE = {"vocab_size": 2048, "d_model": 256, "n_layers": 2, "feed_forward.d_ff": 704, "attention.n_heads": 4}
 Ranks = list[subprocess.Popen[str]]
