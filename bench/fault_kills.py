@@ -151,7 +151,7 @@ def campaign(kind: str, folder: Path, kills: int, chance: random.Random, until: 
     whole, log = folder / f"{kind} whole", folder / f"{kind}.log"
     began = time.monotonic()
     codes = ended(started(run, whole, log), 10 * SECONDS_TO_END)
-    assert not any(codes), (codes, log.read_text())
+    assert codes == [0] * len(codes), (codes, log.read_text())
     wall, expected = time.monotonic() - began, weights(whole)
     while met.kills < kills and time.monotonic() < until:
         run_dir = folder / f"{kind} {met.runs}"
@@ -163,7 +163,7 @@ def campaign(kind: str, folder: Path, kills: int, chance: random.Random, until: 
         codes = ended(started(run, run_dir, log), SECONDS_TO_END)
         said = log.read_text()
         problem = ""
-        if any(codes):
+        if codes != [0] * len(codes):
             met.failed_resumes, problem = met.failed_resumes + 1, f"resume ended with {codes}"
         elif "skipped" in said:
             met.damaged, problem = met.damaged + 1, "a checkpoint was skipped as damaged"
@@ -209,9 +209,12 @@ def total(by_kind: dict[str, Met]) -> Met:
 
 
 def run_campaign(
-    folder: Path, kinds: Sequence[str], kills: int, *, seed: int, seconds: float, tell: Callable[[str], None]
+    folder: Path, kinds: Sequence[str], kills: int, *, seed: int, seconds: float, tell: Callable[[str, Met], object]
 ) -> dict[str, Met]:
-    """Kills divided among kinds of run, one kind after another; the time left is divided among those that remain."""
+    """Kills divided among kinds of run, one kind after another; the time left is divided among those that remain.
+
+    ``tell`` gets each kind as it is done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(
         "\n\n".join(f"sentence {each} of a text that is trained on" for each in range(4000))
@@ -223,5 +226,5 @@ def run_campaign(
         share = (end - time.monotonic()) / (len(kinds) - number)
         wanted = kills // len(kinds) + (number < kills % len(kinds))
         by_kind[kind] = campaign(kind, folder, wanted, random.Random(f"{seed} {kind}"), time.monotonic() + share)
-        tell(row(kind, by_kind[kind]))
+        tell(kind, by_kind[kind])
     return by_kind

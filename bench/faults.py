@@ -84,7 +84,7 @@ def here() -> str:
 def page(found: dict[str, Any]) -> str:
     """The whole of docs/faults.md, of what is stored."""
     kills, singles = found.get("kills", {}), found.get("single", {})
-    by_kind = {kind: Met(**met) for kind, met in kills.get("by_kind", {}).items()}
+    by_kind = {kind: Met(**kills["by_kind"][kind]) for kind in KINDS if kind in kills.get("by_kind", {})}
     table = [*(row(kind, met) for kind, met in by_kind.items()), row("**all**", total(by_kind))]
     return "\n".join([
         "# What was done to runs",
@@ -125,20 +125,25 @@ def stored() -> dict[str, Any]:
 
 
 def store(part: str, found: dict[str, Any]) -> None:
-    """Keep one part of what was found, beside the other."""
-    RESULTS.write_text(json.dumps(stored() | {part: {"here": here(), **found}}, indent=1) + "\n", encoding="utf-8")
+    """Keep a part of what was found, beside the others and the earlier kinds of run."""
+    before = stored()
+    whole = before | {part: before.get(part, {}) | found | {"here": here()}}
+    RESULTS.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def kill_and_count(options: argparse.Namespace) -> None:
-    """The campaign; what it met is printed as it goes, and stored."""
+    """The campaign; each kind of run is printed and stored as it is done."""
     folder = Path(tempfile.mkdtemp(prefix="trainledger-faults-"))
+
+    def tell(kind: str, met: Met) -> None:
+        print(row(kind, met), flush=True)
+        store("kills", {"by_kind": stored().get("kills", {}).get("by_kind", {}) | {kind: asdict(met)}})
+
     by_kind = run_campaign(
-        folder, options.kinds, options.kills, seed=options.seed, seconds=options.seconds,
-        tell=lambda line: print(line, flush=True),
+        folder, options.kinds, options.kills, seed=options.seed, seconds=options.seconds, tell=tell
     )  # fmt: skip
     whole = total(by_kind)
     print(row("all", whole), flush=True)
-    store("kills", {"by_kind": {kind: asdict(met) for kind, met in by_kind.items()}})
     if whole.failed_resumes or whole.damaged or whole.other_weights:
         print(f"runs that went wrong are kept in {folder}", file=sys.stderr)
     else:

@@ -1,7 +1,7 @@
 """What all tests share.
 
-On CI property tests draw the same examples each time, so that a red build means a change. Ctrl-C works in the
-processes that tests start even where the tests themselves run in the background, which a shell starts with it ignored.
+On CI property tests draw the same examples each time, so that a red build means a change. Ctrl-C and SIGHUP work in the
+processes that tests start even where the tests themselves run in the background or under nohup, with them ignored.
 No test sees the calibration that somebody made of this machine. The closed form follows torch 2.13; where newer
 versions run a step otherwise, the tests hold it to what they do (CONTRIBUTING.md lists the differences).
 """
@@ -27,6 +27,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _CACHE = tempfile.TemporaryDirectory(prefix="trainledger-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name

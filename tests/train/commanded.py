@@ -55,7 +55,26 @@ def start(
     if redirect:
         command = ["sh", "-c", f'exec "$@" {redirect}', "sh", *command]
     there = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
-    return subprocess.Popen(command, cwd=folder, env=there, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=folder, env=there, text=True, stdout=pipe, stderr=pipe)
+    _STARTED.append(process)
+    return process
+
+
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+def end_all() -> None:
+    """End what a test has started and left: torchrun's agent ends its ranks."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.communicate(timeout=60)
+            except (subprocess.TimeoutExpired, ValueError):  # ValueError: the test has closed its pipes
+                process.kill()
+                process.wait()
 
 
 def until_step(folder: Path, step: int, process: subprocess.Popen[str]) -> Path:

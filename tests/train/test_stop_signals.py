@@ -7,13 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commanded import children, end, lines_with, start, state_of, until_step, write
+from commanded import children, end, end_all, lines_with, start, state_of, until_step, write
 
 from trainledger.train.checkpoint import all_checkpoints, damage
 from trainledger.train.stop import STOP_SIGNALS, Interrupted, StopRequests
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    yield
+    end_all()
+
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 138, signal.SIGUSR2: 140}
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commanded import end, start, state_of, until_step, write
+from commanded import end, end_all, start, state_of, until_step, write
 
 from trainledger.remarks import Unheard
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    yield
+    end_all()
+
 
 REDIRECTED = {
     "a full disk": ">/dev/full 2>/dev/full",
