@@ -56,9 +56,8 @@ SINGLE: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-def single_faults() -> list[str]:
-    """A row for each of `SINGLE`, its tests run now."""
-    rows = []
+def run_single_faults() -> None:
+    """The tests of `SINGLE`; the row of each is printed and stored as it is done."""
     for what, follows, tests in SINGLE:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
@@ -69,9 +68,9 @@ def single_faults() -> list[str]:
         count, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
         passed = count - skipped - int(suite.attrib["failures"]) - int(suite.attrib["errors"])
         result = f"{passed} of {count}" + (f", {skipped} skipped" if skipped else "")
-        rows.append(f"| {what} | {follows} | `{tests}` | {result} |")
-        print(rows[-1], flush=True)
-    return rows
+        line = f"| {what} | {follows} | `{tests}` | {result} |"
+        print(line, flush=True)
+        store("single", {"rows": stored().get("single", {}).get("rows", {}) | {tests: line}})
 
 
 def here() -> str:
@@ -113,7 +112,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         "| fault | what follows | tests | passed |",
         "|---|---|---|---|",
-        *singles.get("rows", []),
+        *(singles["rows"][tests] for _, _, tests in SINGLE if tests in singles.get("rows", {})),
         "",
     ])  # fmt: skip
 
@@ -162,7 +161,7 @@ def main() -> None:
     if options.only != "single":
         kill_and_count(options)
     if options.only != "kills":
-        store("single", {"rows": single_faults()})
+        run_single_faults()
     if options.write:
         DOCUMENT.write_text(page(stored()), encoding="utf-8")
 
