@@ -252,7 +252,7 @@ class TrainingLoop:
         if name is None:
             raise self.diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard
-        restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say)
+        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
         guard.rolled_back(step, state.guard, state.step)
         state.guard, state.seconds = guard, seconds
         self.saved_step = state.step
