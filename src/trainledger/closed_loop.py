@@ -187,7 +187,7 @@ class RankMeasuring(Observer):
         if ledger is None or state.run.layout.alone:
             return
         own = account_of(state.run, state.rank, kernels=_kernels(state.device))
-        before, after = figures(own.ledger), figures(ledger)
+        before, after = figures(own.ledger, state.run.layout), figures(ledger)
         write_rank(state.run_dir, RankFigures(rank=state.rank, title=own.title, predicted=before, measured=after))
 
 

@@ -27,7 +27,8 @@ from trainledger.nn.float8 import use_float8
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.run import Run
 from trainledger.train.mixed_precision import stepped
-from trainledger.train.parallel.mesh import mesh_of
+from trainledger.train.parallel.context import spread_tokens
+from trainledger.train.parallel.mesh import data_rank, mesh_of
 from trainledger.train.parallel.model_on_rank import optimizer_on_rank
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.parallel.zero import ShardedUpdate
@@ -37,7 +38,7 @@ FUNCTIONAL = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather"
               "reduce_scatter_tensor": "reduce_scatter"}  # fmt: skip
 IN_PLACE = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce",
             "allgather_into_tensor_coalesced_": "all_gather", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-            "allreduce_coalesced_": "all_reduce"}  # fmt: skip
+            "allreduce_coalesced_": "all_reduce", "alltoall_base_": "all_to_all", "recv_": "recv"}  # fmt: skip
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "barrier")
 
 
@@ -128,7 +129,9 @@ class Witness(TorchDispatchMode):
                 each for each in args if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
             )
             size = dist.ProcessGroup.unbox(group).size()
-            payload = sum(nbytes(each) for each in tensors_in(args[1 if kind == "reduce_scatter" else 0]))
+            payload = sum(
+                nbytes(each) for each in tensors_in(args[1 if kind in ("reduce_scatter", "all_to_all") else 0])
+            )
         self.collectives[self.phase, kind, payload, size] += 1
 
 
@@ -146,14 +149,16 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model: nn.Module = model_of(run)
     mesh = mesh_of(layout)
+    if layout.context > 1:
+        spread_tokens(model, layout, mesh, run.recipe.seq_len)
     model, again = spread_gathering(model, layout, mesh, run.recipe.precision)
-    update = ShardedUpdate(model, layout, mesh) if layout.shard > 1 and layout.zero < 3 else None
+    update = ShardedUpdate(model, layout, mesh) if layout.shard_ranks > 1 and layout.zero < 3 else None
     together = RanksTogether(layout, mesh, update=update)
     optimizer = optimizer_on_rank(model, run.recipe, together)
     losses, peaks = [], []
     for step in range(4):
         witness = Witness()
-        batches = batches_of(run, step, dist.get_rank() // layout.tensor)
+        batches = [together.own(each) for each in batches_of(run, step, data_rank(layout, mesh))]
 
         @contextmanager
         def clock(phase: str, witness: Witness = witness) -> Iterator[None]:

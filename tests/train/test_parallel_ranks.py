@@ -128,7 +128,7 @@ Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 def tables(case: Case) -> dict[str, Any]:
     layout, model, recipe = case
     devices = 1
-    for axis in ("replicate", "shard", "tensor"):
+    for axis in ("replicate", "shard", "context", "tensor"):
         devices *= layout.get(axis, 1)
     return {
         "model": {**LLAMA, **model}, "recipe": {**RECIPE, **recipe}, "layout": layout, "cluster": {"count": devices},
@@ -205,10 +205,12 @@ def check(run: Run, ranks: list[dict[str, Any]]) -> None:
         assert resident["parameters"] == facts["parameters"]
         assert resident["optimizer state"] == facts["optimizer state"]
         assert ledger.parameters == facts["elements"]
-        assert facts["gradients"] == 4 * rank_plan(run, place=rank // layout.tensor % layout.shard).owned.elements()
+        assert (
+            facts["gradients"] == 4 * rank_plan(run, place=rank // layout.tensor % layout.shard_ranks).owned.elements()
+        )
         # gloo reduces and scatters in a copy of its input, which NCCL does not, and lets go of it when it likes.
         copied = max((each.payload for each in ledger if each.name == "reduce_scatter"), default=0)
-        assert ledger.peak().nbytes + (copied if run.layout.shard > 1 else 0) >= 0.98 * facts["peak"]
+        assert ledger.peak().nbytes + (copied if run.layout.shard_ranks > 1 else 0) >= 0.98 * facts["peak"]
         assert ledger.peak().nbytes <= 1.02 * facts["peak"]
 
 
@@ -220,7 +222,10 @@ def ledgers_by_rank(run: Run) -> list[Ledger]:
     for _, count, ledger in by_place:
         places += [ledger] * (count // (layout.replicate * layout.tensor))
     return [
-        places[place] for _ in range(layout.replicate) for place in range(layout.shard) for _ in range(layout.tensor)
+        places[place]
+        for _ in range(layout.replicate)
+        for place in range(layout.shard_ranks)
+        for _ in range(layout.tensor)
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.context import left_out
 from trainledger.ledger.ranks import RankAccount, accounts
 from trainledger.spec.layout import Layout
 from trainledger.spec.plain import read_json, write_json
@@ -33,10 +34,12 @@ class RankFigures:
     measured: Figures
 
 
-def figures(ledger: Ledger) -> Figures:
-    """The figures of a rank's ledger."""
+def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
+    """The figures of a rank's ledger; with a ``layout`` of its account, less the attention that its ranks leave out."""
+    attention = ledger.filter(lambda each: each.kind == "attention").flops
+    masked = 0 if layout is None else int(attention * left_out(layout))
     return Figures(
-        matmul_flops=ledger.matmul_flops, kept_nbytes=ledger.kept_nbytes, peak_nbytes=ledger.peak().nbytes,
+        matmul_flops=ledger.matmul_flops - masked, kept_nbytes=ledger.kept_nbytes, peak_nbytes=ledger.peak().nbytes,
         sent_nbytes=ledger.total("payload"),
     )  # fmt: skip
 

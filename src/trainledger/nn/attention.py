@@ -7,7 +7,7 @@ value width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -188,6 +188,7 @@ def with_gradient_in_order(x: Tensor) -> Tensor:
     return y
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Scores, Tensor | None], Tensor]  # as `attend`
 Shared = tuple[Angles | None, Tensor | None]  # what all layers of a kind share: rotary angles, and a mask
 
 
@@ -205,6 +206,7 @@ class Attention(nn.Module):
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.dropout = dropout
         self.cache: LayerCache | None = None
+        self.attend: Attend = attend
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
         self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
@@ -229,7 +231,7 @@ class Attention(nn.Module):
         if self.cache is not None:
             k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
         scores = self.scores_in_training if self.training else self.scores
-        y_BTC = attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
+        y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
         if self.cache is not None and y_BTC.shape[1] == 1:
             y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the product would be a batch of small ones
         y_BTD: Tensor = self.o_proj(y_BTC)

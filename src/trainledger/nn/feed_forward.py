@@ -119,9 +119,15 @@ class ExpertStack(nn.Module):
         del y_SH
         return self._linear(h_SF, "down_proj", where, routed)
 
+    def stack(self, name: str) -> Tensor | None:
+        """A parameter as the products read it, None where there is none."""
+        stack: Tensor | None = getattr(self, name, None)
+        return stack
+
     def _linear(self, x_SD: Tensor, name: str, where: Dispatch, routed: int) -> Tensor:
-        w_EMD = getattr(self, name).to(x_SD.dtype)
-        bias = getattr(self, f"{name}_bias", None)
+        weight, bias = self.stack(name), self.stack(f"{name}_bias")
+        assert weight is not None
+        w_EMD = weight.to(x_SD.dtype)
         b_EM = None if bias is None else bias.to(x_SD.dtype)
         y_SM: Tensor
         if where.expert_S is None:
@@ -179,7 +185,10 @@ class Experts(nn.Module):
             weights_KN1 = routes.weights_NK.t().contiguous().to(y_SD.dtype)[..., None]
             y_ND = (from_experts(y_SD, where).view(per_token, n_tokens, -1) * weights_KN1).sum(0)
             if self.dispatching.balance and self.training and torch.is_grad_enabled():
-                share_E = (where.ends_E - where.starts_E) / n_routes
-                loss = balance_loss(routes, share_E, self.spec) * self.dispatching.balance
+                loss = balance_loss(routes, self.shares(where, n_routes), self.spec) * self.dispatching.balance
                 y_ND = with_loss(y_ND, loss)
         return y_ND
+
+    def shares(self, where: Dispatch, n_routes: int) -> Tensor:
+        """Each expert's share of a micro-batch's routes, [E]."""
+        return (where.ends_E - where.starts_E) / n_routes

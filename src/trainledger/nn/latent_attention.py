@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainledger.nn.attention import Shared, attend, heads, refuse, scores_of
+from trainledger.nn.attention import Attend, Shared, attend, heads, refuse, scores_of
 from trainledger.nn.cache import LayerCache
 from trainledger.nn.norm import RMSNorm
 from trainledger.nn.positions import rotate
@@ -33,6 +33,7 @@ class LatentAttention(nn.Module):
         self.plain, self.turned, self.value = spec.latent.nope_head_dim, spec.rotary_size, spec.value_size
         self.rank, self.interleaved = R, spec.rope.interleaved
         self.cache: LayerCache | None = None
+        self.attend: Attend = attend
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
         bias = spec.attention.bias
@@ -68,7 +69,7 @@ class LatentAttention(nn.Module):
         k_BTHK = torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1)
         del k_BTHN, k_BT1Q, latent_BTR, turning_BTQ
         scores = self.scores_in_training if self.training else self.scores
-        y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTHK, v_BTHW, mask, scores))
+        y_BTD: Tensor = self.o_proj(self.attend(q_BTHK, k_BTHK, v_BTHW, mask, scores, None))
         return y_BTD
 
     def _keys_values(self, latent_BTR: Tensor) -> tuple[Tensor, Tensor]:

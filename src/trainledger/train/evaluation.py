@@ -35,7 +35,8 @@ def evaluate(
     total, n_tokens = 0.0, 0
     try:
         with torch.no_grad(), together.around():
-            for (inputs_BT, targets_BT), counts in _in_turn(batches, parts, part):
+            for batch, counts in _in_turn(batches, parts, part):
+                inputs_BT, targets_BT = together.own(batch)
                 loss: Tensor | None
                 if together.pipeline is not None:
                     loss = together.pipeline.evaluate(inputs_BT, targets_BT)

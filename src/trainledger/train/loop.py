@@ -180,7 +180,7 @@ class TrainingLoop:
             for each in self.observers:
                 stack.enter_context(each.around_step(number))
             with self.clock("data"):
-                micro_batches = next(batches)
+                micro_batches = [state.together.own(each) for each in next(batches)]
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
                 state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,

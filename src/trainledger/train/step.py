@@ -95,6 +95,9 @@ class Together(Protocol):
     def called(self, model: nn.Module) -> nn.Module:
         """What is called in the model's place."""
 
+    def own(self, batch: Batch) -> Batch:
+        """This rank's tokens of a micro-batch."""
+
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         """Entered around forward and backward of a micro-batch; the ``last`` may send gradients."""
 
@@ -115,6 +118,9 @@ class Alone:
 
     def called(self, model: nn.Module) -> nn.Module:
         return model
+
+    def own(self, batch: Batch) -> Batch:
+        return batch
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()

@@ -14,6 +14,16 @@ def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)
 
 
+def shard_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks that share parameters, gradients or optimizer state, as one axis: those of shard x context."""
+    return mesh["shard"] if layout.context == 1 else mesh["shard", "context"]._flatten("shard_context")
+
+
+def with_replicas(layout: Layout, mesh: DeviceMesh, sharing: DeviceMesh) -> DeviceMesh:
+    """The same ranks, with an axis of the replicas before them where there are any."""
+    return DeviceMesh._concatenate([mesh["replicate"], sharing]) if layout.replicate > 1 else sharing
+
+
 def data_rank(layout: Layout, mesh: DeviceMesh) -> int:
     """Which part of each global batch this rank reads: ranks of other axes read the same sequences."""
     return int(mesh.get_local_rank("replicate")) * layout.shard + int(mesh.get_local_rank("shard"))

@@ -17,6 +17,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
+from trainledger.train.parallel.context import refuse_context, spread_tokens
 from trainledger.train.parallel.parts import put
 from trainledger.train.parallel.pipeline import Pipeline, refuse_pipeline
 from trainledger.train.parallel.replicated import replicate
@@ -38,8 +39,11 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     """
     refuse(run)
     refuse_pipeline(run)
+    refuse_context(run)
     with device, _parameters_on_meta():
-        model = build_model(run.model, run.recipe, sharded=run.layout.shard > 1 and run.layout.zero == 3)
+        model = build_model(run.model, run.recipe, sharded=run.layout.shard_ranks > 1 and run.layout.zero == 3)
+    if run.layout.context > 1:
+        spread_tokens(model, run.layout, mesh, run.recipe.seq_len)
     cut = None
     if run.layout.pipeline > 1:
         cut = partial(stages_of, model, run, mesh.get_local_rank("pipeline"))
@@ -50,7 +54,7 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     if stages := [each for each in parts if isinstance(each, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = update = None
-    if run.layout.shard == 1:
+    if run.layout.shard_ranks == 1:
         replicas = replicate(model, mesh) if run.layout.replicate > 1 else None
     elif run.layout.zero < 3:
         update = ShardedUpdate(model, run.layout, mesh)
@@ -70,7 +74,7 @@ def refuse(run: Run) -> None:
     """Raise `InvalidInput` for what of a recipe the engine trains in one process only."""
     recipe, layout = run.recipe, run.layout
     alone = "is trained in one process only so far"
-    divided, tensor = layout.shard > 1 or layout.tensor > 1, layout.tensor > 1
+    divided, tensor = layout.shard_ranks > 1 or layout.tensor > 1, layout.tensor > 1
     precision, optimizer, dropout = recipe.precision, recipe.optimizer.kind, recipe.dropout or recipe.attention_dropout
     rules = (
         ("recipe.lora", recipe.lora is not None, alone, "none"),

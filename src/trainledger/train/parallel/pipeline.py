@@ -39,10 +39,10 @@ class Pipeline:
     def __init__(self, run: Run, stages: Sequence[Stage], mesh: DeviceMesh, device: torch.device) -> None:
         self.run, self.stages, self.device = run, stages, device
         self.mesh, self.group = mesh, mesh.get_group("pipeline")
-        shape = (run.device_batch, run.recipe.seq_len // stages[0].token_ranks, run.model.d_model)
+        shape = (run.device_batch, run.rank_tokens // stages[0].token_ranks, run.model.d_model)
         dtype = TORCH[run.recipe.precision.stream]
         stream_BTD = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-        ids_BT = torch.empty(run.device_batch, run.recipe.seq_len, dtype=torch.int64, device="meta")
+        ids_BT = torch.empty(run.device_batch, run.rank_tokens, dtype=torch.int64, device="meta")
         count, kind = run.layout.pipeline * run.layout.virtual_stages, run.layout.schedule
         self.piped = [
             Piped(each, count, device, self.group, ids_BT, stream_BTD, batched=kind == "1f1b") for each in stages
@@ -65,7 +65,7 @@ class Pipeline:
         self.schedule.step(*ids, return_outputs=False, **told)
         for each in self.piped:
             each.all_sent()
-        if self.run.layout.replicate > 1 and self.run.layout.shard == 1:
+        if self.run.layout.replicate > 1 and self.run.layout.shard_ranks == 1:
             with clock("backward"):
                 for stage in self.stages:
                     sum_over_replicas(stage.parameters(), self.mesh)
@@ -106,7 +106,7 @@ def refuse_pipeline(run: Run) -> None:
     sizes = [len(each) for each in layers_of_stages(layout, model.n_layers)]
     rounds = max(1, batches // stages)
     dropout = recipe.dropout or recipe.attention_dropout
-    copies = recipe.precision.copies == "gathered" and layout.shard == 1
+    copies = recipe.precision.copies == "gathered" and layout.shard_ranks == 1
     few = f"takes at least as many micro-batches as stages, {stages}, and a rank has {batches}"
     uneven = f"takes micro-batches in {rounds} equal rounds, and a rank has {batches}"
     rules = (
@@ -120,7 +120,7 @@ def refuse_pipeline(run: Run) -> None:
          "has one backward, which layout.schedule = 'zero-bubble' runs in two parts", "chunked"),
         ("layout.stage_layers", 0 in sizes[1:-1] and sizes, "leaves a stage in the middle without a layer", None),
         ("layout.split_sends", layout.split_sends, "is accounted for, but not applied to a model yet", False),
-        ("layout.reshard_after_forward", layout.shard > 1 and layout.reshards,
+        ("layout.reshard_after_forward", layout.shard_ranks > 1 and layout.reshards,
          "is accounted for in a pipeline, but torch's schedules gather once for a step", False),
         ("layout.schedule", layout.schedule == "1f1b" and batches < stages and layout.schedule, few, "gpipe"),
         ("layout.schedule", layout.schedule == "zero-bubble" and batches % rounds and layout.schedule, uneven, "1f1b"),

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
+from trainledger.train.parallel.mesh import shard_mesh, with_replicas
 from trainledger.train.precision import TORCH
 
 
@@ -21,7 +22,7 @@ def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precisi
     policy = MixedPrecisionPolicy()
     if precision.copies == "gathered":
         policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.gradients])
-    groups = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
+    groups = with_replicas(layout, mesh, shard_mesh(layout, mesh))
     for block in model.layers:  # type: ignore[union-attr]
         fully_shard(block, mesh=groups, reshard_after_forward=layout.reshards, mp_policy=policy)
     fully_shard(model, mesh=groups, mp_policy=policy)

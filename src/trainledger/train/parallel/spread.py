@@ -2,7 +2,7 @@
 
 What is done here is what `ledger.ranks` accounts for; the tests run both. Stages of a pipeline are cut in between.
 Where whole parameters are kept and their update is shared (ZeRO-1 and 2), nothing is done to the model: see `zero`.
-Context and expert ranks are accounted for and not applied yet.
+The tokens of context ranks are spread before (`context`). Expert ranks are accounted for and not applied yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
     if layout.pipeline > 1:
         raise InvalidInput([Problem("layout.pipeline", layout.pipeline, "leaves a rank with several models", 1)])
     divide(model, layout, mesh, precision)
-    return replicate(model, mesh) if layout.shard == 1 and layout.replicate > 1 else model
+    return replicate(model, mesh) if layout.shard_ranks == 1 and layout.replicate > 1 else model
 
 
 def divide(
@@ -42,7 +42,7 @@ def divide(
 
     Raises `InvalidInput` for what cannot be applied yet.
     """
-    applied = {"context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
+    applied = {"expert": 1, "gather": "block", "sequence_gather": "kept"}
     problems = [
         Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
         for name, one in applied.items()
@@ -52,7 +52,7 @@ def divide(
         problems.append(
             Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
         )
-    if layout.shard > 1 and layout.zero != 3 and (layout.tensor > 1 or layout.pipeline > 1):
+    if layout.shard_ranks > 1 and layout.zero != 3 and (layout.tensor > 1 or layout.pipeline > 1):
         split_over = "tensor ranks" if layout.tensor > 1 else "stages"
         rule = f"is accounted for, but not applied to a model yet that is split over {split_over}"
         problems.append(Problem("layout.zero", layout.zero, rule, 3))
@@ -62,10 +62,10 @@ def divide(
         refuse_to_split(model, precision)
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
     parts: Sequence[nn.Module] = [model] if cut is None else cut()
-    if layout.shard > 1 and layout.zero == 3:
+    if layout.shard_ranks > 1 and layout.zero == 3:
         for each in parts:
             shard(each, layout, mesh, precision)
-    elif layout.replicate > 1 and layout.tensor > 1 and layout.shard == 1:
+    elif layout.replicate > 1 and layout.tensor > 1 and layout.shard_ranks == 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
     return parts

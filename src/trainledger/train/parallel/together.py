@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.spec.layout import Layout
+from trainledger.train.parallel.context import own_part
 from trainledger.train.parallel.parts import local
 from trainledger.train.parallel.pipeline import Pipeline
 from trainledger.train.parallel.tensor import finish_gradients
 from trainledger.train.parallel.zero import ShardedUpdate
-from trainledger.train.step import Clock
+from trainledger.train.step import Batch, Clock
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class RanksTogether:
 
     def called(self, model: nn.Module) -> nn.Module:
         return model if self.replicas is None else self.replicas
+
+    def own(self, batch: Batch) -> Batch:
+        """Context ranks have each a part of every sequence."""
+        if self.layout.context == 1:
+            return batch
+        return own_part(self.layout, self.mesh.get_local_rank("context"), batch)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         """Replicas sum their gradients once a step."""

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.spec.layout import Layout
 from trainledger.train.mixed_precision import Named, StandIns
+from trainledger.train.parallel.mesh import shard_mesh
 
 # torch 2.13 has other names for these two.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -47,11 +48,11 @@ class ShardedUpdate:
     """
 
     def __init__(self, model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-        self.mesh = mesh["shard"]
-        self.group, self.ranks = self.mesh.get_group(), layout.shard
+        self.mesh = shard_mesh(layout, mesh)
+        self.group, self.ranks = self.mesh.get_group(), layout.shard_ranks
         self.replicas = mesh.get_group("replicate") if layout.replicate > 1 else None
         self.each_backward = layout.zero == 2
-        self.parts = layout.data_ranks  # the loss is the mean over them
+        self.parts = layout.data_ranks * layout.context  # the loss is the mean over them
         self.names = {each: name for name, each in model.named_parameters() if each.requires_grad}
         self._filled = {each: self._move(each) for each in self.names}
         self.pieces = {
