@@ -1,8 +1,8 @@
 """One rank that trains some runs one after another; `train_on_ranks` starts as many as a test wants.
 
-Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, the step after which
-rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank may write, and the indices
-of batches with a poisoned token. The exit code of each is written beside it by each rank.
+Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, whether each rank meters
+a step, the step after which rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank
+may write, and the indices of batches with a poisoned token. The exit code of each is written beside it by each rank.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class StopAfter(Observer):
 
 
 def _train(described: dict[str, Any]) -> int:
+    from torch.distributed.tensor import debug
+
+    from trainledger.closed_loop import RankMeasuring
+    from trainledger.measure.meter import StepMeter
     from trainledger.spec.problem import InvalidInput
     from trainledger.train.engine import train
     from trainledger.train.stop import Stopped
@@ -103,6 +107,9 @@ def _train(described: dict[str, Any]) -> int:
     bad = described.get("bad")
     if bad is not None:
         watching.append(Poisoned())
+    if described.get("metered"):
+        meter = StepMeter()
+        watching += [RankMeasuring(meter), meter]
     try:
         train(
             run_of(described), Path(described["dir"]), open_feed=CountingFeed if bad is None else poisoned(bad),
@@ -115,6 +122,8 @@ def _train(described: dict[str, Any]) -> int:
     except InvalidInput as error:
         print(error, file=sys.stderr)
         return 2
+    finally:
+        debug._clear_sharding_prop_cache()  # what it knows of meshes names process groups that are gone
     return 0
 
 

@@ -106,7 +106,7 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
     found = unscale(tape, leaves) if precision.loss_scaling else None
     if recipe.grad_clip is not None:
         with tape.during("clip"):
-            sum_norms(tape, rank, leaves.tensors())
+            sum_norms(tape, rank, leaves)
             held = clip(tape, leaves, foreach=tape.backend != "cpu")
     with tape.during("optimizer"):
         if found is not None:

@@ -7,6 +7,7 @@ the products of experts C places of each expert, D width in, M width out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainledger.frozen import frozen
 from trainledger.ledger import rules
@@ -19,6 +20,7 @@ from trainledger.ledger.model.routing import balance_loss, dispatch, from_expert
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import by_blocks
 from trainledger.ledger.ops.loss import with_loss
+from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
 
 
@@ -79,9 +81,10 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
+    elif is_one(sizes.layout.expert):
+        y = _stack(tape, sizes, leaves, to_experts(tape, x, where, K), None, stack)
     else:
-        y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), None, stack)
-        y = from_ranks(tape, sizes, y)
+        y = _over_ranks(tape, sizes, leaves, to_experts(tape, x, where, K), stack)
     turned = not is_one(K) and not is_one(N)
     weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
     if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
@@ -92,8 +95,23 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
         difference = tape.pointwise("sub", where.ends, where.starts)
         share = tape.pointwise("div", difference, dtype="fp32")
         del difference
+        if not is_one(sizes.layout.context):  # of all tokens of a sequence
+            tape.all_reduce(context_group(sizes), share)
+            tape.change("div_", share)
         mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
     return mixed
+
+
+def _over_ranks(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, stack: Places) -> Array:
+    """What the experts of all ranks make of this rank's rows, which the module that is called holds to its end."""
+    with tape.at("experts"):
+        rows, own = to_ranks(tape, sizes, x)
+    if own is not None:
+        stack = replace(stack, expert=own.expert, ends=own.ends)
+    made = [_stack(tape, sizes, leaves, rows, None, stack)]
+    del rows
+    with tape.at("experts"):
+        return from_ranks(tape, sizes, made.pop(), own)
 
 
 def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Array | None, places: Places) -> Array:

@@ -10,42 +10,97 @@ Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes
 
 from __future__ import annotations
 
+from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.record import Group
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops.float8 import blocks, cast_by_block
 from trainledger.ledger.parallel.context import exchanged
+from trainledger.ledger.parallel.rank_plan import RankPlan
 
 
-def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """The rows of this rank's experts from all ranks; a copy brings those of one expert together."""
-    if is_one(sizes.layout.expert):
-        return x
-    return _together(tape, exchanged(tape, _group(sizes), x))
+@frozen
+class Arrived:
+    """Of rows that came from all ranks: which goes where, back, whose each is, and where each expert's end."""
+
+    route: Array
+    place: Array
+    expert: Array
+    ends: Array
 
 
-def from_ranks(tape: Tape, sizes: Sizes, y: Array) -> Array:
+def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]:
+    """The rows of this rank's experts from all ranks, those of an expert brought together by a copy.
+
+    Without a capacity it depends on the router how many these are, and ranks tell each other first.
+    """
+    assert sizes.spec.experts is not None
+    group, n_experts = _group(sizes), sizes.spec.experts.n_experts
+    if sizes.capacity_factor is not None:
+        return _together(tape, exchanged(tape, group, x)), None
+    counts = tape.pointwise("sub", Array(n_experts, "int64", None))
+    makes = [(n_experts, "int64")]
+    (arriving,) = tape.collective("all_to_all", group, counts.nbytes, reads=[counts], makes=makes)
+    y = exchanged(tape, group, x)
+    own = _by_expert(tape, y.elements // sizes.spec.d_model, n_experts // sizes.layout.expert, arriving)
+    return _together(tape, y, own.place, own.route), own
+
+
+def from_ranks(tape: Tape, sizes: Sizes, y: Array, own: Arrived | None) -> Array:
     """What other ranks' experts made of this rank's rows."""
-    if is_one(sizes.layout.expert):
-        return y
-    return exchanged(tape, _group(sizes), _together(tape, y))
+    back = () if own is None else (own.route, own.place)
+    rows = _together(tape, y, *back)
+    del y
+    return exchanged(tape, _group(sizes), rows)
+
+
+def _by_expert(tape: Tape, rows: Int, n_experts: Int, arriving: Array) -> Arrived:
+    """Rows that come rank by rank, and of each rank expert by expert, in the order of experts."""
+    counts = tape.make("sum", "reduction", arriving, elements=n_experts, flops=arriving.elements)
+    expert = tape.make("repeat_interleave", "embedding", arriving, elements=rows)
+    expert, route = tape.emit("sort", "embedding", reads=[expert], makes=[(rows, "int64"), (rows, "int64")])
+    ends = tape.make("cumsum", "reduction", counts, flops=n_experts)
+    place = tape.emit("sort", "embedding", reads=[route], makes=[(rows, "int64"), (rows, "int64")])[1]
+    return Arrived(route, place, expert, ends)
+
+
+def finish_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
+    """Once a step: the gradients of experts are of the tokens of all ranks, and the loss is a mean over those.
+
+    FSDP2 has taken the mean over ranks that have the same experts; where there are none, the replicas sum.
+    """
+    if is_one(rank.layout.expert) or not rank.gathers:
+        return
+    with tape.during("backward"):
+        for index, (pattern, count) in enumerate(leaves.in_order()):
+            with tape.loop(f"layers {index}", count):
+                for leaf in pattern:
+                    if leaf.trained and component_of(leaf.path) == "experts":
+                        gradient = Array(rank.piece(leaf), tape.precision.gradients, None)
+                        if rank.whole_experts:
+                            tape.all_reduce(rank.replicas, gradient)
+                        tape.change("div_", gradient)
 
 
 def _group(sizes: Sizes) -> Group:
     return Group("expert", sizes.layout.expert)
 
 
-def _together(tape: Tape, x: Array) -> Array:
-    y = _moved(tape, x)
-    y.node = tape.node([x.node], (), lambda g: [_moved(tape, g)])
+def _together(tape: Tape, x: Array, back: Array | None = None, index: Array | None = None) -> Array:
+    """Rows in another order, by an ``index``; ``back`` is the index the other way, which backward reads."""
+    y = _moved(tape, x, index=index)
+    y.node = tape.node(
+        [x.node], () if back is None else (back,), lambda g, *back: [_moved(tape, g, index=back[0] if back else None)]
+    )
     return y
 
 
-def _moved(tape: Tape, x: Array, dtype: str = "") -> Array:
+def _moved(tape: Tape, x: Array, dtype: str = "", index: Array | None = None) -> Array:
     """The same rows in another order; scales of 8 bits are multiplied in where the format is another."""
-    return tape.make("index_select", "embedding", x, dtype=dtype)
+    return tape.make("index_select", "embedding", x, *([] if index is None else [index]), dtype=dtype)
 
 
 # Once to each node

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
+from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, component_of
 from trainledger.ledger.core.record import COMMUNICATION, Group
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
@@ -69,10 +69,11 @@ class FullySharded(Hook):
         self.dtype = tape.precision.arriving
         self.root = Unit(rank, leaves.outside, "") if leaves.outside else None
         self.units: dict[int, Unit] = {}
+        self.whole: list[tuple[Leaf, Int]] = []  # experts that no other rank has, and how often each comes
         self.order: list[Unit] = []
         for segment in leaves.segments:
             for _, count, blocks in segment.rounds(""):
-                pattern = [Unit(rank, tuple(each.all()), "layers.*") for each in blocks]
+                pattern = [self._unit_of(each, count) for each in blocks]
                 self.units |= {id(each): unit for each, unit in zip(blocks, pattern, strict=True)}
                 # A round that stands for several is there as often as the prefetch looks behind.
                 rounds = 1 if is_one(count) else 2 + self.ahead // len(pattern)
@@ -80,6 +81,14 @@ class FullySharded(Hook):
         self.arrived: list[Array] = []
         self.waiting: deque[list[Array]] = deque()
         self.reduced: list[Array] = []
+
+    def _unit_of(self, block: BlockLeaves, count: Int) -> Unit:
+        """A block's parameters without experts that no other rank has."""
+        leaves = tuple(block.all())
+        if self.rank.whole_experts:
+            self.whole += [(leaf, count) for leaf in leaves if component_of(leaf.path) == "experts"]
+            leaves = tuple(leaf for leaf in leaves if component_of(leaf.path) != "experts")
+        return Unit(self.rank, leaves, "layers.*")
 
     # Gathering
 
@@ -113,13 +122,15 @@ class FullySharded(Hook):
         total: Int = 0 if self.root is None else sum(each.own for each in self.root.parts)
         for segment in self.leaves.segments:
             total += segment.count * sum(part.own for each in segment.blocks for part in self.units[id(each)].parts)
-        return total
+        return total + sum(leaf.elements * count for leaf, count in self.whole)
 
     def drop_gradients(self) -> None:
         """All gradients are freed."""
         for unit in (*self.units.values(), *([self.root] if self.root is not None else [])):
             for part in unit.parts:
                 part.gradient = None
+        for leaf, _ in self.whole:
+            leaf.gradient = None
 
     def step_begins(self) -> None:
         """All parameters are gathered for the whole step, where that is done once."""

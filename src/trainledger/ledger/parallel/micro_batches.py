@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port
+from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.core.record import COMMUNICATION, Group
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
@@ -15,6 +16,7 @@ from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
 from trainledger.ledger.optimizers.mixed_precision import empty_buffers, set_formats
+from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
@@ -47,7 +49,7 @@ class Work:
         widened = once and precision.gradients != precision.arriving
         self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
         for leaf in self.leaves.every():
-            if self.rank.gathers:
+            if self.rank.gathers and not (self.rank.whole_experts and component_of(leaf.path) == "experts"):
                 leaf.dtype = precision.arriving
             leaf.buffer = Array(leaf.elements, precision.gradients, None) if self.buffered else None
 
@@ -90,6 +92,7 @@ class Work:
         """What is reduced once is reduced."""
         if self.sharded is not None:
             self.sharded.step_ends()
+            finish_gradients(self.tape, self.rank, self.leaves)
         else:
             sum_partial_gradients(self.tape, self.rank, self.leaves)
             if self.rank.sharded:

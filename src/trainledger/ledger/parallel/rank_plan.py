@@ -57,6 +57,11 @@ class RankPlan:
     def layout(self) -> Layout:
         return self.run.layout
 
+    @property
+    def whole_experts(self) -> bool:
+        """Whether no other rank that shards has this rank's experts, so that they are neither gathered nor reduced."""
+        return self.gathers and not is_one(self.layout.expert) and is_one(self.expert_group.ranks)
+
     def group_of(self, leaf: Leaf) -> Group:
         """The ranks that share a parameter's state; those of an expert are the ranks that hold the same experts."""
         return self.expert_group if component_of(leaf.path) == "experts" else self.group

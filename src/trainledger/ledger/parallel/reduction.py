@@ -166,12 +166,18 @@ def _is_uneven(rank: RankPlan, leaf: Leaf) -> bool:
 # The joint norm
 
 
-def sum_norms(tape: Tape, rank: RankPlan, tensors: Int) -> None:
+def sum_norms(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """Each rank's norms of what it has, put together: once for each axis along which gradients are split.
 
-    Those of pieces are summed tensor by tensor (DTensor). Stages have other tensors, and each its joint norm by then.
+    Those of pieces are summed tensor by tensor (DTensor), experts on ranks of their own apart from all else. Stages
+    have other tensors, and each its joint norm by then.
     """
-    layout = rank.layout
+    layout, trained = rank.layout, leaves.trained()
+    if not is_one(layout.expert):
+        experts = trained.among(lambda leaf: component_of(leaf.path) == "experts").tensors
+        trained = trained.among(lambda leaf: component_of(leaf.path) != "experts")
+        for group in (rank.expert_group, Group("expert", layout.expert)):
+            tape.all_reduce(group, Array(experts, "fp32", None))
     for group in (rank.group, Group("tensor", layout.tensor)):
-        tape.all_reduce(group, Array(tensors, "fp32", None))
+        tape.all_reduce(group, Array(trained.tensors, "fp32", None))
     tape.all_reduce(Group("pipeline", layout.pipeline), Array(1, "fp32", None))

@@ -24,6 +24,15 @@ def with_replicas(layout: Layout, mesh: DeviceMesh, sharing: DeviceMesh) -> Devi
     return DeviceMesh._concatenate([mesh["replicate"], sharing]) if layout.replicate > 1 else sharing
 
 
+def expert_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
+    """The ranks that share state as two axes: those with the same experts (expert_shard), and those with others'.
+
+    The latter are next to each other, as they talk the most. It makes process groups: once for a model.
+    """
+    sizes = (layout.shard_ranks // layout.expert, layout.expert)
+    return shard_mesh(layout, mesh)._unflatten(0, sizes, ("expert_shard", "expert"))
+
+
 def data_rank(layout: Layout, mesh: DeviceMesh) -> int:
     """Which part of each global batch this rank reads: ranks of other axes read the same sequences."""
     return int(mesh.get_local_rank("replicate")) * layout.shard + int(mesh.get_local_rank("shard"))

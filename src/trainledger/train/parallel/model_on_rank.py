@@ -18,6 +18,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel.context import refuse_context, spread_tokens
+from trainledger.train.parallel.expert import refuse_experts
 from trainledger.train.parallel.parts import put
 from trainledger.train.parallel.pipeline import Pipeline, refuse_pipeline
 from trainledger.train.parallel.replicated import replicate
@@ -40,6 +41,7 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     refuse(run)
     refuse_pipeline(run)
     refuse_context(run)
+    refuse_experts(run)
     with device, _parameters_on_meta():
         model = build_model(run.model, run.recipe, sharded=run.layout.shard_ranks > 1 and run.layout.zero == 3)
     if run.layout.context > 1:

@@ -64,6 +64,8 @@ def _is_first_holder(tensor: Tensor, mesh: DeviceMesh) -> bool:
             if placement.is_replicate() and tensor.device_mesh.get_local_rank(name) > 0:
                 return False
     among = {axis for name in covered for axis in name.split("_")}  # "shard_context" is both
+    if "expert" in among:  # ranks of shard x context, all of which have other parts
+        among |= {"shard", "context"}
     others = [axis for axis in _axes(mesh) if axis not in among]
     return all(mesh.get_local_rank(axis) == 0 for axis in others)
 

@@ -2,7 +2,7 @@
 
 What is done here is what `ledger.ranks` accounts for; the tests run both. Stages of a pipeline are cut in between.
 Where whole parameters are kept and their update is shared (ZeRO-1 and 2), nothing is done to the model: see `zero`.
-The tokens of context ranks are spread before (`context`). Expert ranks are accounted for and not applied yet.
+The tokens of context ranks are spread before (`context`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.train.parallel.expert import spread_experts
+from trainledger.train.parallel.mesh import expert_mesh
 from trainledger.train.parallel.replicated import replicate
 from trainledger.train.parallel.sharded import shard
 from trainledger.train.parallel.tensor import refuse_to_split, split
@@ -42,7 +44,7 @@ def divide(
 
     Raises `InvalidInput` for what cannot be applied yet.
     """
-    applied = {"expert": 1, "gather": "block", "sequence_gather": "kept"}
+    applied = {"gather": "block", "sequence_gather": "kept"}
     problems = [
         Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
         for name, one in applied.items()
@@ -61,10 +63,14 @@ def divide(
     if layout.tensor > 1:
         refuse_to_split(model, precision)
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
+    experts = None
+    if layout.expert > 1:
+        experts = expert_mesh(layout, mesh)
+        spread_experts(model, experts["expert"])
     parts: Sequence[nn.Module] = [model] if cut is None else cut()
     if layout.shard_ranks > 1 and layout.zero == 3:
         for each in parts:
-            shard(each, layout, mesh, precision)
+            shard(each, layout, mesh, precision, experts)
     elif layout.replicate > 1 and layout.tensor > 1 and layout.shard_ranks == 1:
         rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
         raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.spec.layout import Layout
 from trainledger.train.parallel.context import own_part
+from trainledger.train.parallel.expert import finish_expert_gradients
 from trainledger.train.parallel.parts import local
 from trainledger.train.parallel.pipeline import Pipeline
 from trainledger.train.parallel.tensor import finish_gradients
@@ -58,6 +59,9 @@ class RanksTogether:
         if self.layout.tensor > 1:
             with clock("backward"):
                 finish_gradients(model)
+        if self.layout.expert > 1:
+            with clock("backward"):
+                finish_expert_gradients(model, self.layout, self.mesh)
         if self.update is not None:
             with clock("backward"):
                 self.update.finish_gradients()
@@ -66,8 +70,11 @@ class RanksTogether:
         """As `torch.nn.utils.clip_grad_norm_`, but each rank scales its own parts."""
         gradients = [each.grad for each in parameters if each.grad is not None]
         foreach = gradients[0].device.type != "cpu"
-        norm: Any = torch.nn.utils.get_total_norm(gradients, foreach=foreach)
-        whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        by_mesh: dict[Any, list[Tensor]] = {}  # experts may be on ranks of their own
+        for each in gradients:
+            by_mesh.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
+        norms = [_whole(torch.nn.utils.get_total_norm(some, foreach=foreach)) for some in by_mesh.values()]
+        whole = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
         if self.pipeline is not None:
             squares = whole.square()
             dist.all_reduce(squares, group=self.pipeline.group)
@@ -80,3 +87,9 @@ class RanksTogether:
             for each in own:
                 each.mul_(smaller)
         return whole
+
+
+def _whole(norm: Any) -> Tensor:
+    """A norm that ranks have parts of."""
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole
