@@ -111,7 +111,7 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
     with tape.during("optimizer"):
         if found is not None:
             read_overflow(tape, found)
-        update(tape, leaves, recipe)
+        update(tape, leaves, recipe, rank.group if rank.gathers else None)
         if precision.master:
             round_back(tape, leaves)
             gradients.clear()

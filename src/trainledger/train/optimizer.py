@@ -19,6 +19,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.train.adam_8bit import Adam8bit
 from trainledger.train.mixed_precision import MasterWeights, Named
+from trainledger.train.muon import GatheredMuon
 
 _LOOPS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
@@ -183,7 +184,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         matrices, rest = list(muon), list(adamw)
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
-            self._parts.append(Muon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
+            self._parts.append(GatheredMuon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
         if rest:
             self._parts.append(AdamW(rest, lr=lr, **adamw_options))
         super().__init__([group for part in self._parts for group in part.param_groups], {})

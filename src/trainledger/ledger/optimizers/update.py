@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.record import Group as Ranks
+from trainledger.ledger.core.sizes import share
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
@@ -25,20 +27,21 @@ from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.recipe import Recipe
 
 
-def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
-    """The optimizer's step over all its groups, and the average of the weights after it."""
+def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe, sharing: Ranks | None = None) -> None:
+    """The optimizer's step over all its groups, and the average of the weights after it; ``sharing`` are the ranks that
+    have rows of each parameter."""
     for group in groups_of(leaves, recipe):
-        _update(tape, group, recipe)
+        _update(tape, group, recipe, sharing)
     if recipe.ema is not None:
         average, weights = (Array(leaves.trained().elements, tape.precision.updated, None) for _ in range(2))
         tape.change("_foreach_lerp_", average, weights)
 
 
-def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
+def _update(tape: Tape, group: Group, recipe: Recipe, sharing: Ranks | None) -> None:
     """By the rule's lines, or as an optimizer does that is more than lines."""
     way = recipe.optimizer.implementation
     if group.rule == "muon":
-        muon(tape, group, recipe)
+        muon(tape, group, sharing)
     elif group.rule in ("adam-8bit", "adamw-8bit"):
         (adam_8bit_fused if way == "fused" else adam_8bit_loop)(tape, group, recipe)
     elif group.rule == "adafactor":
@@ -83,18 +86,33 @@ COPIES_BF16 = False  # whether an update that is in bf16 already is copied first
 ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An optimizer for hidden layers)
 
 
-def muon(tape: Tape, group: Group, recipe: Recipe) -> None:
-    """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1."""
+def muon(tape: Tape, group: Group, sharing: Ranks | None = None) -> None:
+    """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1.
+
+    Of matrices of which ranks have rows each rank gathers the whole in bf16, and orthogonalizes it.
+    """
     update: Array | None = None
     for leaf in tape.each_parameter(group):
         w, g, m = weight_gradient_moment(tape, leaf.elements)
         tape.change("lerp_", m, g)
         update = tape.pointwise("lerp", g, m, dtype=widest(g, m))
-        rows, columns = leaf.shape
+        rows, columns = leaf.shape if leaf.whole is None else leaf.whole
+        if sharing is not None:
+            update = _gathered(tape, update, sharing, rows, columns)
         update = _orthogonal(tape, update, (rows + columns - abs(rows - columns)) // 2)
         tape.change("mul_", w)
-        tape.change("add_", w, update)
+        tape.change("add_", w, update.view(w.elements))
     del update
+
+
+def _gathered(tape: Tape, update: Array, sharing: Ranks, rows: Int, columns: Int) -> Array:
+    """A whole matrix from the ranks' rows, filled up to as many on each."""
+    part = tape.cast(update, "bf16")
+    elements = share(rows, sharing.ranks) * columns
+    payload = Array(elements * sharing.ranks, "bf16", None).nbytes
+    makes = [(elements * sharing.ranks, "bf16")]
+    (whole,) = tape.collective("all_gather", sharing, payload, reads=[part], makes=makes)
+    return whole.view(rows * columns)
 
 
 def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:

@@ -163,7 +163,8 @@ def _shards(plan: RankPlan, place: int) -> ModelLeaves:
     """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2)."""
 
     def shard(leaf: Leaf) -> Leaf:
-        return Leaf(leaf.path, shard_shape(leaf, plan.group_of(leaf).ranks, place), trained=leaf.trained)
+        shape = shard_shape(leaf, plan.group_of(leaf).ranks, place)
+        return Leaf(leaf.path, shape, trained=leaf.trained, whole=leaf.shape)
 
     return plan.owned.changed(shard)
 

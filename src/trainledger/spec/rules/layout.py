@@ -262,9 +262,12 @@ def _sharding(run: Run) -> Iterator[Problem]:
         rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and let go "
         rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
         yield Problem("recipe.precision.weight_caching", True, rule, False)
-    if run.recipe.optimizer.kind in ("adafactor", "muon") and layout.shard_ranks > 1:
+    optimizer = run.recipe.optimizer.kind
+    if layout.shard_ranks > 1 and (optimizer == "adafactor" or (optimizer == "muon" and layout.zero < 3)):
         rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
-        yield Problem("recipe.optimizer", run.recipe.optimizer.kind, rule, "adamw")
+        if optimizer == "muon":
+            rule += "; at zero = 3 they are rows, and are gathered"
+        yield Problem("recipe.optimizer", optimizer, rule, "adamw")
     if layout.zero != 3 and layout.reshard_after_forward is not None:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")

@@ -28,7 +28,7 @@ from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.precision import build_model
 
-_OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit", "muon")  # whose states are not divided as weights are
+_OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
 _OF_PARTS = "is not taken of logits of which each tensor rank has a part"
 
 
@@ -84,6 +84,12 @@ def refuse(run: Run) -> None:
         ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
         ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
         ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
+        (
+            "recipe.optimizer",
+            tensor and optimizer == "muon" and "muon",
+            "would take parts of tensor ranks for matrices",
+            "adamw",
+        ),
         ("recipe.dropout", tensor and dropout, "would not be the same on all tensor ranks", 0),
         ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, _OF_PARTS, "full"),
     )
