@@ -107,6 +107,7 @@ def test_the_stages_have_every_parameter_once_with_the_values_of_the_whole_model
         ({"dropout": 0.1}, {}, "recipe.dropout"),
         ({"compile": True}, {"schedule": "zero-bubble"}, "recipe.compile"),
         ({"loss": "fused"}, {"schedule": "zero-bubble"}, "recipe.loss"),
+        ({"activation_checkpointing": "full"}, {"schedule": "zero-bubble"}, "layout.schedule"),
         ({"micro_batch": 4}, {"pipeline": 4}, "layout.schedule = '1f1b': takes at least as many micro-batches"),
         ({"micro_batch": 2}, {"pipeline": 3, "schedule": "zero-bubble"}, None),
         ({"global_batch": 5}, {"schedule": "zero-bubble"}, "layout.schedule = 'zero-bubble': takes micro-batches in 2"),

@@ -123,6 +123,8 @@ def refuse_pipeline(run: Run) -> None:
         ("layout.reshard_after_forward", layout.shard_ranks > 1 and layout.reshards,
          "is accounted for in a pipeline, but torch's schedules gather once for a step", False),
         ("layout.schedule", layout.schedule == "1f1b" and batches < stages and layout.schedule, few, "gpipe"),
+        ("layout.schedule", layout.schedule == "zero-bubble" and recipe.activation_checkpointing.kind != "none"
+         and layout.schedule, "runs a checkpointed block again for each group of its weights", "1f1b"),
         ("layout.schedule", layout.schedule == "zero-bubble" and batches % rounds and layout.schedule, uneven, "1f1b"),
     )  # fmt: skip
     found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
