@@ -25,7 +25,7 @@ class GatheredMuon(Muon):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
         if not any(isinstance(each, DTensor) for group in self.param_groups for each in group["params"]):
-            super().step()
+            super().step()  # type: ignore[no-untyped-call]
             return
         for group in self.param_groups:
             for each in group["params"]:

@@ -18,7 +18,8 @@ from trainledger.train.parallel.mesh import shard_mesh, with_replicas
 from trainledger.train.precision import TORCH
 
 _common: Any = _fsdp_common
-_PLACEMENT = getattr(_common, "ShardPlacementResult", None)  # older versions shard all of a module over the same ranks
+# What shards parameters of one module over ranks of their own; older versions shard all of a module over the same.
+_PLACEMENT: Any = getattr(_common, "ShardPlacementResult", None)
 
 
 def shard(
