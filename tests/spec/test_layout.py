@@ -215,11 +215,20 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         (
             {"shard": 2},
             {},
+            {"optimizer": "adafactor"},
+            2,
+            "recipe.optimizer = 'adafactor': works on whole matrices, and sharded ranks have pieces of them "
+            "(replicate, tensor "
+            "and pipeline do not); nearest that works: adamw",
+        ),
+        (
+            {"shard": 2, "zero": 1},
+            {},
             {"optimizer": "muon"},
             2,
             "recipe.optimizer = 'muon': works on whole matrices, and sharded ranks have pieces of them "
             "(replicate, tensor "
-            "and pipeline do not); nearest that works: adamw",
+            "and pipeline do not); at zero = 3 they are rows, and are gathered; nearest that works: adamw",
         ),
         (
             {"tensor": 2},

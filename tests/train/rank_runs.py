@@ -123,7 +123,8 @@ def _train(described: dict[str, Any]) -> int:
         print(error, file=sys.stderr)
         return 2
     finally:
-        debug._clear_sharding_prop_cache()  # what it knows of meshes names process groups that are gone
+        clear: Any = debug._clear_sharding_prop_cache
+        clear()  # what it knows of meshes names process groups that are gone
     return 0
 
 
