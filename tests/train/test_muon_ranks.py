@@ -46,12 +46,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_losses_are_those_of_one_process(trained: Path, name: str) -> None:
-    """To the last bits at first; then a gradient's last bit decides how bf16 rounds what is orthogonalized.
+    """To the last bits before the first update; then those of a gradient decide how bf16 rounds what is orthogonalized.
 
     Replicas, whose matrices are whole, drift as far.
     """
     alone, mine = (told(trained / each, "loss") for each in ("alone", name))
-    assert mine[:2] == pytest.approx(alone[:2], rel=1e-6)
+    assert mine[:2] == pytest.approx(alone[:2], rel=1e-5)
     assert mine == pytest.approx(alone, rel=1e-3)
 
 
