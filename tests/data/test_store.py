@@ -14,6 +14,7 @@ from resealed import reseal
 
 from trainledger.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
 from trainledger.data.files import BLOCK_NBYTES
+from trainledger.data.store import FORMAT
 from trainledger.data.verified import Verified
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
@@ -172,7 +173,7 @@ def test_where_documents_end_is_compared_too(store: TokenStore) -> None:
 
 
 @pytest.mark.parametrize("file", ["index.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [None, b"", b"{half", b"[]", b"[" * 100_000, b"\xff\x00", b'{"format": 1}', "flip"])
+@pytest.mark.parametrize("content", [None, b"", b"{half", b"[]", b"[" * 100_000, b"\xff\x00", b'{"format": %d}' % FORMAT, "flip"])
 def test_a_damaged_index_is_made_anew_from_the_shards(
     data: DataSpec, store: TokenStore, file: str, content: bytes | str | None
 ) -> None:
