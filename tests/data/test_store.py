@@ -173,7 +173,9 @@ def test_where_documents_end_is_compared_too(store: TokenStore) -> None:
 
 
 @pytest.mark.parametrize("file", ["index.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [None, b"", b"{half", b"[]", b"[" * 100_000, b"\xff\x00", b'{"format": %d}' % FORMAT, "flip"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{half", b"[]", b"[" * 100_000, b"\xff\x00", b'{"format": %d}' % FORMAT, "flip"]
+)
 def test_a_damaged_index_is_made_anew_from_the_shards(
     data: DataSpec, store: TokenStore, file: str, content: bytes | str | None
 ) -> None:
