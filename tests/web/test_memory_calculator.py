@@ -114,7 +114,7 @@ WRONG = (
     {"recipe.precision": "bf17", "recipe.seq_len": "many"},
     {"layout.pipeline": "5"},
     {"cluster.device": "h101"},
-    {"recipe.optimizer": "muon", "layout.shard": "8"},
+    {"recipe.optimizer": "muon", "layout.shard": "8", "layout.zero": "1"},
     {"model.n_layers": "0"},
 )
 
