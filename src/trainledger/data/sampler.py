@@ -105,7 +105,4 @@ def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int)
 
 
 def _read(split: Split, sequences: Places, seq_len: int) -> npt.NDArray[np.int64]:
-    batch = np.empty((len(sequences), seq_len + 1), dtype=np.int64)
-    for row, sequence in enumerate(sequences.tolist()):
-        batch[row] = split.read(sequence * seq_len, seq_len + 1)
-    return batch
+    return split.read_rows([each * seq_len for each in sequences.tolist()], seq_len + 1)

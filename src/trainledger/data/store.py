@@ -86,28 +86,36 @@ class Split:
         Raises InvalidInput naming file and bytes where a block is not as it was written, or a token is outside the
         vocabulary.
         """
+        tokens: npt.NDArray[np.int64] = self.read_rows([start], count)[0]
+        return tokens
+
+    def read_rows(self, starts: Sequence[int], count: int) -> npt.NDArray[np.int64]:
+        """For each start the ``count`` tokens from it on, as `read` gives them: [starts, count]."""
+        rows = np.empty((len(starts), count), dtype=np.int64)
+        for row, start in zip(rows, starts, strict=True):
+            self._read_into(row, start)
+        if rows.size and rows.max() >= self.vocab_size:
+            at, position = divmod(int(np.argmax(rows >= self.vocab_size)), count)
+            raise self._outside(starts[at] + position, int(rows[at, position]))
+        return rows
+
+    def _read_into(self, tokens: npt.NDArray[np.int64], start: int) -> None:
+        count, done, size = len(tokens), 0, self._dtype.itemsize
         if start < 0 or start + count > self.tokens:
             raise IndexError(f"tokens {start} to {start + count} of a {self.name} split of {self.tokens}")
-        tokens = np.empty(count, dtype=np.int64)
-        done = 0
         while done < count:
             shard, offset = self._place(start + done)
             whole, blocks = self._map(shard)
             found = whole[offset : offset + count - done]
-            size = self._dtype.itemsize
-            blocks.check(whole.view(np.uint8), offset * size, (offset + len(found)) * size)
+            blocks.check(whole, offset * size, (offset + len(found)) * size)
             tokens[done : done + len(found)] = found
             done += len(found)
-        if count and tokens.max() >= self.vocab_size:
-            position = int(np.argmax(tokens >= self.vocab_size))
-            raise self._outside(start + position, int(tokens[position]))
-        return tokens
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
         path = self._directory / ends_file(shard, self.name)
         ends = np.fromfile(path, dtype="<u8")
-        Blocks(path, self._records[path.name], self._verified).check(ends.view(np.uint8), 0, ends.nbytes)
+        Blocks(path, self._records[path.name], self._verified).check(ends, 0, ends.nbytes)
         return ends
 
     def documents_in(self, start: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
@@ -135,7 +143,10 @@ class Split:
         # A map reaching past the end of its file would end the process at the first look there.
         if problem := check_size(path, tokens * self._dtype.itemsize):
             raise InvalidInput([problem])
-        return np.memmap(path, dtype=self._dtype, mode="r"), Blocks(path, self._records[path.name], self._verified)
+        # As a plain array: each slice of a np.memmap is one too, which costs more than the copy of a row.
+        return np.asarray(np.memmap(path, dtype=self._dtype, mode="r")), Blocks(
+            path, self._records[path.name], self._verified
+        )
 
     def _outside(self, position: int, token: int) -> InvalidInput:
         shard, offset = self._place(position)

@@ -15,6 +15,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,15 +76,16 @@ class Blocks:
         known = verified.knows(record.name, self._identity)
         self._left = set() if known else set(range(len(record.crc32)))
 
-    def check(self, data: npt.NDArray[np.uint8], start: int, stop: int) -> None:
-        """Compare the blocks that hold bytes ``start`` to ``stop``; InvalidInput names the first that differs."""
+    def check(self, data: npt.NDArray[Any], start: int, stop: int) -> None:
+        """Compare the blocks with bytes ``start`` to ``stop`` of a file; InvalidInput names the first that differs."""
         if not self._left or start >= stop:
             return
+        nbytes = data.view(np.uint8)
         for block in range(start // BLOCK_NBYTES, (stop - 1) // BLOCK_NBYTES + 1):
             if block not in self._left:
                 continue
             begin = block * BLOCK_NBYTES
-            part = data[begin : begin + BLOCK_NBYTES]
+            part = nbytes[begin : begin + BLOCK_NBYTES]
             if zlib.crc32(part.data) != self._record.crc32[block]:
                 rule = f"is corrupt: its CRC-32 is not the recorded one between byte {begin} and {begin + len(part)}"
                 raise InvalidInput([file_problem("data.cache", self._path, rule, REMEDY)])
