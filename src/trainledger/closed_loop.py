@@ -252,9 +252,7 @@ def _evaluation_nbytes(run: Run, state: Mapping[str, int]) -> int:
     """Bytes of an evaluation at its peak: the last gradients are still there, and all logits of a batch with their
     softmax in fp32, though a step may take its loss in chunks. Activations of a block are left out."""
     logits = run.device_batch * run.rank_tokens * run.model.vocab_size // run.layout.tensor
-    copies = (
-        10 if run.recipe.precision.low else 8
-    )  # bytes: the logits in fp32 and their softmax; before that in 16 bits
+    copies = 10 if run.recipe.precision.low else 8  # bytes: in fp32, their softmax, and before that in 16 bits
     kept = state.get("optimizer state", 0) + state.get("frozen weights", 0)
     return int(2 * state.get("parameters", 0) + kept + copies * logits)
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from rank_runs import run_of, train_on_ranks
+from rank_runs import run_of
+from spread_runs import compare, go_on, told, train_all
 from test_parallel_ranks import Case, check, ledgers_by_rank, run_for_real, sent, tables
-from test_pipeline_ranks import told
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.api.load import load
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
-from trainledger.train.engine import train
 from trainledger.train.parallel.context import own_part, refuse_context
 
 pytestmark = pytest.mark.process
@@ -50,32 +49,22 @@ NAMES = [name for layouts in LAYOUTS.values() for name in layouts]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every layout's run, and that of one process in ``alone``."""
-    where = tmp_path_factory.mktemp("contexts")
-    train(run_of({"fields": FIELDS}), where / "alone", open_feed=CountingFeed)
-    for ranks, layouts in LAYOUTS.items():
-        runs = [{"dir": str(where / name), "layout": each, "fields": FIELDS} for name, each in layouts.items()]
-        assert train_on_ranks(where, runs, ranks) == [[0] * ranks] * len(runs)
-    return where
+    return train_all(tmp_path_factory.mktemp("contexts"), LAYOUTS, FIELDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_context_ranks_have_the_losses_of_one_process(trained: Path, name: str) -> None:
-    assert len(told(trained / "alone", "loss")) == FIELDS["steps"]
-    for what in ("loss", "validation_loss"):
-        assert told(trained / name, what) == pytest.approx(told(trained / "alone", what), rel=1e-6)
-    assert told(trained / name, "grad_norm") == pytest.approx(told(trained / "alone", "grad_norm"), rel=1e-5)
+    compare(trained / name, trained / "alone", FIELDS["steps"])
 
 
 def test_a_run_goes_on_in_other_layouts_and_back(trained: Path, tmp_path: Path) -> None:
-    common = {"dir": str(tmp_path / "run"), "fields": FIELDS, "resume": True}
     legs: list[dict[str, Any]] = [
         {"layout": {"context": 2}, "stop_after": 4}, {"layout": {"shard": 2}, "stop_after": 8},
         {"layout": LAYOUTS[4]["tensor"], "stop_after": 12}, {"stop_after": 15},
         {"layout": LAYOUTS[2]["zero 1"], "stop_after": 17}, {"layout": LAYOUTS[2]["all-to-all"]},
     ]  # fmt: skip
     for leg in legs:
-        ranks = Layout(**leg.get("layout", {})).devices
-        assert train_on_ranks(tmp_path, [common | leg], ranks) == [[143 if "stop_after" in leg else 0] * ranks]
+        go_on(tmp_path, leg, FIELDS)
     assert told(tmp_path / "run", "loss") == pytest.approx(told(trained / "alone", "loss"), rel=1e-6)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rank_runs import run_of, train_on_ranks
-from test_pipeline_ranks import told
+from spread_runs import told
 from tiny_run import CountingFeed
 
 from trainledger.ledger.rank_figures import RankFigures, account_of, read_ranks

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 from rank_runs import run_of, train_on_ranks
+from spread_runs import compare, go_on, told, train_alone
 from test_parallel_ranks import Case, check, ledgers_by_rank, run_for_real, sent, tables
-from test_pipeline_ranks import told
-from tiny_run import CountingFeed
 
 from trainledger.api.load import load
-from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
-from trainledger.train.engine import train
 from trainledger.train.parallel.expert import refuse_experts
 
 pytestmark = pytest.mark.process
@@ -60,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every layout's run, and that of one process in ``alone``, by way."""
     where = tmp_path_factory.mktemp("experts")
     for way in WAYS:
-        train(run_of({"fields": fields_of(way)}), where / way / "alone", open_feed=CountingFeed)
+        train_alone(where / way, fields_of(way))
     for ranks, layouts in LAYOUTS.items():
         runs = [
             {"dir": str(where / way / f"{ranks} {name}"), "layout": layouts[name], "fields": fields_of(way)}
@@ -73,22 +70,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("ranks", "name", "way"), CASES)
 def test_expert_ranks_have_the_losses_of_one_process(trained: Path, ranks: int, name: str, way: str) -> None:
     alone, spread = trained / way / "alone", trained / way / f"{ranks} {name}"
-    assert len(told(alone, "loss")) == FIELDS["steps"]
-    for what in ("loss", "validation_loss"):
-        assert told(spread, what) == pytest.approx(told(alone, what), rel=1e-6)
-    assert told(spread, "grad_norm") == pytest.approx(told(alone, "grad_norm"), rel=1e-5)
+    compare(spread, alone, FIELDS["steps"])
 
 
 def test_a_run_goes_on_in_other_layouts_and_back(trained: Path, tmp_path: Path) -> None:
-    common = {"dir": str(tmp_path / "run"), "fields": fields_of("dropless"), "resume": True}
     legs: list[dict[str, Any]] = [
         {"layout": {"shard": 2, "expert": 2}, "stop_after": 4}, {"layout": {"shard": 2}, "stop_after": 8},
         {"layout": {"shard": 4, "expert": 2}, "stop_after": 12}, {"stop_after": 15},
         {"layout": {"context": 2, "expert": 2}},
     ]  # fmt: skip
     for leg in legs:
-        ranks = Layout(**leg.get("layout", {})).devices
-        assert train_on_ranks(tmp_path, [common | leg], ranks) == [[143 if "stop_after" in leg else 0] * ranks]
+        go_on(tmp_path, leg, fields_of("dropless"))
     alone = told(trained / "dropless" / "alone", "loss")
     assert told(tmp_path / "run", "loss") == pytest.approx(alone, rel=1e-6)
 

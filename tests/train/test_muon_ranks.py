@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_runs import run_of, train_on_ranks
+from spread_runs import go_on, told, train_all
 from test_parallel_ranks import Case, check, run_for_real, tables
-from test_pipeline_ranks import told
-from tiny_run import CountingFeed
 
 from trainledger.api.load import load
-from trainledger.train.engine import train
 
 pytestmark = pytest.mark.process
 
@@ -36,12 +33,7 @@ BOOKS: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("muon")
-    train(run_of({"fields": FIELDS}), where / "alone", open_feed=CountingFeed)
-    for ranks, layouts in LAYOUTS.items():
-        runs = [{"dir": str(where / name), "layout": each, "fields": FIELDS} for name, each in layouts.items()]
-        assert train_on_ranks(where, runs, ranks) == [[0] * ranks] * len(runs)
-    return where
+    return train_all(tmp_path_factory.mktemp("muon"), LAYOUTS, FIELDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,10 +48,9 @@ def test_the_losses_are_those_of_one_process(trained: Path, name: str) -> None:
 
 
 def test_a_run_goes_on_in_other_layouts(trained: Path, tmp_path: Path) -> None:
-    common = {"dir": str(tmp_path / "run"), "fields": FIELDS, "resume": True}
     legs: list[dict[str, Any]] = [{"layout": {"shard": 2}, "stop_after": 8}, {}]
-    for leg, ranks in zip(legs, (2, 1), strict=True):
-        assert train_on_ranks(tmp_path, [common | leg], ranks) == [[143 if "stop_after" in leg else 0] * ranks]
+    for leg in legs:
+        go_on(tmp_path, leg, FIELDS)
     assert told(tmp_path / "run", "loss") == pytest.approx(told(trained / "alone", "loss"), rel=1e-3)
 
 

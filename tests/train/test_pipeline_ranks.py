@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_runs import run_of, train_on_ranks
-from tiny_run import CountingFeed
+from rank_runs import run_of
+from spread_runs import compare, go_on, told, train_all
 
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import build
 from trainledger.spec.problem import InvalidInput
 from trainledger.train.checkpoint import all_checkpoints, read_facts
-from trainledger.train.engine import train
-from trainledger.train.metrics import read
 from trainledger.train.parallel.pipeline import refuse_pipeline
 from trainledger.train.parallel.stages import stages_of
 
@@ -46,37 +44,24 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 NAMES = [name for layouts in LAYOUTS.values() for name in layouts]
 
 
-def told(run_dir: Path, what: str) -> list[float]:
-    return [each[what] for each in read(run_dir / "metrics.jsonl") if what in each]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every layout's run, and that of one process in ``alone``."""
-    where = tmp_path_factory.mktemp("pipelines")
-    train(run_of({"fields": FIELDS}), where / "alone", open_feed=CountingFeed)
-    for ranks, layouts in LAYOUTS.items():
-        runs = [{"dir": str(where / name), "layout": each, "fields": FIELDS} for name, each in layouts.items()]
-        assert train_on_ranks(where, runs, ranks) == [[0] * ranks] * len(runs)
-    return where
+    return train_all(tmp_path_factory.mktemp("pipelines"), LAYOUTS, FIELDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pipeline_has_the_losses_of_one_process(trained: Path, name: str) -> None:
-    assert len(told(trained / "alone", "loss")) == FIELDS["steps"]
-    for what in ("loss", "validation_loss"):
-        assert told(trained / name, what) == pytest.approx(told(trained / "alone", what), rel=1e-6)
-    assert told(trained / name, "grad_norm") == pytest.approx(told(trained / "alone", "grad_norm"), rel=1e-5)
+    compare(trained / name, trained / "alone", FIELDS["steps"])
 
 
 def test_a_pipeline_goes_on_as_shards_and_shards_as_a_pipeline(trained: Path, tmp_path: Path) -> None:
-    common = {"dir": str(tmp_path / "run"), "fields": FIELDS, "resume": True}
     legs: list[dict[str, Any]] = [
         {"layout": LAYOUTS[2]["interleaved"], "stop_after": 5}, {"layout": {"shard": 2}, "stop_after": 10},
         {"layout": LAYOUTS[2]["zero-bubble"], "stop_after": 15}, {"layout": LAYOUTS[2]["1f1b"]},
     ]  # fmt: skip
     for leg in legs:
-        assert train_on_ranks(tmp_path, [common | leg], 2) == [[143 if "stop_after" in leg else 0] * 2]
+        go_on(tmp_path, leg, FIELDS)
         # Ranks agree once a step: a signal that comes after that stops them a step later.
         reached = leg["stop_after"] + 1 if "stop_after" in leg else FIELDS["steps"]
         assert read_facts(all_checkpoints(tmp_path / "run")[-1])["step"] == reached

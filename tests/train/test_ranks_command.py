@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import commanded
 import pytest
 
 from trainledger.ledger.rank_figures import read_ranks
@@ -17,40 +17,11 @@ from trainledger.train.checkpoint import all_checkpoints
 from trainledger.train.metrics import read
 
 pytestmark = pytest.mark.process
-RUN = """
-[model]
-vocab_size = 512
-d_model = 32
-n_layers = 2
-max_seq_len = 32
-attention.n_heads = 4
-feed_forward.d_ff = 64
-[recipe]
-seq_len = 32
-global_batch = 8
-micro_batch = 2
-steps = {steps}
-[recipe.checkpoints]
-every = 2
-[recipe.evaluation]
-sequences = 8
-[layout]
-{axis} = 2
-[cluster]
-count = 2
-[data]
-path = ["text.txt"]
-"""
 
 
 def start(folder: Path, axis: str, steps: int) -> subprocess.Popen[str]:
-    (folder / "text.txt").write_text("\n\n".join(f"sentence {each} of a text for ranks" for each in range(3000)))
-    (folder / "run.toml").write_text(RUN.format(axis=axis, steps=steps))
-    command = [sys.executable, "-m", "trainledger", "train", "run.toml", "--ranks", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    commanded.write(folder, layout=f"{axis} = 2", ranks=2, steps=steps, every=2)
+    return commanded.start(folder, ranks=2)
 
 
 @pytest.mark.parametrize("axis", ["replicate", "shard"])
@@ -72,8 +43,7 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     while not (found := list((tmp_path / "runs").glob("*/checkpoints/step-*"))) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert found, process.communicate()[1]
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
+    os.kill(commanded.children(process)[-1], signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     (run_dir,) = (tmp_path / "runs").iterdir()

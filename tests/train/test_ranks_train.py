@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import run_of, train_on_ranks
-from tiny_run import TINY, CountingFeed
+from spread_runs import told, train_all, train_alone, train_each
+from tiny_run import TINY
 
 from trainledger.nn.transformer import build
 from trainledger.nn.weights import read_weights
 from trainledger.train.checkpoint import all_checkpoints, damage, model_files, read_facts
-from trainledger.train.engine import train
 from trainledger.train.loading import read_into
 from trainledger.train.metrics import read
 from trainledger.train.saving import model_tensors
@@ -46,10 +46,6 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return list(read(run_dir / "metrics.jsonl"))
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [each["loss"] for each in metrics(run_dir) if "loss" in each]
-
-
 def weights(run_dir: Path, described: dict[str, Any]) -> dict[str, torch.Tensor]:
     run = run_of(described)
     tensors = model_tensors(build(run.model, run.recipe))
@@ -57,18 +53,9 @@ def weights(run_dir: Path, described: dict[str, Any]) -> dict[str, torch.Tensor]
     return tensors
 
 
-def train_all(where: Path, fields: dict[str, Any], ranks: int) -> None:
-    """The run of every layout of so many ranks, and that of one process in ``alone``."""
-    if not (where / "alone").exists():
-        train(run_of({"fields": fields}), where / "alone", open_feed=CountingFeed)
-    runs = [{"dir": str(where / name), "layout": each, "fields": fields} for name, each in LAYOUTS[ranks].items()]
-    codes = train_on_ranks(where, runs, ranks)
-    assert codes == [[0] * ranks] * len(runs)
-
-
 def compare(where: Path, name: str, fields: dict[str, Any]) -> None:
     """Losses, gradient norms and final weights of a layout's run are those of one process."""
-    assert losses(where / name) == pytest.approx(losses(where / "alone"), rel=1e-5)
+    assert told(where / name, "loss") == pytest.approx(told(where / "alone", "loss"), rel=1e-5)
     alone, spread = (weights(where / each, {"fields": fields}) for each in ("alone", name))
     assert alone.keys() == spread.keys()
     for each in alone:
@@ -89,16 +76,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, request: pytest.FixtureRequest) -> Path:
     """The runs of as many ranks as the test has, made once."""
     ranks = request.node.callspec.params["ranks"] if hasattr(request.node, "callspec") else 2
+    if not (folder / "alone").exists():
+        train_alone(folder, FIELDS)
     if not (folder / next(iter(LAYOUTS[ranks]))).exists():
-        train_all(folder, FIELDS, ranks)
+        train_each(folder, ranks, LAYOUTS[ranks], FIELDS)
     return folder
 
 
 @pytest.mark.slow
 def test_losses_and_weights_of_fifty_steps_are_those_of_one_process(tmp_path: Path) -> None:
     fields = FIELDS | {"steps": 50, "checkpoints.every": 50}
-    for ranks in LAYOUTS:
-        train_all(tmp_path, fields, ranks)
+    train_all(tmp_path, LAYOUTS, fields)
     for _, name in NAMES:
         compare(tmp_path, name, fields)
 
@@ -137,7 +125,7 @@ def test_a_run_goes_on_on_other_numbers_of_ranks(trained: Path, tmp_path: Path) 
         if "stop_after" in stage:
             # Several ranks agree once a step: a signal that comes after that stops them a step later.
             assert read_facts(all_checkpoints(Path(where))[-1])["step"] == stage["stop_after"] + (ranks > 1)
-    assert losses(Path(where)) == pytest.approx(losses(trained / "alone"), rel=1e-5)
+    assert told(Path(where), "loss") == pytest.approx(told(trained / "alone", "loss"), rel=1e-5)
 
 
 @pytest.mark.process

@@ -40,6 +40,9 @@ class Problem:
         return f"{sentence}; nearest that works: {printable(nearest)}"
 
 
+Refusal = tuple[str, object, str, object]  # field, value, rule, nearest: as `Problem` has them
+
+
 class InvalidInput(ValueError):  # noqa: N818
     """The error of an invalid input, with every problem found; the command line prints each and exits with code 2."""
 
@@ -65,6 +68,15 @@ class InvalidInput(ValueError):  # noqa: N818
 
 
 InvalidInput.__module__ = "trainledger"  # its public name, with which a traceback ends
+
+
+def refuse_given(refusals: Iterable[Refusal]) -> None:
+    """Raise `InvalidInput` with a problem for each value that is given: not false, 0, empty or None.
+
+    >>> refuse_given([("recipe.dropout", 0, "is not trained", 0), ("recipe.compile", False, "is not trained", False)])
+    """
+    if found := [Problem(*each) for each in refusals if each[1]]:
+        raise InvalidInput(found)
 
 
 def shown(value: object) -> str:

@@ -22,9 +22,10 @@ from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
+from trainledger.train.checkpoint import Say
 from trainledger.train.device import keep_freed_memory, refuse_launches, return_freed_memory
 from trainledger.train.loading import restore
-from trainledger.train.loop import Say, TrainingLoop, finished_from
+from trainledger.train.loop import TrainingLoop, finished_from
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer

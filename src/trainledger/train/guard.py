@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainledger.spec.guard import Guard
 from trainledger.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
-
-Say = Callable[[str], None]
 
 
 class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trainledger.spec.guard import Stop
 from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
+from trainledger.train.checkpoint import Say
 from trainledger.train.evaluation import evaluate
 from trainledger.train.guard import Agreed, NotFinite, forget_after, not_finite, ordinal, to_go_back_to
 from trainledger.train.loading import restore
@@ -44,8 +45,6 @@ from trainledger.train.watch import MOST_KEPT, SpikeWatch, listed
 STEPS_BETWEEN_CLOCKED = 10
 # Gradients that overflow at this loss scale overflow without one.
 SMALLEST_SCALE = 2.0**-10
-
-Say = Callable[[str], None]
 
 
 class TrainingLoop:

@@ -28,7 +28,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import to_toml
-from trainledger.train.checkpoint import checkpoints_dir
+from trainledger.train.checkpoint import Say, checkpoints_dir
 from trainledger.train.free_memory import of_device, of_machine, of_process
 from trainledger.train.ranks import WRONG_INPUT, Ranks
 from trainledger.train.stop import CannotSave, FailedBefore, LostRank, OutOfMemory
@@ -67,7 +67,6 @@ class Needs:
         return round((1 + share) * tensors) + self.copies + BESIDE_NBYTES + COMPILER_NBYTES * recipe.compiles
 
 
-Say = Callable[[str], None]
 NeedsOf = Callable[[Run, Ranks], Needs]
 
 
@@ -99,8 +98,9 @@ def forget_refusal(run_dir: Path) -> None:
 
 
 def _looked_at(run: Run, run_dir: Path, ranks: Ranks, needs_of: NeedsOf, say: Say) -> bool:
-    alike = ranks.together(lambda: facts_of(run))
-    ranks.of_first(lambda: refuse_different(alike))
+    if ranks.size > 1:
+        alike = ranks.together(lambda: facts_of(run))
+        ranks.of_first(lambda: refuse_different(alike))
     needs = needs_of(run, ranks)
     ranks.of_first(lambda: refuse_full_disk(run, run_dir, needs))
     if ranks.size > 1:

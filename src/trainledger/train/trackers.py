@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import resolved
+from trainledger.train.checkpoint import Say
 from trainledger.train.observer import EvaluationRecord, Observer, StepRecord, TrainingState
-
-Say = Callable[[str], None]
 
 
 class Tracker(Observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -54,7 +54,8 @@ class SpikeWatch:
         for each in self._recent.values():
             each.clear()
         for line in lines:
-            self.spikes(line)
+            for name, value in _finite(line):
+                self._recent[name].append(value)
 
     def see(self, record: StepRecord, metrics: Metrics, batch: int) -> None:
         """Take the values of a step, which had the batch of that index. A spike is a sentence and an event."""
@@ -77,10 +78,8 @@ class SpikeWatch:
     def spikes(self, values: Mapping[str, Any]) -> list[Spike]:
         """Take the values of a step; those that are spikes. What is no finite number is no value."""
         found = []
-        for name, recent in self._recent.items():
-            value = values.get(name)
-            if not isinstance(value, float) or not math.isfinite(value):
-                continue
+        for name, value in _finite(values):
+            recent = self._recent[name]
             spike = self._spike(name, value, recent)
             if spike is not None:
                 found.append(spike)
@@ -95,6 +94,14 @@ class SpikeWatch:
         deviation = max(median(abs(each - middle) for each in recent), SMALLEST_DEVIATION * abs(middle))
         spike = Spike(name, value, middle, deviation, most)
         return spike if value > spike.usual[1] else None
+
+
+def _finite(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """What is watched of a step, as far as it is a finite number."""
+    for name in NAMES:
+        value = values.get(name)
+        if isinstance(value, float) and math.isfinite(value):
+            yield name, value
 
 
 def listed(documents: Sequence[str]) -> str:

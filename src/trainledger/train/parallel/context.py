@@ -28,7 +28,7 @@ from trainledger.nn.positions import Rotary
 from trainledger.nn.routing import Dispatch
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layout import Layout
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import refuse_given
 from trainledger.spec.run import Run
 from trainledger.train.parallel.ring import Kernel, Ring, Sums, flatly, kernel_of, parts_of
 from trainledger.train.step import Batch
@@ -126,9 +126,7 @@ def refuse_context(run: Run) -> None:
         ("recipe.dropout", recipe.dropout or recipe.attention_dropout, "would be the same on all context ranks", 0),
         ("recipe.compile", recipe.compile, yet, False),
     )  # fmt: skip
-    found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
-    if found:
-        raise InvalidInput(found)
+    refuse_given(rules)
 
 
 # All tokens for a part of the heads

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainledger.nn.feed_forward import ExpertStack
 from trainledger.nn.routing import Dispatch, Moved
 from trainledger.spec.layout import Layout
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import refuse_given
 from trainledger.spec.run import Run
 from trainledger.train.parallel.parts import local
 
@@ -60,9 +60,7 @@ def refuse_experts(run: Run) -> None:
          "selective", yet, "full"),
         ("recipe.compile", spread and recipe.compile, yet, False),
     )  # fmt: skip
-    found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
-    if found:
-        raise InvalidInput(found)
+    refuse_given(rules)
 
 
 def finish_expert_gradients(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:

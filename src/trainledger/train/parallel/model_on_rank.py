@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import refuse_given
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
@@ -29,6 +29,7 @@ from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.precision import build_model
 
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
+_OF_MATRICES = "would take parts of tensor ranks for matrices"
 _OF_PARTS = "is not taken of logits of which each tensor rank has a part"
 
 
@@ -84,18 +85,11 @@ def refuse(run: Run) -> None:
         ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
         ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
         ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
-        (
-            "recipe.optimizer",
-            tensor and optimizer == "muon" and "muon",
-            "would take parts of tensor ranks for matrices",
-            "adamw",
-        ),
+        ("recipe.optimizer", tensor and optimizer == "muon" and "muon", _OF_MATRICES, "adamw"),
         ("recipe.dropout", tensor and dropout, "would not be the same on all tensor ranks", 0),
         ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, _OF_PARTS, "full"),
     )
-    found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
-    if found:
-        raise InvalidInput(found)
+    refuse_given(rules)
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import refuse_given
 from trainledger.spec.run import Run
 from trainledger.train.parallel.piped import Piped
 from trainledger.train.parallel.replicated import sum_over_replicas
@@ -127,6 +127,4 @@ def refuse_pipeline(run: Run) -> None:
          and layout.schedule, "runs a checkpointed block again for each group of its weights", "1f1b"),
         ("layout.schedule", layout.schedule == "zero-bubble" and batches % rounds and layout.schedule, uneven, "1f1b"),
     )  # fmt: skip
-    found = [Problem(field, given, rule, nearest) for field, given, rule, nearest in rules if given]
-    if found:
-        raise InvalidInput(found)
+    refuse_given(rules)
