@@ -8,8 +8,8 @@ from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.predict.forecast import Forecast
-from trainledger.reconcile import Row, reconcile
-from trainledger.report.reconciliation import document
+from trainledger.reconcile import Part, Reconciliation, Row, reconcile
+from trainledger.report.reconciliation import document, table_of
 
 nbytes = st.integers(0, 2**50)
 seconds = st.floats(1e-6, 1e6)
@@ -66,6 +66,11 @@ def test_parts_and_the_unexplained_rest_sum_to_the_difference_exactly(predicted,
             continue
         listed = sum((Fraction(each.measured) - Fraction(each.predicted) for each in row.parts), Fraction())
         assert listed + row.unexplained == Fraction(row.measured) - Fraction(row.predicted)
+
+
+def test_a_part_of_which_next_to_nothing_was_predicted_has_a_ratio():
+    row = Row("step_seconds", "step time", "seconds", 1.0, 2.0, parts=(Part("other", 5e-324, 1.0),))
+    assert table_of(Reconciliation((row,))).rows[1][3] == "inf"
 
 
 @given(forecasts(), measurements())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from trainledger.document import Answer
@@ -31,6 +32,11 @@ class Part:
     def difference(self) -> Fraction:
         return Fraction(self.measured) - Fraction(self.predicted)
 
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted."""
+        return _ratio(self.measured, self.predicted)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -51,9 +57,7 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Measured over predicted."""
-        if self.measured is None or not self.predicted:
-            return None
-        return float(self.measured / self.predicted)
+        return None if self.measured is None else _ratio(self.measured, self.predicted)
 
     @property
     def difference(self) -> Fraction | None:
@@ -77,6 +81,16 @@ class Row:
         shares = [(each.name, each.difference) for each in self.parts] + [("unexplained", self.unexplained)]
         largest = max(shares, key=lambda each: abs(each[1]))
         return largest if largest[1] else None
+
+
+def _ratio(measured: Number, predicted: Number | None) -> float | None:
+    """None where nothing was predicted; infinite where a float cannot hold it."""
+    if not predicted:
+        return None
+    try:
+        return float(Fraction(measured) / Fraction(predicted))
+    except OverflowError:
+        return inf
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,8 @@ def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
 
 
 def _part_cells(part: Part, unit: str) -> tuple[Cell, ...]:
-    share = f"{float(Fraction(part.measured) / Fraction(part.predicted)):.3f}" if part.predicted else ""
-    if part.predicted == part.measured:
-        share = "equal"
+    same, ratio = part.difference == 0, part.ratio
+    share = "equal" if same else "" if ratio is None else f"{ratio:.3f}"
     difference = signed(part.difference, unit) if part.difference else ""
     return f"- {part.name}", _amount(part.predicted, unit), _amount(part.measured, unit), share, "", difference
 
