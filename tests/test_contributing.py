@@ -1,5 +1,6 @@
-"""The list of pages that commands write has every such page, with the command that the page itself names."""
+"""What CONTRIBUTING promises of written pages, and of tests that share code."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -18,3 +19,27 @@ def test_every_written_page_is_listed_with_its_command() -> None:
     assert dict(rows) == written
     for command in written.values():
         assert (HOUSE / command.split()[1]).is_file()
+
+
+def _names_of(module: ast.Module) -> set[str]:
+    """What a module binds at its top, in conditions and blocks too."""
+    found = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+    return found
+
+
+def test_tests_import_what_their_neighbours_have() -> None:
+    """Of every cost: an import that fails in a test of processes is otherwise seen by `make test-all` alone."""
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (HOUSE / "tests").rglob("*.py")}
+    for path, module in modules.items():
+        for node in ast.walk(module):
+            neighbour = path.with_name(f"{node.module}.py") if isinstance(node, ast.ImportFrom) else None
+            if neighbour in modules:
+                missing = {each.name for each in node.names} - _names_of(modules[neighbour])
+                assert not missing, f"{path.name} imports {sorted(missing)} of {neighbour.name}, which has no such name"

@@ -6,11 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import commanded
 import pytest
-from test_ranks_command import RUN
 
 import trainledger
 
@@ -19,18 +18,15 @@ pytestmark = pytest.mark.process
 
 def trained(folder: Path, *words: str, source: str = "", steps: int = 2) -> subprocess.CompletedProcess[str]:
     """`train --ranks 2` in a folder, rank 1 with the package of ``source`` where one is given."""
-    (folder / "text.txt").write_text("\n\n".join(f"sentence {each} of a text for ranks" for each in range(3000)))
-    (folder / "run.toml").write_text(RUN.format(axis="shard", steps=steps))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OTHER_SOURCE": source}
+    commanded.write(folder, layout="shard = 2", ranks=2, steps=steps, every=2)
+    environment = {"OTHER_SOURCE": source}
     if source:  # a module that Python loads before all others
         (folder / "sitecustomize.py").write_text(
             "import os, sys\nif os.environ.get('RANK') == '1':\n    sys.path.insert(0, os.environ['OTHER_SOURCE'])\n"
         )
         environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(Path(trainledger.__file__).parent.parent)])
-    return subprocess.run(
-        [sys.executable, "-m", "trainledger", "train", "run.toml", "--ranks", "2", *words], cwd=folder, text=True,
-        env=environment, capture_output=True, timeout=300,
-    )  # fmt: skip
+    process = commanded.start(folder, *words, ranks=2, environment=environment)
+    return subprocess.CompletedProcess(process.args, *commanded.end(process))
 
 
 def test_a_collective_goes_through_and_is_timed(tmp_path: Path) -> None:

@@ -71,7 +71,10 @@ def train(
         refuse_launches(run.recipe, str(ranks.device))
         refuse_products(run.recipe.precision, ranks.device.type)
         with ExitStack() as stack:
-            begun = ranks.of_first(lambda: _begin(run, run_dir, resume, stack, say))
+            again = ranks.summed(float(restarted()))[0]
+            # Where some are new, a machine came for one that was taken away: whoever started it wants the run to go on.
+            how = {"resume": resume or again > 0, "again": again == ranks.size}
+            begun = ranks.of_first(lambda: _begin(run, run_dir, stack, say, **how))
             if "finished" in begun:
                 return finished_from(run_dir, begun["finished"])
             keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
@@ -81,14 +84,17 @@ def train(
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
 
 
-def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) -> dict[str, Any]:
-    """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts."""
+def _begin(run: Run, run_dir: Path, stack: ExitStack, say: Say, *, resume: bool, again: bool) -> dict[str, Any]:
+    """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts.
+
+    ``again``: torchrun has started all ranks again by itself, which what ended them may forbid.
+    """
     stack.enter_context(locked(run_dir))
     begun = begin_or_match(run_dir, run, say)
     earlier = read_state(run_dir)
     if earlier is not None:
         refuse_other_weights(run_dir, earlier.get("initial_weights"))
-    if begun and not (resume or restarted()):
+    if begun and not resume:
         raise InvalidInput([_already(run_dir, earlier)])
     if earlier is not None and earlier["state"] == "finished":
         damaged = checkpoint.damage(finished_from(run_dir, earlier).checkpoint)
@@ -96,7 +102,7 @@ def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) ->
             say(f"{run_dir} is already finished.")
             return {"finished": earlier}
     if earlier is not None and "exit_code" in earlier:
-        if restarted():
+        if again:
             asked = earlier["state"] == "interrupted"
             why = "it was asked to stop" if asked else "it would end so again"
             raise FailedBefore(f"Not started again, as {why}: {earlier['why']}", earlier["exit_code"])
@@ -104,7 +110,7 @@ def _begin(run: Run, run_dir: Path, resume: bool, stack: ExitStack, say: Say) ->
         write_state(run_dir, **{name: each for name, each in earlier.items() if name != "exit_code"})
     if earlier is not None and earlier["state"] == "failed":
         say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
-    if restarted() and (refused := refused_before(run_dir)) is not None:
+    if again and (refused := refused_before(run_dir)) is not None:
         raise refused
     forget_refusal(run_dir)
     checkpoint.clean(run_dir)

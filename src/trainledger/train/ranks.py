@@ -220,7 +220,7 @@ def lost_ranks_named(seconds: float) -> Iterator[None]:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started the ranks again after one was lost: the run then goes on from its checkpoint."""
+    """Whether torchrun has started this rank again after one was lost: the run then goes on from its checkpoint."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
