@@ -2,7 +2,8 @@
 
 Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, whether each rank meters
 a step, the step after which rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank
-may write, and the indices of batches with a poisoned token. The exit code of each is written beside it by each rank.
+may write, the indices of batches with a poisoned token, and a text to train on (what each rank has seen of it is
+written beside it). The exit code of each is written beside it by each rank.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,30 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in found]
 
 
+def reading(text: Path) -> Any:
+    """The engine's own feed of a text, which writes the hash of each row of each step that this rank trains on."""
+    from trainledger.data.loader import Loader, open_loader
+    from trainledger.spec.data import DataSpec
+
+    def opened(run: Run, device: Any, **more: Any) -> Loader:
+        data = DataSpec(path=(str(text),), cache=str(text.parent / "cache"))
+        loader = open_loader(replace(run, data=data), device, **more)
+        batches = loader.batches
+
+        def noted(first_step: int) -> Iterator[Any]:
+            for step, micro_batches in enumerate(batches(first_step), first_step):
+                rows = [row.numpy() for _, targets_BT in micro_batches for row in targets_BT]
+                line = {"step": step, "rows": [sha256(each).hexdigest() for each in rows]}
+                with open(text.with_suffix(f".{run.layout.devices}.{os.environ['RANK']}"), "a") as seen:
+                    seen.write(json.dumps(line) + "\n")
+                yield micro_batches
+
+        loader.batches = noted  # type: ignore[method-assign]
+        return loader
+
+    return opened
+
+
 class StopAfter(Observer):
     """Asks this process to stop, as a scheduler would."""
 
@@ -104,16 +130,18 @@ def _train(described: dict[str, Any]) -> int:
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
     watching: list[Observer] = [StopAfter(described.get("stop_after"))] if first else []
-    bad = described.get("bad")
+    bad, text = described.get("bad"), described.get("text")
+    feed = CountingFeed if text is None else reading(Path(text))
     if bad is not None:
         watching.append(Poisoned())
+        feed = poisoned(bad)
     if described.get("metered"):
         meter = StepMeter()
         watching += [RankMeasuring(meter), meter]
     try:
         train(
-            run_of(described), Path(described["dir"]), open_feed=CountingFeed if bad is None else poisoned(bad),
-            observers=watching, resume=described.get("resume", False),
+            run_of(described), Path(described["dir"]), open_feed=feed, observers=watching,
+            resume=described.get("resume", False),
             seconds_in_a_collective=described.get("seconds", 600.0),
         )  # fmt: skip
     except Stopped as end:
