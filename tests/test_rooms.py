@@ -40,9 +40,10 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
+    "profiler": ({*LEDGER, "catalog"}, False),
     "regression": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
     "report": (
-        {*PREDICT, "catalog", "data", "plan", "explain", "reconcile", "regression", "annotate", "tensors"},
+        {*PREDICT, "catalog", "data", "plan", "explain", "reconcile", "regression", "annotate", "tensors", "profiler"},
         False,
     ),
     "pytest_plugin": (EVERYTHING, False),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 KILO, MEGA, GIGA, TERA, PETA, EXA = 10**3, 10**6, 10**9, 10**12, 10**15, 10**18
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+NANOSECONDS_PER_SECOND = 10**9
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
 

@@ -121,6 +121,17 @@ def device(name: str, field: str = "cluster.device") -> Device:
     return replace(found, peak_flops_per_second=dict(found.peak_flops_per_second))  # a caller may change its copy
 
 
+def device_of_driver(name: str) -> Device | None:
+    """The device that a driver calls so, as a profiler's trace does; None where the catalog does not know that name.
+
+    >>> device_of_driver("NVIDIA H100 80GB HBM3").name, device_of_driver("NVIDIA H1000")
+    ('h100-sxm', None)
+    """
+    with open(os.path.join(_HERE, "driver_names.toml"), "rb") as file:
+        found = tomllib.load(file).get(name)
+    return None if found is None else device(found)
+
+
 @cache
 def _device(name: str) -> Device:
     entry = _entry("devices", name, "cluster.device")

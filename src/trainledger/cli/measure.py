@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from trainledger.document import Document
 from trainledger.ledger.ledger import write_ledger
 from trainledger.report import measured
 from trainledger.report import runs as listing
+from trainledger.report.html import page, parts
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import is_run, read_run
 from trainledger.spec.calibration import Calibration, calibration_path, write_calibration
+from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import read_table
 
@@ -56,7 +59,7 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[float, str], None]]:
+def _progress(doing: str = "measuring", first: str = "starting torch") -> Iterator[Callable[[float, str], None]]:
     """A bar on the terminal; nothing where standard error is none."""
     if not sys.stderr.isatty():
         yield lambda share, name: None
@@ -64,9 +67,9 @@ def _progress() -> Iterator[Callable[[float, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (TextColumn(doing), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting torch", total=1.0)
+        task = bar.add_task(first, total=1.0)
         yield lambda share, name: bar.update(task, completed=share, description=name)
 
 
@@ -107,11 +110,21 @@ def runs(args: Namespace) -> Document:
 
 
 @takes(
-    option("run_dir RUN_DIR", "the directory of a run"),
+    option("run_dir RUN_DIR", "the directory of a run", nargs="?", default=None),
+    option(
+        "--trace FILE",
+        "in its place a trace of torch.profiler, of any program (.json, .json.gz)",
+        default=None,
+    ),
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
 )
 def reconcile(args: Namespace) -> Document | Outcome:
-    """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest."""
+    """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
+
+    Of a profiler's trace: where the time of its steps went.
+    """
+    if args.trace is not None:
+        return _of_trace(args)
     if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
@@ -122,3 +135,23 @@ def reconcile(args: Namespace) -> Document | Outcome:
         return document(record)
     write_html(record, args.html)
     return Outcome(document(record), remarks=(f"Written to {args.html}",))
+
+
+def _of_trace(args: Namespace) -> Document | Outcome:
+    from trainledger.profiler.profile import profile_of
+
+    if args.run_dir:
+        raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
+    size, done = max(os.path.getsize(args.trace) if os.path.isfile(args.trace) else 0, 1), 0
+    with _progress("reading", args.trace) as tell:
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            tell(done / size, args.trace)
+
+        found = profile_of(args.trace, advance).document()
+    if args.html is None:
+        return found
+    replace_file(args.html, page(found.title, parts(found), found.figures()).encode())
+    return Outcome(found, remarks=(f"Written to {args.html}",))

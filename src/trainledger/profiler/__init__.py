@@ -1,0 +1,1 @@
+"""Reads what a profiler recorded of a program, and says where the time of its steps went."""

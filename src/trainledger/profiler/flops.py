@@ -1,0 +1,139 @@
+"""FLOPs of the operators of a recording, from the shapes that were recorded with them, by the rules of the ledger.
+
+Those of matrix products, attention and convolutions, which an MFU is of. An operator that calls another one of them is
+not counted with it: `aten::linear` runs `aten::addmm`, which is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from trainledger.ledger import rules
+from trainledger.profiler.kinds import kind_of_operator
+from trainledger.profiler.recording import NONE, Recording, Shapes
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """What one operator multiplies: its kind, its shape as text, its FLOPs and its format."""
+
+    kind: str
+    shape: str
+    flops: int
+    dtype: str
+
+
+_DTYPES = {
+    "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8", "signed char": "int8",
+}  # fmt: skip
+
+
+def product_of(name: str, given: Shapes) -> Product | None:
+    """The product that an operator of these arguments runs; None where it runs none or they do not say it.
+
+    >>> product_of("aten::addmm", Shapes(((64,), (128, 32), (32, 64)), ("float", "float", "float")))
+    Product(kind='matmul', shape='128 x 32 x 64', flops=524288, dtype='fp32')
+    """
+    find = _RULES.get(name)
+    if find is None:
+        return None
+    try:
+        shape, flops, of = find(given.sizes, given.values)
+    except (IndexError, ValueError, TypeError):
+        return None
+    kind = given.types[of] if of < len(given.types) else ""
+    return Product(kind_of_operator(name), shape, int(flops), _DTYPES.get(kind, kind))
+
+
+def products(recording: Recording) -> dict[int, Product]:
+    """The product of each operator that runs one, by its index."""
+    found = {}
+    operators = recording.operators
+    known: dict[tuple[int, int], Product | None] = {}
+    for index, (name, more) in enumerate(zip(operators.names.tolist(), operators.more.tolist(), strict=True)):
+        if more == NONE:
+            continue
+        if (name, more) not in known:
+            given = recording.arguments[more]
+            known[name, more] = product_of(recording.names[name], given) if isinstance(given, Shapes) else None
+        if (product := known[name, more]) is not None:
+            found[index] = product
+    return found
+
+
+Rule = Callable[[Sizes, tuple[str, ...]], tuple[str, int, int]]  # the shape, FLOPs, and which argument has the format
+
+
+def _mm(first: int) -> Rule:
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+        (m, k), (_, n) = sizes[first], sizes[first + 1]
+        return f"{m} x {k} x {n}", rules.matmul_flops(m, n, k), first
+
+    return rule
+
+
+def _bmm(first: int) -> Rule:
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+        (batch, m, k), (_, _, n) = sizes[first], sizes[first + 1]
+        return f"{batch} of {m} x {k} x {n}", rules.matmul_flops(m, n, k, batch), first
+
+    return rule
+
+
+def _attention(first: int, *, heads_first: bool, backward: bool = False) -> Rule:
+    """Queries, keys and values are arguments from ``first`` on: [B, H, T, K], or [B, T, H, K]."""
+
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+        q, k, v = sizes[first : first + 3]
+        heads, tokens = (1, 2) if heads_first else (2, 1)
+        flops = (rules.attention_backward_flops if backward else rules.attention_flops)(
+            q[0], q[heads], q[tokens], k[tokens], q[3], v[3]
+        )
+        return f"{q[0]} x {q[heads]} heads, {q[tokens]} x {k[tokens]} x {q[3]}", flops, first
+
+    return rule
+
+
+def _convolution(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+    """`aten::convolution`: input [B, C, ...], weight [O, C / groups, ...], bias, stride, padding, dilation."""
+    x, weight = sizes[:2]
+    stride, padding, dilation = (json.loads(values[each]) for each in (3, 4, 5))
+    if values[6].lower() == "true":
+        raise ValueError("transposed")
+    out = [
+        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, spread in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+    ]
+    flops = rules.matmul_flops(weight[0], prod(out), prod(weight[1:]), x[0])
+    return f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}", flops, 0
+
+
+def _convolution_backward(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+    """`aten::convolution_backward`: gradient of the output, input, weight; which gradients are asked for comes last."""
+    out, x, weight = sizes[:3]
+    asked = json.loads(values[-1].lower())[:2]
+    flops = rules.matmul_flops(weight[0], prod(out[2:]), prod(weight[1:]), out[0]) * sum(map(bool, asked))
+    return f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}, backward", flops, 0
+
+
+_RULES: dict[str, Rule] = {
+    "aten::mm": _mm(0), "aten::addmm": _mm(1), "aten::_addmm_activation": _mm(1), "aten::_scaled_mm": _mm(0),
+    "aten::_int_mm": _mm(0), "aten::bmm": _bmm(0), "aten::baddbmm": _bmm(1),
+    "aten::_flash_attention_forward": _attention(0, heads_first=False),
+    "aten::_flash_attention_backward": _attention(1, heads_first=False, backward=True),
+    "aten::_efficient_attention_forward": _attention(0, heads_first=False),
+    "aten::_efficient_attention_backward": _attention(1, heads_first=False, backward=True),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(0, heads_first=True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, heads_first=True, backward=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(0, heads_first=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, heads_first=True, backward=True),
+    "flash_attn::_flash_attn_forward": _attention(0, heads_first=False),
+    "flash_attn::_flash_attn_backward": _attention(1, heads_first=False, backward=True),
+    "aten::convolution": _convolution, "aten::convolution_backward": _convolution_backward,
+}  # fmt: skip

@@ -1,0 +1,97 @@
+"""Which operator the device work belongs to, and what runs on the host outside its callees."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.profiler.intervals import Intervals, union
+from trainledger.profiler.kinds import COMMUNICATION, is_collective, kind_of_kernel, kind_of_operator
+from trainledger.profiler.recording import NONE, Recording, Spans, looked_up
+
+_UPDATE = re.compile(r"^Optimizer\.step#")
+
+
+def operator_of_work(recording: Recording) -> npt.NDArray[np.int64]:
+    """The index of the operator that each piece of device work was launched by; `NONE` where none is known.
+
+    By the External id that a kernel or its launch has in common with an operator. A launch outside all operators has
+    the id of nobody.
+    """
+    work, launches, operators = recording.work, recording.launches, recording.operators
+    ids = np.where(work.operators != NONE, work.operators, looked_up(launches.links, launches.operators, work.links))
+    return looked_up(operators.operators, np.arange(len(operators)), ids)
+
+
+def kinds_of_work(recording: Recording) -> list[str]:
+    """The kind of each piece of device work: of its operator, else of its own name; copies are ``copy``."""
+    work, of = recording.work, operator_of_work(recording)
+    updates = _during(recording, _UPDATE)
+    by_operator = [kind_of_operator(each) for each in recording.names]
+    by_kernel = [COMMUNICATION if is_collective(each) else kind_of_kernel(each) for each in recording.names]
+    found = []
+    for name, kind, operator in zip(work.names.tolist(), work.kinds.tolist(), of.tolist(), strict=True):
+        what = by_kernel[name]
+        if kind:
+            what = "copy"
+        elif what not in (COMMUNICATION, "attention") and operator != NONE:
+            if updates[operator]:
+                what = "optimizer"
+            elif (said := by_operator[recording.operators.names[operator]]) != "other":
+                what = said
+        found.append(what)
+    return found
+
+
+def _during(recording: Recording, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Whether each operator begins inside an annotation of such a name on its own thread."""
+    names = [number for number, name in enumerate(recording.names) if pattern.match(name)]
+    around, operators = recording.annotations.where(np.isin(recording.annotations.names, names)), recording.operators
+    inside = np.zeros(len(operators), dtype=bool)
+    for begin, end, lane in zip(around.begins_ns, around.ends_ns, around.lanes, strict=True):
+        first, last = np.searchsorted(operators.begins_ns, [begin, end])
+        inside[first:last] |= operators.lanes[first:last] == lane
+    return inside
+
+
+def kinds_on_host(recording: Recording) -> dict[str, Intervals]:
+    """Of a program without a device: the moments in which operators of each kind run, outside those they call."""
+    operators = recording.operators
+    updates = _during(recording, _UPDATE)
+    kinds = [COMMUNICATION if is_collective(each) else kind_of_operator(each) for each in recording.names]
+    pieces: dict[str, list[tuple[int, int]]] = {}
+    for begin, end, index in alone(operators):
+        kind = kinds[operators.names[index]]
+        kind = "optimizer" if updates[index] and kind != COMMUNICATION else kind
+        pieces.setdefault(kind, []).append((begin, end))
+    found = {}
+    for kind, each in pieces.items():
+        both = np.array(sorted(each), dtype=np.int64)
+        found[kind] = union(both[:, 0], both[:, 1])
+    return found
+
+
+def alone(spans: Spans) -> list[tuple[int, int, int]]:
+    """The moments in which each span is the innermost of its lane: its beginning, its end and its index."""
+    found: list[tuple[int, int, int]] = []
+    for lane in np.unique(spans.lanes):
+        indices = np.flatnonzero(spans.lanes == lane)
+        begins, ends = spans.begins_ns[indices].tolist(), spans.ends_ns[indices].tolist()
+        open_: list[tuple[int, int]] = []  # end and index of the spans that a moment lies in, the innermost last
+        at = 0
+        for begin, end, index in zip(begins, ends, indices.tolist(), strict=True):
+            while open_ and open_[-1][0] <= begin:
+                last, inner = open_.pop()
+                found.append((at, last, inner))
+                at = max(at, last)
+            if open_:
+                found.append((at, begin, open_[-1][1]))
+            at = begin
+            open_.append((min(end, open_[-1][0]) if open_ else end, index))
+        while open_:
+            last, inner = open_.pop()
+            found.append((at, last, inner))
+            at = max(at, last)
+    return [each for each in found if each[1] > each[0]]

@@ -1,0 +1,192 @@
+"""What a recording says: where the time of its steps went, what its kernels reached, and what is doubtful."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from trainledger.catalog import device_of_driver
+from trainledger.document import Answer
+from trainledger.profiler.flops import Product, products
+from trainledger.profiler.kinds import COMMUNICATION
+from trainledger.profiler.operators import kinds_of_work, operator_of_work
+from trainledger.profiler.quality import doubts
+from trainledger.profiler.read import Advance, read_profile
+from trainledger.profiler.recording import NONE, Message, Recording
+from trainledger.profiler.step_time import StepTime, step_time, timeline
+from trainledger.profiler.steps import Step, steps_of
+from trainledger.spec.cluster import Device
+from trainledger.units import NANOSECONDS_PER_SECOND
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel of the step: its kind, how often it ran and for how long (its runs may overlap others')."""
+
+    name: str
+    kind: str
+    count: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class ProductRate:
+    """A product of the step: its shape and format, how often it ran, and how long its kernels took."""
+
+    kind: str
+    shape: str
+    dtype: str
+    count: int
+    flops: int
+    nanoseconds: int
+
+    @property
+    def flops_per_second(self) -> float | None:
+        return self.flops * NANOSECONDS_PER_SECOND / self.nanoseconds if self.nanoseconds else None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective of the step: what it sends, how often, and how long its kernels ran, waits for others included."""
+
+    collective: str
+    dtype: str
+    elements_in: int
+    elements_out: int
+    ranks: int
+    count: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class Profile(Answer, report="profile"):
+    """A profiler's recording, read: all its steps in parts, and of the median one (``at``) its kernels."""
+
+    path: str
+    device_name: str
+    device: Device | None
+    rank: int | None
+    ranks: int | None
+    found_by: str
+    steps: tuple[StepTime, ...]
+    at: int
+    kernels: tuple[KernelTime, ...]
+    products: tuple[ProductRate, ...]
+    collectives: tuple[Sent, ...]
+    doubts: tuple[str, ...] = ()
+    on_device: bool = True
+
+    @property
+    def step(self) -> StepTime:
+        """The step of the median length (of an even number the shorter of the two)."""
+        return self.steps[self.at]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of matrix products, attention and convolutions in that step, recomputed ones included."""
+        return sum(each.flops for each in self.products)
+
+    @property
+    def hfu(self) -> float | None:
+        """The share of the peak that the step reaches, each format's FLOPs against its own peak.
+
+        None where shapes were not recorded or the device, or a format's peak on it, is not in the catalog.
+        """
+        if self.device is None or not self.flops or not self.step.nanoseconds:
+            return None
+        peaks = self.device.peak_flops_per_second
+        if any(each.dtype not in peaks for each in self.products if each.flops):
+            return None
+        at_peak_seconds = sum(each.flops / peaks[each.dtype] for each in self.products)
+        return at_peak_seconds * NANOSECONDS_PER_SECOND / self.step.nanoseconds
+
+
+def profile_of(path: str | os.PathLike[str], advance: Advance = lambda nbytes: None) -> Profile:
+    """What the recording in a file says; raises `InvalidInput` as `read_profile` does."""
+    return profile(read_profile(path, advance), Path(path).name)
+
+
+def profile(recording: Recording, path: str = "") -> Profile:
+    """What a recording says."""
+    steps, times = steps_of(recording), timeline(recording)
+    each = tuple(step_time(times, step) for step in steps.steps)
+    at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
+    name = recording.devices[0] if recording.devices else ""
+    kernels, rates, sent = _of_step(recording, steps.steps[at])
+    return Profile(
+        path=path, device_name=name, device=device_of_driver(name), rank=recording.rank, ranks=recording.ranks,
+        found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
+        doubts=doubts(recording, steps), on_device=recording.on_device,
+    )  # fmt: skip
+
+
+def _of_step(
+    recording: Recording, step: Step
+) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...], tuple[Sent, ...]]:
+    """The kernels, products and collectives of a step, those that take longest first."""
+    multiplied = products(recording)
+    if not recording.on_device:
+        return (), _rates(_products_on_host(recording, step, multiplied)), ()
+    work, kinds, of = recording.work, kinds_of_work(recording), operator_of_work(recording)
+    begin, end = step.device_ns
+    inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
+    lengths = work.ends_ns - work.begins_ns
+    kernels: dict[tuple[str, str], list[int]] = {}
+    taken: dict[int, int] = {}
+    sent: dict[Message, list[int]] = {}
+    for at in inside:
+        nanoseconds = int(lengths[at])
+        _add(kernels, (recording.names[work.names[at]], kinds[at]), nanoseconds)
+        if kinds[at] == COMMUNICATION and isinstance(message := _message(recording, at), Message):
+            _add(sent, message, nanoseconds)
+        if of[at] in multiplied:
+            taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
+    return (
+        tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
+        _rates((multiplied[operator], nanoseconds) for operator, nanoseconds in taken.items()),
+        tuple(
+            Sent(key.collective, key.dtype, key.elements_in, key.elements_out, key.ranks, *both)
+            for key, both in _longest(sent)
+        ),
+    )
+
+
+def _message(recording: Recording, at: int) -> object:
+    more = recording.work.more[at]
+    return None if more == NONE else recording.arguments[more]
+
+
+def _products_on_host(
+    recording: Recording, step: Step, multiplied: Mapping[int, Product]
+) -> Iterable[tuple[Product, int]]:
+    operators = recording.operators
+    for index, product in multiplied.items():
+        if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
+            yield product, int(operators.ends_ns[index] - operators.begins_ns[index])
+
+
+def _rates(ran: Iterable[tuple[Product, int]]) -> tuple[ProductRate, ...]:
+    by_product: dict[Product, list[int]] = {}
+    for product, nanoseconds in ran:
+        _add(by_product, product, nanoseconds)
+    return tuple(
+        ProductRate(key.kind, key.shape, key.dtype, count, key.flops * count, nanoseconds)
+        for key, (count, nanoseconds) in _longest(by_product)
+    )
+
+
+def _add(known: dict[Key, list[int]], key: Key, nanoseconds: int) -> None:
+    both = known.setdefault(key, [0, 0])
+    both[0] += 1
+    both[1] += nanoseconds
+
+
+def _longest(known: dict[Key, list[int]]) -> list[tuple[Key, list[int]]]:
+    return sorted(known.items(), key=lambda each: -each[1][1])

@@ -1,0 +1,138 @@
+"""What a profiler recorded of one process, in columns: a trace of a gigabyte has millions of events.
+
+Times are whole nanoseconds from a beginning of the profiler's own. Names, and shapes of operators, are stored once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.int64]
+NONE = -1  # an event has no such number
+
+# What device work is.
+KERNEL, COPY, SET = range(3)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Events that have a length, in the order of their beginnings.
+
+    ``names`` are numbers of names, ``lanes`` are threads on the host and streams on a device. ``links`` is what
+    launches and device work have in common (Kineto's correlation), ``operators`` what those of an operator have (its
+    External id). ``more`` is the number of shapes or of a collective's arguments, ``kinds`` what device work is.
+    """
+
+    begins_ns: Column
+    ends_ns: Column
+    names: Column
+    lanes: Column
+    links: Column
+    operators: Column
+    more: Column
+    kinds: Column
+
+    def __len__(self) -> int:
+        return len(self.begins_ns)
+
+    def where(self, chosen: Any) -> Spans:
+        """Those of a mask or of these indices."""
+        return Spans(*(getattr(self, each)[chosen] for each in _COLUMNS))
+
+
+_COLUMNS = ("begins_ns", "ends_ns", "names", "lanes", "links", "operators", "more", "kinds")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The arguments of an operator: sizes of tensors (empty: no tensor), their types, and other values as text."""
+
+    sizes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a collective's kernel says of it: its kind, elements in and out, their type, and the ranks of its group."""
+
+    collective: str
+    elements_in: int
+    elements_out: int
+    dtype: str
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One process under a profiler: what it did on the host and on its devices."""
+
+    names: tuple[str, ...]
+    arguments: tuple[Shapes | Message, ...]
+    operators: Spans
+    annotations: Spans
+    launches: Spans
+    work: Spans
+    devices: tuple[str, ...] = ()
+    rank: int | None = None
+    ranks: int | None = None
+    recorded: frozenset[str] = frozenset()  # of record_shapes, with_stack, profile_memory: what was asked for
+    malformed: int = 0
+    broken_off: bool = False
+
+    @property
+    def on_device(self) -> bool:
+        """Whether there is device work; else the operators themselves are the work."""
+        return len(self.work) > 0
+
+
+def looked_up(keys: Column, values: Column, asked: Column) -> Column:
+    """The value of each key that is asked for, `NONE` where there is no such key; of equal keys the last one's."""
+    if not len(keys):
+        return np.full(len(asked), NONE)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], asked, side="right") - 1
+    found = (at >= 0) & (keys[order][np.maximum(at, 0)] == asked) & (asked != NONE)
+    return np.where(found, values[order][np.maximum(at, 0)], NONE)
+
+
+@dataclass
+class Recorder:
+    """Takes events one by one and makes a `Recording` of them."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    arguments: dict[Any, int] = field(default_factory=dict)
+    columns: dict[str, dict[str, array[int]]] = field(default_factory=dict)
+    malformed: int = 0
+
+    def add(
+        self, group: str, name: str, begin_us: float, length_us: float, lane: int, *,
+        link: int = NONE, operator: int = NONE, more: Any = None, kind: int = 0,
+    ) -> None:  # fmt: skip
+        begin_ns = round(begin_us * 1000)
+        row = (
+            begin_ns, begin_ns + round(length_us * 1000), _number(self.names, name), lane, link, operator,
+            NONE if more is None else _number(self.arguments, more), kind,
+        )  # fmt: skip
+        columns = self.columns.get(group)
+        if columns is None:
+            columns = self.columns[group] = {each: array("q") for each in _COLUMNS}
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+
+    def spans(self, group: str) -> Spans:
+        """The events of a group in the order of their beginnings, the longer one first of two that begin together."""
+        columns = self.columns.pop(group, None) or {each: array("q") for each in _COLUMNS}
+        made = Spans(
+            *(np.frombuffer(each, dtype=np.int64) if each else np.zeros(0, np.int64) for each in columns.values())
+        )
+        return made.where(np.lexsort((-made.ends_ns, made.begins_ns)))
+
+
+def _number(known: dict[Any, int], value: Any) -> int:
+    return known.setdefault(value, len(known))

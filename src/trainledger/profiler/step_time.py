@@ -1,0 +1,133 @@
+"""Where the time of a step went: every nanosecond of it in one part, so that the parts sum to the step.
+
+A moment in which several things run is given to the first of them in this order: computation (by `kinds.KINDS`),
+communication, copies. Communication beside computation is overlapped and costs nothing; what is left is exposed. A
+moment in which the device does nothing is the host's, where it waits for data or has not launched what comes next.
+Else work is launched and has not begun: for a moment, which each launch takes, or for longer, and then it waits for
+something that no kernel shows (an event of another stream, a callback, another program on the device).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainledger.profiler.intervals import Intervals, common, length, union, within, without
+from trainledger.profiler.kinds import COMMUNICATION, KINDS
+from trainledger.profiler.operators import kinds_of_work, kinds_on_host
+from trainledger.profiler.recording import NONE, Recording
+from trainledger.profiler.steps import Step, launches_of
+
+COPY, EXPOSED = "copies", "exposed communication"
+# Of a device that does nothing; of a program without one what lies outside all operators is `OUTSIDE`.
+WAIT_FOR_DATA, AFTER_SYNC, HOST = "waiting for data", "after a synchronization", "host too late"
+LAUNCH_GAPS, QUEUED, OUTSIDE = "launch gaps", "queued, not begun", "outside operators"
+IDLE = (WAIT_FOR_DATA, AFTER_SYNC, HOST, LAUNCH_GAPS, QUEUED, OUTSIDE)
+ORDER = (*KINDS, EXPOSED, COPY, *IDLE)
+
+_LAUNCH_NS = 20_000  # a launch takes 3 to 10 microseconds to begin on the device (assumed: twice that at most)
+_DATA = re.compile(r"DataLoader.*__next__|^data_?wait|load_batch|wait_for_batch|data_load", re.IGNORECASE)
+_SYNC = re.compile(
+    r"^(cuda|hip)(Stream|Device|Event)Synchronize|^(cuda|hip)Memcpy(?!.*Async)|^cu(Stream|Ctx)Synchronize"
+)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step in parts (nanoseconds, by the names of `ORDER`), and what its sums hide."""
+
+    step: Step
+    parts_ns: Mapping[str, int]
+    communication_ns: int
+    overlapped_ns: int
+
+    @property
+    def nanoseconds(self) -> int:
+        return self.step.nanoseconds
+
+    @property
+    def busy_ns(self) -> int:
+        """How long the device (or, without one, any operator) did something."""
+        return sum(each for name, each in self.parts_ns.items() if name not in IDLE)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each kind of thing ran in a recording."""
+
+    on_device: bool
+    kinds: Mapping[str, Intervals]
+    data: Intervals
+    after_sync: Intervals
+    host_late: Intervals
+
+
+def timeline(recording: Recording) -> Timeline:
+    """The moments of each kind of work, and those in which the host was in the way."""
+    if recording.on_device:
+        work, kinds = recording.work, np.array(kinds_of_work(recording))
+        by_kind = {
+            kind: union(work.begins_ns[kinds == kind], work.ends_ns[kinds == kind])
+            for kind in np.unique(kinds).tolist()
+        }
+    else:
+        by_kind = kinds_on_host(recording)
+    late, after_sync = _late(recording)
+    return Timeline(recording.on_device, by_kind, _waits_for_data(recording), after_sync, late)
+
+
+def step_time(times: Timeline, step: Step) -> StepTime:
+    """The parts of one step."""
+    begin, end = step.device_ns
+    left = np.array([[begin, end]], dtype=np.int64) if end > begin else np.zeros((0, 2), dtype=np.int64)
+    parts = {}
+    nothing = left[:0]
+    told = {EXPOSED: times.kinds.get(COMMUNICATION, nothing), COPY: times.kinds.get("copy", nothing)}
+    host = {WAIT_FOR_DATA: times.data, AFTER_SYNC: times.after_sync, HOST: times.host_late}
+    for name in (*KINDS, *told, *host):
+        there = within(told.get(name, host.get(name, times.kinds.get(name, nothing))), begin, end)
+        parts[name] = length(common(left, there))
+        left = without(left, there)
+    short = left[:, 1] - left[:, 0] <= _LAUNCH_NS
+    ends = (
+        {LAUNCH_GAPS: length(left[short]), QUEUED: length(left[~short])} if times.on_device else {OUTSIDE: length(left)}
+    )
+    parts |= dict.fromkeys(IDLE[-3:], 0) | ends
+    communication = length(within(told[EXPOSED], begin, end))
+    return StepTime(step, parts, communication, communication - parts[EXPOSED])
+
+
+def _waits_for_data(recording: Recording) -> Intervals:
+    names = [number for number, name in enumerate(recording.names) if _DATA.search(name)]
+    found = [each.where(np.isin(each.names, names)) for each in (recording.annotations, recording.operators)]
+    begins, ends = (np.concatenate([getattr(each, which) for each in found]) for which in ("begins_ns", "ends_ns"))
+    order = np.argsort(begins, kind="stable")
+    return union(begins[order], ends[order])
+
+
+def _late(recording: Recording) -> tuple[Intervals, Intervals]:
+    """The gaps on all streams in which the host had not launched what came next; and those of them that follow a wait
+    of the host for the device. Without a device there are none.
+
+    Where a launch is not in the recording, a gap longer than a launch takes is the host's.
+    """
+    if not recording.on_device:
+        nothing = np.zeros((0, 2), dtype=np.int64)
+        return nothing, nothing
+    work, of = recording.work, launches_of(recording)
+    finished = np.concatenate([[work.begins_ns[0]], np.maximum.accumulate(work.ends_ns)[:-1]])
+    known = of != NONE
+    until = np.where(known, recording.launches.begins_ns[of], work.begins_ns) if known.any() else work.begins_ns
+    until = np.minimum(until, work.begins_ns)
+    late = np.where(known, until > finished, work.begins_ns - finished > _LAUNCH_NS)
+    gaps = union(finished[late], until[late])
+    sync = [number for number, name in enumerate(recording.names) if _SYNC.search(name)]
+    waits = np.sort(recording.launches.ends_ns[np.isin(recording.launches.names, sync)])
+    if not len(waits) or not len(gaps):
+        return gaps, gaps[:0]
+    # A wait that ends after the device had finished is why nothing had been launched ahead.
+    ended = waits[np.minimum(np.searchsorted(waits, gaps[:, 0]), len(waits) - 1)]
+    return gaps, gaps[(ended >= gaps[:, 0]) & (ended <= gaps[:, 1])]

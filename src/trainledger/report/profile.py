@@ -1,0 +1,135 @@
+"""The document of a profiler's recording: where a step's time went, what its kernels reached, what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainledger.document import Bars, Document, Facts, Table, notes, section, sections, shown
+from trainledger.profiler.profile import Profile
+from trainledger.report.plain_data import plain
+from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_flops_per_second, format_percent
+
+_ROWS = 12
+_LONGEST_NAME = 60
+
+
+def document(found: Profile) -> Document:
+    """Steps, parts of the median one, its kernels, products and collectives, and what the recording cannot say."""
+    step = found.step
+    length = max(step.nanoseconds, 1)
+    parts = Table(
+        "parts",
+        ("of the time of a step", "time", "share", "shortest", "longest"),
+        tuple(
+            (name, each, each / length, *_range(found, name))
+            for name, each in step.parts_ns.items()
+            if any(_range(found, name))
+        ),
+        ("", "nanoseconds", "share", "nanoseconds", "nanoseconds"),
+    )
+    kernels = Table(
+        "kernels",
+        ("kernel", "kind", "runs", "time", "share"),
+        tuple(
+            (_short(each.name), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
+            for each in found.kernels[:_ROWS]
+        ),
+        ("", "", "count", "nanoseconds", "share"),
+    )
+    products = Table(
+        "products",
+        ("product", "shape", "format", "runs", "time", "speed", "of peak"),
+        tuple(_product(found)),
+        ("", "", "", "count", "nanoseconds", "flops_per_second", "share"),
+    )
+    sent = Table(
+        "collectives",
+        ("collective", "elements", "format", "ranks", "runs", "time"),
+        tuple(
+            (each.collective, each.elements_in, each.dtype, each.ranks, each.count, each.nanoseconds)
+            for each in found.collectives[:_ROWS]
+        ),
+        ("", "count", "", "count", "count", "nanoseconds"),
+    )
+    return Document(
+        title=f"{found.path}: where the time of a step went",
+        sections=sections(
+            Facts(tuple(_facts(found))),
+            section(
+                f"Step {step.step.name}, the median of {len(found.steps)}", Bars(tuple(step.parts_ns.items())), parts
+            ),
+            section("Kernels", kernels) if found.kernels else None,
+            section("Products", products) if found.products else None,
+            section("Collectives", sent) if found.collectives else None,
+            notes(found.doubts),
+        ),
+        data=lambda: _data(found),
+    )
+
+
+def _step_title(found: Profile) -> str:
+    count = len(found.steps)
+    return f"Step {found.step.step.name}" + (f", the median of {count}" if count > 1 else "")
+
+
+def _short(name: str) -> str:
+    """The name of a kernel without what all names have: namespaces, and the arguments of the function."""
+    for common in ("void ", "at::native::", "(anonymous namespace)::", "pytorch_flash::"):
+        name = name.replace(common, "")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def _range(found: Profile, name: str) -> tuple[int, int]:
+    every = [each.parts_ns[name] for each in found.steps]
+    return min(every), max(every)
+
+
+def _facts(found: Profile) -> Iterator[tuple[str, str]]:
+    if found.device_name:
+        known = f" ({found.device.title})" if found.device is not None else ", which the catalog does not know"
+        yield "device", found.device_name + known
+    if found.rank is not None:
+        yield "rank", f"{found.rank}" + (f" of {found.ranks}" if found.ranks else "")
+    lengths = [each.nanoseconds for each in found.steps]
+    some = ", ".join(shown(each, "nanoseconds") for each in lengths[:_ROWS])
+    yield "steps", f"{format_count(len(lengths))}, found by {found.found_by}: {some}"
+    step = found.step
+    busy = format_percent(step.busy_ns / max(step.nanoseconds, 1))
+    yield "busy", f"{busy} of the step" + ("" if found.on_device else " in operators")
+    if step.communication_ns:
+        hidden = format_percent(step.overlapped_ns / step.communication_ns)
+        yield (
+            "communication",
+            f"{shown(step.communication_ns, 'nanoseconds')}, of which {hidden} lie beside computation",
+        )
+    if found.flops:
+        rate = format_flops_per_second(found.flops * NANOSECONDS_PER_SECOND / max(step.nanoseconds, 1))
+        share = "" if found.hfu is None else f", HFU {format_percent(found.hfu)}"
+        yield "speed", f"{rate}{share} (products, attention and convolutions whose shapes are known)"
+
+
+def _product(found: Profile) -> Iterator[tuple[Any, ...]]:
+    peaks = {} if found.device is None else found.device.peak_flops_per_second
+    for each in found.products[:_ROWS]:
+        speed, peak = each.flops_per_second, peaks.get(each.dtype)
+        share = None if speed is None or peak is None else speed / peak
+        yield each.kind, each.shape, each.dtype, each.count, each.nanoseconds, speed, share
+
+
+def _data(found: Profile) -> dict[str, Any]:
+    step = found.step
+    return {
+        "path": found.path, "device": found.device.name if found.device else None, "device_name": found.device_name,
+        "rank": found.rank, "ranks": found.ranks, "steps_found_by": found.found_by,
+        "steps": [
+            {"name": each.step.name, "nanoseconds": each.nanoseconds, "parts_ns": dict(each.parts_ns)}
+            for each in found.steps
+        ],
+        "step": step.step.name, "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
+        "parts_ns": dict(step.parts_ns),
+        "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
+        "flops": found.flops, "hfu": found.hfu, "kernels": plain(list(found.kernels)),
+        "products": plain(list(found.products), more={type(each): ("flops_per_second",) for each in found.products}),
+        "collectives": plain(list(found.collectives)), "doubts": list(found.doubts),
+    }  # fmt: skip

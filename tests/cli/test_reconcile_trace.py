@@ -1,0 +1,47 @@
+"""`reconcile --trace` as a person types it: text, JSON, a page, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRACE = Path(__file__).parents[1] / "profiler" / "traces" / "h100_qwen_forward.json.gz"
+
+
+def asked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainledger", "reconcile", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_it_says_where_the_time_went_and_writes_a_page(tmp_path):
+    done = asked("--trace", str(TRACE), "--html", "step.html", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "HFU 17.4 %" in done.stdout
+    assert "elementwise" in (tmp_path / "step.html").read_text()
+    assert "<script" not in (tmp_path / "step.html").read_text()
+
+
+def test_json_has_the_same_numbers(tmp_path):
+    done = asked("--trace", str(TRACE), "--json", folder=tmp_path)
+    found = json.loads(done.stdout)
+    assert sum(found["parts_ns"].values()) == found["steps"][0]["nanoseconds"]
+    assert found["device"] == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--trace", "nothing.json"), "--trace = 'nothing.json': cannot be read: No such file or directory"),
+        (("--trace", "."), "cannot be read: Is a directory"),
+        (("runs/x", "--trace", "trace.json"), "stands in the place of RUN_DIR; name one of them"),
+        ((), "is not a directory; trainledger runs lists those there are"),
+        (("--trace", str(TRACE), "--html", str(TRACE)), "html"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(tmp_path, words, said):
+    done = asked(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
