@@ -1,5 +1,6 @@
 """Steps of our own engine's model under torch.profiler: its FLOPs are those of its account, its steps those it ran."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def recorded(folder: Path, run: Run, *, marked: bool) -> Path:
     kept = folder / "trace.json"
     with profile(
         activities=[ProfilerActivity.CPU], record_shapes=True,
-        schedule=schedule(wait=0, warmup=1, active=STEPS) if marked else None,
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1) if marked else None,
         on_trace_ready=(lambda found: found.export_chrome_trace(str(kept))) if marked else None,
     ) as recording:  # fmt: skip
         for _ in range(STEPS + 1):
@@ -77,3 +78,28 @@ def test_steps_without_marks_are_between_updates(tmp_path):
     found = profile_of(recorded(tmp_path, run, marked=False))
     assert found.found_by == "the ends of Optimizer.step annotations"
     assert len(found.steps) == STEPS
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return STEPS + 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.1)
+        return torch.ones(64)
+
+
+def test_a_slow_loader_is_the_first_cause(tmp_path):
+    layer = torch.nn.Linear(64, 8)
+    marks = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
+    path = tmp_path / "trace.json"
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=marks,
+        on_trace_ready=lambda found: found.export_chrome_trace(str(path)),
+    ) as recording:  # fmt: skip
+        for row_BD in torch.utils.data.DataLoader(Slow(), batch_size=1):
+            layer(row_BD).sum().backward()
+            recording.step()
+    found = profile_of(path)
+    assert found.causes[0].name == "waiting for data"
+    assert found.causes[0].nanoseconds >= 0.9 * 100_000_000

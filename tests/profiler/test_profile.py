@@ -66,6 +66,28 @@ def test_a_host_that_is_late_is_named():
     assert any("Shapes were not recorded" in each for each in found.doubts)
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "says"),
+    [
+        ("a100_ddp_2ranks", "host too late", "the next of 900 launches"),
+        ("h100_qwen_forward", "memory-bound kernels", "torch.compile or fused kernels"),
+        ("mi300_resnet_checkpointed_ddp8", "exposed communication", "25.1 % of communication lie beside computation"),
+    ],
+)
+def test_the_gravest_cause_comes_first_and_says_what_changes_it(name, first, says):
+    found = profile_of(path(name))
+    assert found.causes[0].name == first
+    assert says in found.causes[0].sentence
+    at_stake = [each.nanoseconds for each in found.causes]
+    assert at_stake == sorted(at_stake, reverse=True)
+    assert first in str(found)
+
+
+def test_products_far_below_the_peak_are_named_with_their_shapes():
+    (cause,) = (each for each in profile_of(path("h100_qwen_forward")).causes if each.name.startswith("products"))
+    assert "16 x 16 heads, 559 x 559 x 64 in bf16 reaches 18.2 %" in cause.sentence
+
+
 @pytest.mark.parametrize("name", ["a100_ddp_2ranks", "mi300_resnet_checkpointed_ddp8"])
 def test_steps_are_found_without_marks(name):
     recording = read_profile(path(name))

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
+from trainledger.profiler.causes import Cause, Ran, at_peak_ns, causes
 from trainledger.profiler.flops import Product, products
 from trainledger.profiler.kinds import COMMUNICATION
 from trainledger.profiler.operators import kinds_of_work, operator_of_work
@@ -80,6 +81,7 @@ class Profile(Answer, report="profile"):
     kernels: tuple[KernelTime, ...]
     products: tuple[ProductRate, ...]
     collectives: tuple[Sent, ...]
+    causes: tuple[Cause, ...] = ()
     doubts: tuple[str, ...] = ()
     on_device: bool = True
 
@@ -120,10 +122,16 @@ def profile(recording: Recording, path: str = "") -> Profile:
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
     kernels, rates, sent = _of_step(recording, steps.steps[at])
+    device = device_of_driver(name)
+    peaks = {} if device is None else device.peak_flops_per_second
+    ran = tuple(
+        Ran(rate.shape, rate.dtype, rate.count, rate.nanoseconds, at_peak_ns(rate.flops, rate.dtype, peaks))
+        for rate in rates
+    )
     return Profile(
-        path=path, device_name=name, device=device_of_driver(name), rank=recording.rank, ranks=recording.ranks,
+        path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
-        doubts=doubts(recording, steps), on_device=recording.on_device,
+        causes=causes(recording, each[at], ran), doubts=doubts(recording, steps), on_device=recording.on_device,
     )  # fmt: skip
 
 

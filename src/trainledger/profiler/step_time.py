@@ -30,7 +30,7 @@ ORDER = (*KINDS, EXPOSED, COPY, *IDLE)
 
 _LAUNCH_NS = 20_000  # a launch takes 3 to 10 microseconds to begin on the device (assumed: twice that at most)
 _DATA = re.compile(r"DataLoader.*__next__|^data_?wait|load_batch|wait_for_batch|data_load", re.IGNORECASE)
-_SYNC = re.compile(
+SYNC = re.compile(
     r"^(cuda|hip)(Stream|Device|Event)Synchronize|^(cuda|hip)Memcpy(?!.*Async)|^cu(Stream|Ctx)Synchronize"
 )
 
@@ -124,7 +124,7 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     until = np.minimum(until, work.begins_ns)
     late = np.where(known, until > finished, work.begins_ns - finished > _LAUNCH_NS)
     gaps = union(finished[late], until[late])
-    sync = [number for number, name in enumerate(recording.names) if _SYNC.search(name)]
+    sync = [number for number, name in enumerate(recording.names) if SYNC.search(name)]
     waits = np.sort(recording.launches.ends_ns[np.isin(recording.launches.names, sync)])
     if not len(waits) or not len(gaps):
         return gaps, gaps[:0]

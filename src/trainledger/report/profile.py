@@ -10,6 +10,7 @@ from trainledger.profiler.profile import Profile
 from trainledger.report.plain_data import plain
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_flops_per_second, format_percent
 
+_CAUSES = 4
 _ROWS = 12
 _LONGEST_NAME = 60
 
@@ -59,6 +60,7 @@ def document(found: Profile) -> Document:
             section(
                 f"Step {step.step.name}, the median of {len(found.steps)}", Bars(tuple(step.parts_ns.items())), parts
             ),
+            section("Where to look first", _causes(found)) if found.causes else None,
             section("Kernels", kernels) if found.kernels else None,
             section("Products", products) if found.products else None,
             section("Collectives", sent) if found.collectives else None,
@@ -109,6 +111,13 @@ def _facts(found: Profile) -> Iterator[tuple[str, str]]:
         yield "speed", f"{rate}{share} (products, attention and convolutions whose shapes are known)"
 
 
+def _causes(found: Profile) -> Iterator[str]:
+    length = max(found.step.nanoseconds, 1)
+    for each in found.causes[:_CAUSES]:
+        share = each.nanoseconds / length
+        yield f"{each.name}, {format_percent(share)} of the step: {each.sentence}"
+
+
 def _product(found: Profile) -> Iterator[tuple[Any, ...]]:
     peaks = {} if found.device is None else found.device.peak_flops_per_second
     for each in found.products[:_ROWS]:
@@ -131,5 +140,6 @@ def _data(found: Profile) -> dict[str, Any]:
         "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
         "flops": found.flops, "hfu": found.hfu, "kernels": plain(list(found.kernels)),
         "products": plain(list(found.products), more={type(each): ("flops_per_second",) for each in found.products}),
-        "collectives": plain(list(found.collectives)), "doubts": list(found.doubts),
+        "collectives": plain(list(found.collectives)), "causes": plain(list(found.causes)),
+        "doubts": list(found.doubts),
     }  # fmt: skip

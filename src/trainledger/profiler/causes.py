@@ -1,0 +1,170 @@
+"""Why a step is as slow as it is: what its largest parts come from, what changes them, and what that is worth at most.
+
+A cause says what is gained where its part vanishes, which nothing reaches: another part may come in its place. A
+product below the peak is compared with `REACHABLE` of it, as data sheets' peaks are out of reach.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording, looked_up
+from trainledger.profiler.step_time import (
+    AFTER_SYNC,
+    EXPOSED,
+    HOST,
+    LAUNCH_GAPS,
+    OUTSIDE,
+    QUEUED,
+    SYNC,
+    WAIT_FOR_DATA,
+    StepTime,
+)
+from trainledger.profiler.step_time import COPY as COPIES
+from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
+
+REACHABLE = 0.75  # of a data sheet's peak: what large products of 16 bits reach on A100 and H100 (assumed)
+_WORTH_A_SENTENCE = 0.02  # of the step
+_MOVING_MEMORY = ("elementwise", "reduction", "norm", "embedding")
+_PAGEABLE = re.compile(r"Memcpy HtoD \(Pageable|Memcpy DtoH .*Pageable")
+_WORST_SHAPES = 2
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason, in a sentence that says what changes it, and the nanoseconds of the step that are at stake."""
+
+    name: str
+    nanoseconds: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A product of the step: shape, format, how often, its nanoseconds, and those at the peak (0: not known)."""
+
+    shape: str
+    dtype: str
+    count: int
+    nanoseconds: int
+    at_peak_ns: float
+
+
+def causes(recording: Recording, step: StepTime, ran: tuple[Ran, ...]) -> tuple[Cause, ...]:
+    """The causes that are worth a sentence, the one with most at stake first."""
+    least = _WORTH_A_SENTENCE * step.nanoseconds
+    found = [each for each in _causes(recording, step, ran) if each.nanoseconds >= least]
+    return tuple(sorted(found, key=lambda each: -each.nanoseconds))
+
+
+def _causes(recording: Recording, step: StepTime, ran: tuple[Ran, ...]) -> Iterator[Cause]:
+    parts, work = step.parts_ns, recording.work
+    begin, end = step.step.device_ns
+    inside = work.where((work.begins_ns >= begin) & (work.begins_ns < end))
+    kernels = inside.where(inside.kinds == KERNEL)
+    late = parts[HOST] + parts[LAUNCH_GAPS]
+    if late and len(kernels):
+        usual = format_seconds(float(np.median(kernels.ends_ns - kernels.begins_ns)) / NANOSECONDS_PER_SECOND)
+        yield Cause(
+            HOST, late,
+            f"The device had nothing to do while the host came to the next of {format_count(len(kernels))} launches "
+            f"(half of the kernels take less than {usual}): torch.compile makes fewer, graphs (mode=reduce-overhead) "
+            "make them at once, a larger micro-batch gives each more to do.",
+        )  # fmt: skip
+    if parts[AFTER_SYNC]:
+        yield Cause(AFTER_SYNC, parts[AFTER_SYNC], _of_synchronizations(recording, step))
+    if parts[WAIT_FOR_DATA]:
+        yield Cause(
+            WAIT_FOR_DATA, parts[WAIT_FOR_DATA],
+            "The step waited for its batch: more workers (num_workers, prefetch_factor), tokens made before the run.",
+        )  # fmt: skip
+    if parts[EXPOSED]:
+        yield Cause(EXPOSED, parts[EXPOSED], _of_communication(step))
+    if parts[OUTSIDE]:
+        yield Cause(
+            OUTSIDE, parts[OUTSIDE],
+            "The program was in Python, or in a library that the profiler does not see, and no operator ran.",
+        )  # fmt: skip
+    if parts[QUEUED]:
+        yield Cause(
+            QUEUED, parts[QUEUED],
+            "Work was launched and did not begin, with nothing else on the device: it waited for an event of another "
+            "stream, a callback, or another program on the device.",
+        )  # fmt: skip
+    if parts[COPIES]:
+        names = Counter(recording.names[each] for each in inside.names[inside.kinds == COPY].tolist())
+        pageable = sum(count for name, count in names.items() if _PAGEABLE.search(name))
+        how = (
+            f"{pageable} of them from pageable memory (pin_memory=True, non_blocking=True)"
+            if pageable
+            else "none pageable"
+        )
+        yield Cause(
+            COPIES, parts[COPIES],
+            f"{sum(names.values())} copies lay outside computation, most of them {names.most_common(1)[0][0]}; {how}."
+            if names else "Memory was set outside computation.",
+        )  # fmt: skip
+    moving = sum(parts[each] for each in _MOVING_MEMORY)
+    if moving and recording.on_device:
+        yield Cause(
+            "memory-bound kernels", moving,
+            "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
+            "torch.compile or fused kernels write and read less of it.",
+        )  # fmt: skip
+    if parts["optimizer"]:
+        yield Cause(
+            "optimizer", parts["optimizer"],
+            "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
+            "rare.",
+        )  # fmt: skip
+    yield from _of_products(ran)
+
+
+def _of_synchronizations(recording: Recording, step: StepTime) -> str:
+    launches, operators = recording.launches, recording.operators
+    begin, end = step.step.host_ns
+    names = [number for number, name in enumerate(recording.names) if SYNC.search(name)]
+    waits = launches.where(np.isin(launches.names, names) & (launches.begins_ns >= begin) & (launches.begins_ns < end))
+    of = looked_up(operators.operators, np.arange(len(operators)), waits.operators)
+    by = Counter(recording.names[operators.names[each]] for each in of.tolist() if each != NONE)
+    who = f", most of them in {by.most_common(1)[0][0]}" if by else ""
+    return (
+        f"The host waited for the device {format_count(len(waits))} times{who}, and then had nothing launched ahead: "
+        "read losses and norms less often or a step later (.item(), print, .cpu(), torch.nonzero wait)."
+    )
+
+
+def _of_communication(step: StepTime) -> str:
+    hidden = format_percent(step.overlapped_ns / max(step.communication_ns, 1))
+    return (
+        f"{hidden} of communication lie beside computation, the rest is exposed. Where the other ranks' kernels of the "
+        "same collective are shorter, this rank was early and waited for them (stragglers); else fewer or larger "
+        "messages, more accumulation, or another layout have less of it."
+    )
+
+
+def _of_products(ran: tuple[Ran, ...]) -> Iterator[Cause]:
+    lost = [(each.nanoseconds - each.at_peak_ns / REACHABLE, each) for each in ran if each.at_peak_ns]
+    worst = sorted((each for each in lost if each[0] > 0), key=lambda each: -each[0])
+    if not worst:
+        return
+    some = "; ".join(f"{each.shape} in {each.dtype} reaches {_share(each)}" for _, each in worst[:_WORST_SHAPES])
+    yield Cause(
+        "products below the peak", round(sum(each for each, _ in worst)),
+        f"Products and attention are below {format_percent(REACHABLE)} of the peak: {some}. Larger sizes, "
+        "multiples of 64, and formats of fewer bits, come closer.",
+    )  # fmt: skip
+
+
+def _share(product: Ran) -> str:
+    return format_percent(product.at_peak_ns / product.nanoseconds)
+
+
+def at_peak_ns(flops: int, dtype: str, peaks: Mapping[str, float]) -> float:
+    """How long so many FLOPs take at a device's peak of their format; 0 where it is not known."""
+    return flops * NANOSECONDS_PER_SECOND / peaks[dtype] if dtype in peaks else 0.0
