@@ -163,6 +163,8 @@ REAL: dict[str, tuple[Callable[[Tensor], Packed], float]] = {
     "int4-g64": (lambda weight: int4(weight, 64), 0.2),
     "int4-g32": (lambda weight: int4(weight, 32), 0.2),
     "int4-symmetric": (lambda weight: int4(weight, 128, zero_points=False), 0.2),
+    "int4-symmetric-g64": (lambda weight: int4(weight, 64, zero_points=False), 0.2),
+    "int4-symmetric-g32": (lambda weight: int4(weight, 32, zero_points=False), 0.2),
     "nf4": (nf4, 0.15),
     "nf4-double": (nf4_double, 0.15),
     "mxfp8": (lambda weight: microscaled(weight, 8), 0.06),

@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("Train", "train the model of a run file", "train"),
     "sample": ("Train", "continue a prompt with a trained model", "trained"),
     "evaluate": ("Train", "the loss of a trained model on documents", "trained"),
+    "quantize": ("Train", "write a model in 8 or 4 bits, with the change in perplexity", "quantize"),
     "export": ("Train", "write a model that transformers opens", "trained"),
     "import": ("Train", "read a model that transformers wrote", "trained"),
     "measure machine": ("Measure", "this machine's rates, kept for forecasts", "measure"),
@@ -61,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 _EXTRAS = (
     dict.fromkeys(("plotly", "kaleido", "fastapi", "uvicorn"), "web")
-    | {"transformers": ""}
+    | {"transformers": "", "torchao": "quantize"}
     | dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train")
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import count, flag, option, takes
 from trainledger.cli.asking import lines, say, while_waiting
@@ -13,7 +14,11 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
 from trainledger.units import format_count
 
-_EMA = flag("--ema", "the moving average of the weights (recipe.ema) in the place of the weights")
+if TYPE_CHECKING:
+    from trainledger.data.losses import Losses
+    from trainledger.train.trained import Trained
+
+EMA = flag("--ema", "the moving average of the weights (recipe.ema) in the place of the weights")
 
 
 @takes(
@@ -23,7 +28,7 @@ _EMA = flag("--ema", "the moving average of the weights (recipe.ema) in the plac
     option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
     count("--top-k K", "draw from the K likeliest tokens only", default=None),
     count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
-    _EMA,
+    EMA,
 )
 def sample(args: Namespace) -> Document:
     """Continue a prompt with a trained model. The same seed writes the same text."""
@@ -60,8 +65,7 @@ def visible(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
 
 
-@takes(
-    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
+TEXT = (
     option(
         "--text PATH", "files, directories or globs (none: the text that the run held out)", action="append", default=[]
     ),
@@ -71,27 +75,42 @@ def visible(text: str) -> str:
         "--context N", "tokens the model sees at once (the run's seq_len, else the model's max_seq_len)", default=None
     ),
     count("--stride N", "tokens predicted in each window of a longer document (the context)", default=None),
+)
+BACKEND = option("--backend", "cpu, cuda or mps (the first that is there)", default="auto")
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
+    *TEXT,
     option("--dtype", "format of the weights and the arithmetic (fp32)", choices=("fp32", "bf16"), default="fp32"),
-    option("--backend", "cpu, cuda or mps (the first that is there)", default="auto"),
-    _EMA,
+    BACKEND,
+    EMA,
 )
 def evaluate(args: Namespace) -> Document:
     """The loss and perplexity of a trained model on documents: those its run held out, or those of other text.
 
     Each document is read by itself, after an end token.
     """
+    from trainledger.report.perplexity import document
+    from trainledger.train.trained import load_trained
+
+    trained = load_trained(args.model, say, averaged=args.ema)
+    losses, read = losses_on_text(trained, args, args.dtype)
+    return document(losses, {**read, "dtype": args.dtype, "weights": trained.weights})
+
+
+def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losses, dict[str, Any]]:
+    """The losses of a model on the text of the arguments, and with which windows of what text."""
     from itertools import islice
 
     from trainledger.data.held_out import documents_of, held_out_documents
     from trainledger.data.losses import Losses
     from trainledger.data.prepare import prepare
-    from trainledger.report.perplexity import document
     from trainledger.train.device import find_device
     from trainledger.train.perplexity import document_losses
     from trainledger.train.precision import TORCH
-    from trainledger.train.trained import load_trained
 
-    trained, device = load_trained(args.model, say, averaged=args.ema), find_device(args.backend)
+    device = find_device(args.backend)
     tokenizer, run, spec = trained.tokenizer, trained.run, trained.model.spec
     if tokenizer is None:
         raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read")])
@@ -112,14 +131,13 @@ def evaluate(args: Namespace) -> Document:
         documents, of, in_all = held_out_documents(store), "the text that the run held out", store.validation.documents
     show, found, most = while_waiting(), [], in_all if args.documents is None else args.documents
     for each in document_losses(
-        trained.model.to(device, TORCH[args.dtype]), islice(documents, args.documents), end_id=tokenizer.end_id,
+        trained.model.to(device, TORCH[dtype]), islice(documents, args.documents), end_id=tokenizer.end_id,
         context=context, stride=stride,
     ):  # fmt: skip
         found.append(each)
         show(f"{len(found):,} documents{'' if most is None else f' of {most:,}'}, the last one {each.place}")
     show("")
-    asked = {"context": context, "stride": stride, "dtype": args.dtype, "weights": trained.weights, "text": of}
-    return document(Losses(tuple(found)), asked)
+    return Losses(tuple(found)), {"context": context, "stride": stride, "text": of}
 
 
 def _check_windows(context: int, stride: int, max_seq_len: int) -> None:
@@ -141,7 +159,7 @@ _OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or no
     option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
     option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
     flag("--force", "replace an earlier export in OUT_DIR"),
-    _EMA,
+    EMA,
 )
 def export(args: Namespace) -> Document:
     """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -56,11 +57,45 @@ class Losses:
     def standard_error(self) -> float | None:
         """Standard error of the nats per token over documents drawn alike (a ratio of sums; Cochran 1977, section 6.4);
         None of a single document."""
-        count, mean = len(self.documents), self.nats_per_token
-        if count < 2:
-            return None
-        rest = math.fsum((each.nats - mean * each.tokens) ** 2 for each in self.documents)
-        return math.sqrt(rest * count / (count - 1)) / self.tokens
+        return _standard_error([(each.nats, each.tokens) for each in self.documents])
+
+
+@dataclass(frozen=True)
+class PairedLosses:
+    """What two models make of the same documents: the second's nats per token above the first's, and how sure that is.
+
+    >>> one = Losses((DocumentLoss("a", 10, 40, 20.0), DocumentLoss("b", 30, 120, 90.0)))
+    >>> other = Losses((DocumentLoss("a", 10, 40, 21.0), DocumentLoss("b", 30, 120, 93.0)))
+    >>> paired = PairedLosses(one, other)
+    >>> paired.nats_per_token, paired.standard_error, round(one.standard_error, 2)
+    (0.1, 0.0, 0.27)
+    """
+
+    before: Losses
+    after: Losses
+
+    @property
+    def nats_per_token(self) -> float:
+        return math.fsum(nats for nats, _ in self._differences()) / self.before.tokens
+
+    @property
+    def standard_error(self) -> float | None:
+        """That of the difference, document by document: what is hard for both models takes no part in it."""
+        return _standard_error(self._differences())
+
+    def _differences(self) -> list[tuple[float, int]]:
+        pairs = zip(self.before.documents, self.after.documents, strict=True)
+        return [(after.nats - before.nats, before.tokens) for before, after in pairs]
+
+
+def _standard_error(sums: Sequence[tuple[float, int]]) -> float | None:
+    """That of a sum of nats over a sum of tokens, of documents drawn alike."""
+    count, tokens = len(sums), sum(each for _, each in sums)
+    if count < 2:
+        return None
+    mean = math.fsum(nats for nats, _ in sums) / tokens
+    rest = math.fsum((nats - mean * of) ** 2 for nats, of in sums)
+    return math.sqrt(rest * count / (count - 1)) / tokens
 
 
 def perplexity(nats_per_token: float) -> float:

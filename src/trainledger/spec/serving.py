@@ -97,6 +97,8 @@ WEIGHT_FORMATS = {
         WeightFormat("int4-g64", "the same per 64", 4, _in_groups(64, 16, 4), _GPTQ),
         WeightFormat("int4-g32", "the same per 32", 4, _in_groups(32, 16, 4), _GPTQ),
         WeightFormat("int4-symmetric", "4-bit integers, a 16-bit scale per 128", 4, _in_groups(128, 16), _GPTQ),
+        WeightFormat("int4-symmetric-g64", "the same per 64", 4, _in_groups(64, 16), _GPTQ),
+        WeightFormat("int4-symmetric-g32", "the same per 32", 4, _in_groups(32, 16), _GPTQ),
         WeightFormat(
             "nf4", "4-bit quantiles, an fp32 scale per 64", 4, _flat("nf4"), BLOCK_FORMATS["nf4"].source, flat=True
         ),

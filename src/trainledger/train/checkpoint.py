@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -96,17 +96,23 @@ def damage(path: Path) -> str | None:
             return "has a manifest that lacks a file"
         if stray := {each.name for each in path.glob("*.safetensors")} - files.keys():
             return f"holds {min(stray)}, which its manifest does not name"
-        for name, listed in files.items():
-            nbytes = (path / name).stat().st_size
-            if nbytes != listed["nbytes"]:
-                return f"has {nbytes} bytes in {name}, and the manifest says {listed['nbytes']}"
-            if sha256(path / name) != listed["sha256"]:
-                return f"has a {name} whose SHA-256 is not the manifest's"
-        return _other_facts(read_facts(path), path)
+        return other_file(path, files) or _other_facts(read_facts(path), path)
     except FileNotFoundError as error:
         return f"lacks {Path(error.filename).name}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be read ({type(error).__name__}: {error})"
+
+
+def other_file(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What is wrong with the files that a manifest lists, as the rest of a sentence; raises OSError where one is
+    missing."""
+    for name, listed in files.items():
+        nbytes = (path / name).stat().st_size
+        if nbytes != listed["nbytes"]:
+            return f"has {nbytes} bytes in {name}, and the manifest says {listed['nbytes']}"
+        if sha256(path / name) != listed["sha256"]:
+            return f"has a {name} whose SHA-256 is not the manifest's"
+    return None
 
 
 def _other_facts(facts: object, path: Path) -> str | None:

@@ -1,5 +1,5 @@
-"""A model on disk, however it got there: a run, one of its checkpoints, an import, a Hugging Face directory; to sample
-from, to export, or to start a run from."""
+"""A model on disk, however it got there: a run, one of its checkpoints, a quantized one, an import, a Hugging Face
+directory; to sample from, to export, or to start a run from."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import parse, read, read_table, resolved
+from trainledger.spec.runfile import read
 from trainledger.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
+from trainledger.train.model_file import MODEL_FILE, read_spec, write_spec
 from trainledger.train.optimizer import AVERAGE
 from trainledger.train.precision import build_model, hold_in
+from trainledger.train.quantized import SOURCE_RUN, is_quantized_checkpoint, read_quantized
 
-RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
+RUN_FILE = "run.toml"
 IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
 # What may be longer or named otherwise without being another function of the weights.
 _FREE = {"name", "max_seq_len"}
-_ANY_RECIPE = {"seq_len": 1, "global_batch": 1, "steps": 1}  # a run file cannot do without
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Trained:
 
 
 def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = False) -> Trained:
-    """The model in a run directory (its newest valid checkpoint), a checkpoint, an import or a Hugging Face directory.
+    """The model in a run directory (its newest valid checkpoint), a checkpoint, a quantized checkpoint, an import or a
+    Hugging Face directory.
 
     ``averaged``: with the moving average of its weights. ``say`` gets a sentence for each damaged checkpoint. Raises
     InvalidInput where there is no model, or no average.
@@ -67,8 +69,10 @@ def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = Fal
         return _of_run(*found, averaged=averaged)
     if averaged:
         raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
+    if is_quantized_checkpoint(path):
+        return _of_quantized(path)
     if (path / MODEL_FILE).is_file():
-        return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _tokenizer_in(path, None), path / FILE)
+        return Trained(read_weights(read_spec(path), path / FILE), _tokenizer_in(path, None), path / FILE)
     if (path / CONFIG).is_file():
         return Trained(import_model(path), _tokenizer_in(path, None), path / FILE)
     what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
@@ -82,8 +86,10 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, lis
     """
     if (found := _run_and_checkpoint(path, say)) is not None:
         return read(found[0] / RUN_FILE).model, model_files(found[1])
+    if is_quantized_checkpoint(path):
+        raise _refusal(path, "holds quantized weights; training starts from those that they were made of")
     if (path / MODEL_FILE).is_file():
-        return _spec(path / MODEL_FILE), [path / FILE]
+        return read_spec(path), [path / FILE]
     if (path / CONFIG).is_file():
         raise _refusal(path, "is a Hugging Face directory; trainledger import makes of it what training can start from")
     what = f"is no import ({MODEL_FILE}), checkpoint or run directory ({RUN_FILE})"
@@ -139,11 +145,8 @@ def _other_settings(made_with: ModelSpec, used_with: ModelSpec) -> Iterator[str]
 def write_start(model: Transformer, directory: Path, *, tokenizer_json: str | None = None, force: bool = False) -> None:
     """Write a model that training can start from: model.toml ([model] of a run file), model.safetensors under our
     names, and tokenizer.json if given. The directory appears whole or not at all."""
-    import tomli_w
-
-    run = parse({"model": model.spec, "recipe": _ANY_RECIPE})
     with whole_directory(directory, force=force, ours=IMPORTED) as partial:
-        (partial / MODEL_FILE).write_text(tomli_w.dumps({"model": resolved(run)["model"]}), encoding="utf-8")
+        write_spec(model.spec, partial)
         write_weights(model, partial / FILE)
         if tokenizer_json is not None:
             (partial / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
@@ -218,6 +221,12 @@ def _of_run(run_dir: Path, checkpoint: Path, *, averaged: bool) -> Trained:
     return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint, run)
 
 
+def _of_quantized(directory: Path) -> Trained:
+    model, weights = read_quantized(directory)
+    run = read(directory / SOURCE_RUN) if (directory / SOURCE_RUN).is_file() else None
+    return Trained(model, _tokenizer_in(directory, None if run is None else run.data.end_token), weights, run)
+
+
 def _averages(checkpoint: Path) -> dict[str, Tensor]:
     """The averages of the weights that were trained, by name."""
     stored = stored_in(sorted(checkpoint.glob("optimizer*.safetensors")))
@@ -275,11 +284,6 @@ def _tokenizer_in(directory: Path, end_token: str | None) -> Tokenizer | None:
     if definition == ByteTokenizer().definition:
         return ByteTokenizer()
     return json_tokenizer(str(directory / TOKENIZER), definition, end_token)
-
-
-def _spec(model_file: Path) -> ModelSpec:
-    table = {"model": read_table(model_file).get("model", {}), "recipe": _ANY_RECIPE}
-    return parse(table, where=str(model_file)).model
 
 
 def _refusal(path: Path, rule: str) -> InvalidInput:

@@ -1,0 +1,61 @@
+"""The verb that writes a trained model in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from trainledger.cli.arguments import flag, option, takes
+from trainledger.cli.asking import say
+from trainledger.cli.trained import BACKEND, EMA, TEXT, losses_on_text
+from trainledger.document import Document
+from trainledger.spec.problem import InvalidInput, Problem
+
+_GROUP_SIZE = 128
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
+    option("--bits B", "of a weight: 8 with a scale per row, 4 with a scale per group", type=int, choices=(8, 4),
+           required=True),
+    option("--to DIR", "the directory to write; it appears whole or not", type=Path, required=True),
+    option("--group-size N", "weights of a row that share a scale, of 4 bits (128)", type=int, choices=(128, 64, 32),
+           default=None),
+    option("--dtype", "format of embeddings, head, routers, norms and biases (bf16)", choices=("fp32", "bf16"),
+           default="bf16"),
+    flag("--force", "replace an earlier quantized checkpoint in DIR"),
+    *TEXT,
+    BACKEND,
+    EMA,
+)  # fmt: skip
+def quantize(args: Namespace) -> Document:
+    """Write a trained model with its blocks' linear layers in 8 or 4 bits, and say what that changes in perplexity.
+
+    Weights alone are quantized, by torchao: sample, evaluate and export read them back as fp32. Both perplexities are
+    of the same documents: those its run held out, or those of other text.
+    """
+    from trainledger.data.losses import PairedLosses
+    from trainledger.nn.quantization import Quantization, import_torchao
+    from trainledger.report.quantization import document
+    from trainledger.train.quantizing import refuse_target, write
+    from trainledger.train.trained import load_trained
+
+    if args.bits == 8 and args.group_size is not None:
+        raise InvalidInput(
+            [Problem("--group-size", args.group_size, "8 bits have a scale per row; groups are of 4 bits")]
+        )
+    quantization = Quantization(args.bits, None if args.bits == 8 else args.group_size or _GROUP_SIZE)
+    import_torchao()  # missing, it is said before anything is read
+    refuse_target(args.model, args.to, force=args.force)
+    trained = load_trained(args.model, say, averaged=args.ema)
+    if trained.model.spec.unserved:
+        say(f"{trained.model.spec.unserved}: a served model has none")
+    before, read = losses_on_text(trained, args, "fp32")
+    nbytes = write(trained, args.to, quantization, args.dtype, force=args.force)
+    after, _ = losses_on_text(load_trained(args.to, say), args, "fp32")
+    asked = {
+        "directory": args.to, "weights": trained.weights, "bits": args.bits, "group_size": quantization.group_size,
+        "format": quantization.format, "matrices": nbytes.matrices, "dtype": args.dtype, **read,
+    }  # fmt: skip
+    sizes = {name: getattr(nbytes, name) for name in ("before", "after", "codes", "scales", "whole")}
+    return document(PairedLosses(before, after), sizes, asked)
