@@ -2,8 +2,9 @@
 
 On CI property tests draw the same examples each time, so that a red build means a change. Ctrl-C and SIGHUP work in the
 processes that tests start even where the tests themselves run in the background or under nohup, with them ignored.
-No test sees the calibration that somebody made of this machine. The closed form follows torch 2.13; where newer
-versions run a step otherwise, the tests hold it to what they do (CONTRIBUTING.md lists the differences).
+No test sees the calibration that somebody made of this machine, or what its processor says that it can do. The closed
+form follows torch 2.13; where newer versions run a step otherwise, the tests hold it to what they do (CONTRIBUTING.md
+lists the differences).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from trainledger.api import fast_precision
 from trainledger.ledger.ops import operations
 from trainledger.ledger.optimizers import update as update_muon
 
@@ -37,6 +39,13 @@ try:
     _TORCH = tuple(int(each) for each in version("torch").split(".")[:2])
 except PackageNotFoundError:  # the core is tested without it too
     _TORCH = (2, 13)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processor_that_says_nothing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_precision, "CPUINFO", Path(_CACHE.name) / "cpuinfo")
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

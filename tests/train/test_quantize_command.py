@@ -270,8 +270,9 @@ def test_training_does_not_start_from_it_and_it_is_not_quantized_again(written, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--bits", "8", "--group-size", "32"], "8 bits have a scale per row; groups are of 4 bits"),
-        (["--bits", "3"], "choose from 8, 4"),
+        (["--bits", "8", "--group-size", "32"], "--group-size = 32: is of 4 bits; of 8 bits a whole row"),
+        (["--bits", "3"], "--bits = 3: must be 8 or 4; nearest that works: 4"),
+        (["--bits", "4", "--group-size", "48"], "must be one of 128, 64, 32; nearest that works: 64"),
         (["--bits", "4", "--context", "99"], "nearest that works: 32"),
     ],
 )

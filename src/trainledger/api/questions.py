@@ -12,6 +12,7 @@ from typing import Any
 
 from trainledger.api import defaults
 from trainledger.api.cost import predicted
+from trainledger.api.fast_precision import precision_notes
 from trainledger.api.layout import spread, why_no_layout
 from trainledger.api.load import Progress, Source, model, resolve
 from trainledger.api.machine import kernels_of, machine_of
@@ -155,9 +156,10 @@ def advise(
     most = read("together", together, parse_count, problems, least=0, most=10)
     if problems:
         raise InvalidInput(problems)
-    return advice_on(
+    advice = advice_on(
         run, machine_of(run), backend=kernels_of(run), goal=goal, together=most, any_result=any_result, say=say
     )
+    return replace(advice, notes=precision_notes(run))
 
 
 def fit(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
 from trainledger.api.cost import plan
+from trainledger.api.fast_precision import fast_precision
 from trainledger.api.load import load
 from trainledger.api.machine import machine_of
 from trainledger.cli.arguments import (
@@ -81,7 +82,7 @@ _DIR = option("--dir DIR", "where the runs are (runs)", default="runs")
 def init(args: Namespace) -> Document:
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
     base = catalog.model(args.preset, "--preset")
-    start = {
+    start: dict[str, dict[str, Any]] = {
         "model": {"preset": args.preset},
         "recipe": {
             "seq_len": min(base["max_seq_len"], _LONGEST_SEQUENCE),
@@ -94,7 +95,10 @@ def init(args: Namespace) -> Document:
         },
         "data": {"tokenizer": "bpe"},
     }
-    _write_new(args.path, commented(start, base, why=_WHY, every=args.all), force=args.force)
+    why = dict(_WHY)
+    if (fast := fast_precision(load(start))) is not None:
+        start["recipe"]["precision"], why["recipe.precision"] = fast.kind, fast.why
+    _write_new(args.path, commented(start, base, why=why, every=args.all), force=args.force)
     return lines(f"wrote {args.path}; next: trainledger plan {args.path}", {"path": args.path, "preset": args.preset})
 
 
@@ -309,7 +313,6 @@ def demo(args: Namespace) -> Outcome:
     sys.stdout = unheard(sys.stdout)
     with as_file(files("trainledger.cli") / "demo.toml") as path:
         run = load(path, args.set)
-    run_dir = Path(args.dir) / run_name(run)
 
     def heading(title: str, *texts: object) -> None:
         if not args.json:
@@ -319,6 +322,10 @@ def demo(args: Namespace) -> Outcome:
         heading("Measuring this machine (half a minute, once)")
         calibration, kept_in = measure_and_keep(run.cluster.backend)
         say(f"{calibration.title}, kept in {kept_in}")
+    if "recipe.precision" not in run.origin.explicit and (fast := fast_precision(run)) is not None:
+        run = load(run, {"recipe.precision": fast.kind})
+        say(f"Training in {fast.kind}: {fast.why}")
+    run_dir = Path(args.dir) / run_name(run)
     if not args.json:
         heading("What it will cost", plan(run))
     heading("Training it")

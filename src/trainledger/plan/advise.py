@@ -69,7 +69,8 @@ class Advice(Answer, report="advise"):
     """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
-    changes were predicted, ``refused`` how many broke a rule of the run file.
+    changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
+    be predicted.
     """
 
     run: Run
@@ -79,6 +80,7 @@ class Advice(Answer, report="advise"):
     together: tuple[Advised, ...]
     tried: int
     refused: int
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         best = f"; best: {self.alone[0]!r}" if self.alone else ""

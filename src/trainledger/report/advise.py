@@ -58,7 +58,7 @@ def _together(advice: Advice) -> Section | None:
 
 
 def _remarks(advice: Advice) -> list[str]:
-    lines = []
+    lines = list(advice.notes)
     if not advice.alone:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
     if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
@@ -140,6 +140,7 @@ def _data(advice: Advice) -> dict[str, Any]:
         "together": [_change_data(each) for each in advice.together],
         "tried": advice.tried,
         "refused": advice.refused,
+        "notes": list(advice.notes),
     }
 
 
