@@ -5,7 +5,7 @@ The engine knows nothing of this: forecast and meter watch it as observers and l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -237,7 +237,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
     whole = account(replace(run, layout=Layout(), cluster=replace(run.cluster, count=1)), backend=kernels)
     state = dict(own.resident)
     written = checkpoint_nbytes(own)
-    peak = max(own.peak().nbytes, _evaluation_nbytes(run, state))
+    peak = own.peak().nbytes  # an evaluation has no gradients and takes its loss as a step does: it needs less
     return Needs(
         peak=peak,
         device=None if ranks.device.type == "cpu" else _of_device(run, peak, ranks.device),
@@ -246,15 +246,6 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
         file=max(state.get("parameters", 0), state.get("optimizer state", 0)),
         message=max((each.payload for each in own.entries), default=0),
     )
-
-
-def _evaluation_nbytes(run: Run, state: Mapping[str, int]) -> int:
-    """Bytes of an evaluation at its peak: the last gradients are still there, and all logits of a batch with their
-    softmax in fp32, though a step may take its loss in chunks. Activations of a block are left out."""
-    logits = run.device_batch * run.rank_tokens * run.model.vocab_size // run.layout.tensor
-    copies = 10 if run.recipe.precision.low else 8  # bytes: in fp32, their softmax, and before that in 16 bits
-    kept = state.get("optimizer state", 0) + state.get("frozen weights", 0)
-    return int(2 * state.get("parameters", 0) + kept + copies * logits)
 
 
 def _of_device(run: Run, peak: int, device: torch.device) -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_run import CountingFeed, tiny_run
 
-from trainledger.closed_loop import closed_form, needs_of
+from trainledger.closed_loop import needs_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.train.checkpoint import all_checkpoints
@@ -114,18 +114,6 @@ def test_what_a_run_needs_beside_its_tensors() -> None:
     copies = needs_of(background, ALONE)
     assert copies.copies == copies.checkpoint == needs.checkpoint
     assert copies.host(background.recipe, 0.5) == needs.host(run.recipe, 0.5) + needs.checkpoint
-
-
-def test_an_evaluation_may_need_more_than_a_step() -> None:
-    """It takes all logits at once, and their softmax, while the last gradients are still there."""
-    run = tiny_run({"vocab_size": 5000}, loss="chunked", **{"loss.chunks": 16})
-    step, needs = closed_form(run, torch.device("cpu")), needs_of(run, ALONE)
-    states = 4 * 4 * step.parameters  # weights, gradients and two moments; counters besides
-    logits = 2 * 4 * 4 * 16 * 5000
-    assert step.peak().nbytes < needs.peak
-    assert states + logits <= needs.peak <= states + logits + 1000
-    full = tiny_run({"vocab_size": 5000})
-    assert needs_of(full, ALONE).peak == closed_form(full, torch.device("cpu")).peak().nbytes
 
 
 # Memory of several ranks

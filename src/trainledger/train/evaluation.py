@@ -8,8 +8,8 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from trainledger.nn.loss import next_token_loss
-from trainledger.spec.precision import Precision
+from trainledger.nn.loss import run_loss
+from trainledger.spec.recipe import Recipe
 from trainledger.train.precision import autocast
 from trainledger.train.ranks import Ranks
 from trainledger.train.step import ALONE, Batch, Together
@@ -18,7 +18,7 @@ from trainledger.train.step import ALONE, Batch, Together
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
-    precision: Precision,
+    recipe: Recipe,
     *,
     together: Together = ALONE,
     ranks: Ranks | None = None,
@@ -27,6 +27,7 @@ def evaluate(
 ) -> float:
     """Mean loss in nats per token over all batches, weighted by their tokens; dropout off, no gradients.
 
+    The loss of a batch is taken as in a step, so that nothing here needs more memory than a step's forward does.
     The ``parts`` data ranks take batches in turn, of which this process is ``part``. Sums are kept in fp64, so that the
     loss does not depend on how the sequences are cut into batches, or on how many ranks there are, beyond rounding.
     """
@@ -41,8 +42,8 @@ def evaluate(
                 if together.pipeline is not None:
                     loss = together.pipeline.evaluate(inputs_BT, targets_BT)
                 else:
-                    with autocast(precision, inputs_BT.device):
-                        loss = next_token_loss(model(inputs_BT), targets_BT)
+                    with autocast(recipe.precision, inputs_BT.device):
+                        loss = run_loss(model, inputs_BT, targets_BT, recipe)
                 if counts and loss is not None:
                     total += loss.item() * targets_BT.numel()
                     n_tokens += targets_BT.numel()

@@ -271,8 +271,9 @@ class TrainingLoop:
         state = self.state
         self.clock.exact = True
         with self.clock("evaluation"):
+            state.optimizer.zero_grad(set_to_none=True)  # nobody reads them any more, and a step's peak has no room
             state.validation_loss = evaluate(
-                state.model, self.feed.validation(), self.recipe.precision, together=state.together, ranks=self.ranks,
+                state.model, self.feed.validation(), self.recipe, together=state.together, ranks=self.ranks,
                 part=state.data_rank, parts=state.run.layout.data_ranks,
             )  # fmt: skip
         phases = self.clock.take()

@@ -50,7 +50,7 @@ class Needs:
     """What the account says that a rank needs, in bytes.
 
     ``device`` is what an accelerator has to have free (None: tensors are in main memory), ``peak`` the tensors at the
-    peak of a step or an evaluation, ``copies`` those of a checkpoint that is written in the background, ``checkpoint``
+    peak of a step, ``copies`` those of a checkpoint that is written in the background, ``checkpoint``
     that of all ranks, ``file`` the largest file that this rank writes of it, ``message`` its largest collective.
     """
 
