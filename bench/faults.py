@@ -48,6 +48,8 @@ SINGLE: tuple[tuple[str, str, str], ...] = (
     ("damaged lines of metrics.jsonl", "left out and counted", "tests/train/test_metrics_file.py"),
     ("a token shard cut short, a bit flipped, a token outside the vocabulary; a damaged index, tokenizer, memory",
      "refused with file and bytes; made anew from the shards", "tests/data/test_store.py"),
+    ("a batch, or held-out text, that one rank of two cannot read", "all end with code 2 before that step's update",
+     "tests/train/test_reading.py"),
     ("a full disk at a random byte of a save, a directory that turns read-only, a clock that runs backwards",
      "code 4, earlier checkpoints whole; nothing changes", "tests/train/test_saving_faults.py"),
     ("one of two ranks killed in a save, stopped for less and for longer than the time-out in a step and in a save, "

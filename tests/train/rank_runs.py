@@ -2,8 +2,8 @@
 
 Arguments: a JSON file with a list of runs: directory, layout, fields of the tiny run, resume, whether each rank meters
 a step, the step after which rank 0 is told to stop (SIGTERM), the seconds of a collective, the largest file that a rank
-may write, the indices of batches with a poisoned token, and a text to train on (what each rank has seen of it is
-written beside it). The exit code of each is written beside it by each rank.
+may write, the indices of batches with a poisoned token, the batch that one data rank cannot read, and a text to train
+on (what each rank has seen of it is written beside it). The exit code of each is written beside it by each rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
+from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
@@ -135,14 +135,15 @@ def _train(described: dict[str, Any]) -> int:
     if bad is not None:
         watching.append(Poisoned())
         feed = poisoned(bad)
+    if "unreadable" in described:
+        feed = unreadable(*described["unreadable"])
     if described.get("metered"):
         meter = StepMeter()
         watching += [RankMeasuring(meter), meter]
     try:
         train(
             run_of(described), Path(described["dir"]), open_feed=feed, observers=watching,
-            resume=described.get("resume", False),
-            seconds_in_a_collective=described.get("seconds", 600.0),
+            resume=described.get("resume", False), seconds_in_a_collective=described.get("seconds", 600.0),
         )  # fmt: skip
     except Stopped as end:
         print(end, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
 from trainledger.spec.run import Run
 from trainledger.train.observer import Observer, TrainingState
@@ -77,7 +78,7 @@ class CountingFeed:
     def documents(self, step: int) -> Sequence[str]:
         return [f"{step} (batch {step})"]
 
-    def validation(self) -> list[Batch]:
+    def validation(self) -> Iterable[Batch]:
         return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences))
 
     def close(self) -> None:
@@ -114,6 +115,30 @@ class PoisonedFeed(CountingFeed):
 def poisoned(bad: Sequence[int], left_out: tuple[int, int] = (0, 0)) -> type[PoisonedFeed]:
     """A feed whose batches of these indices (0 is the first step's) have the poisoned token."""
     return type("Poisoned", (PoisonedFeed,), {"bad": tuple(bad), "left_out": left_out})
+
+
+class UnreadableFeed(CountingFeed):
+    """Cannot read one batch, by its index, of the steps or of the held-out text, on one data rank."""
+
+    at: tuple[str, int, int] = ("", 0, 0)  # steps or held-out, data rank, index
+
+    def _read(self, what: str, batches: Iterable[Any]) -> Iterator[Any]:
+        for index, each in enumerate(batches):
+            if (what, self.rank, index) == self.at:
+                rule = "is corrupt: its CRC-32 is not the recorded one between byte 0 and 1048576"
+                raise InvalidInput([Problem("data.cache", "00000.train.u16", rule)])
+            yield each
+
+    def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
+        return self._read("steps", super().batches(first_step))
+
+    def validation(self) -> Iterator[Batch]:
+        return self._read("held-out", super().validation())
+
+
+def unreadable(what: str, rank: int, index: int) -> type[UnreadableFeed]:
+    """A feed with such a batch."""
+    return type("Unreadable", (UnreadableFeed,), {"at": (what, rank, index)})
 
 
 class Poisoned(Observer):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trainledger.spec.guard import Guard
+from trainledger.spec.layout import Layout
 from trainledger.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
+from trainledger.train.ranks import Ranks
+from trainledger.train.stop import STOP_SIGNALS
 
 
 class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
@@ -23,14 +26,29 @@ class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks know of a step before its update: the mean loss, the joint gradient norm, whether both are finite
-    everywhere, a signal that asks for the end, and whether a rank still writes a checkpoint."""
+    """What a rank knows of a step before its update, and then all of them: the mean loss, the joint gradient norm, a
+    signal that asks for the end, whether a rank still writes a checkpoint, and whether one could not read its batch."""
 
     loss: float
     grad_norm: float | None
     finite: bool
     signum: int | None = None
     writing: bool = False
+    unread: bool = False
+
+
+def agree(ranks: Ranks, layout: Layout, own: Agreed) -> Agreed:
+    """What all ranks know of a step, so that all make its update or none does: ``finite`` where it is to be made."""
+    bad = not_finite(own.loss, own.grad_norm)
+    if ranks.size == 1:
+        return replace(own, finite=not bad)
+    asked = [float(own.signum == each) for each in STOP_SIGNALS]
+    flags = (float(bad), float(own.writing), float(own.unread))
+    total, n_bad, n_writing, n_unread, *asked = ranks.summed(own.loss, *flags, *asked)
+    signals = (each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks)
+    mean = total * layout.pipeline / layout.devices
+    finite = n_bad == n_unread == 0
+    return Agreed(mean, own.grad_norm, finite, next(signals, None), n_writing > 0, n_unread > 0)
 
 
 @dataclass

@@ -20,17 +20,17 @@ from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
 from trainledger.train.evaluation import evaluate
-from trainledger.train.guard import Agreed, NotFinite, forget_after, not_finite, ordinal, to_go_back_to
+from trainledger.train.guard import Agreed, NotFinite, agree, forget_after, ordinal, to_go_back_to
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
 from trainledger.train.ranks import Ranks, lost_ranks_named
+from trainledger.train.reading import Reading
 from trainledger.train.run_directory import write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.train.stop import (
-    STOP_SIGNALS,
     CannotSave,
     Diverged,
     Interrupted,
@@ -57,7 +57,7 @@ class TrainingLoop:
         self.ranks = ranks
         self.saver = saver
         self.recipe = state.run.recipe
-        self.feed = feed
+        self.feed, self.reading = feed, Reading(state.run, ranks)
         self.observers = observers
         self.say = say
         self.clock = PhaseClock(state.device, observers)
@@ -171,7 +171,8 @@ class TrainingLoop:
             # meter that records the step does not see this.
             with _disable_current_modes():
                 norm = None if grad_norm is None else grad_norm.item()
-                agreed.append(self.agree(loss.item(), norm, requests.signum))
+                own = Agreed(loss.item(), norm, True, requests.signum, self.saver.writing, self.reading.failed)
+                agreed.append(agree(self.ranks, state.run.layout, own))
             return agreed[0].finite
 
         started = time.perf_counter()
@@ -179,13 +180,15 @@ class TrainingLoop:
             for each in self.observers:
                 stack.enter_context(each.around_step(number))
             with self.clock("data"):
-                micro_batches = [state.together.own(each) for each in next(batches)]
+                micro_batches = [state.together.own(each) for each in self.reading.step(batches)]
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
                 state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
                 together=state.together, judge=judge,
             )  # fmt: skip
         told = agreed[0]
+        if told.unread:
+            self.reading.refuse()
         seconds = time.perf_counter() - started
         state.step, state.seconds = number, state.seconds + seconds
         if told.finite:
@@ -208,18 +211,6 @@ class TrainingLoop:
         if self.saver.pending and not told.writing:
             self.keep_saved()
         return told.signum
-
-    def agree(self, loss: float, grad_norm: float | None, signum: int | None) -> Agreed:
-        """What all ranks know of a step, so that all make its update or none does."""
-        bad = not_finite(loss, grad_norm)
-        if self.ranks.size == 1:
-            return Agreed(loss, grad_norm, not bad, signum, self.saver.writing)
-        asked = [float(signum == each) for each in STOP_SIGNALS]
-        total, n_bad, writing, *asked = self.ranks.summed(loss, float(bad), float(self.saver.writing), *asked)
-        signals = (each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks)
-        layout = self.state.run.layout
-        mean = total * layout.pipeline / layout.devices
-        return Agreed(mean, grad_norm, n_bad == 0, next(signals, None), writing > 0)
 
     def left_out(self, told: Agreed) -> None:
         """Count a step whose update was left out; raises `NotFinite` where the run does not go on from it."""
@@ -272,10 +263,12 @@ class TrainingLoop:
         self.clock.exact = True
         with self.clock("evaluation"):
             state.optimizer.zero_grad(set_to_none=True)  # nobody reads them any more, and a step's peak has no room
+            held_out = self.reading.held_out(self.feed.validation(), self.feed.validation_sequences)
             state.validation_loss = evaluate(
-                state.model, self.feed.validation(), self.recipe, together=state.together, ranks=self.ranks,
+                state.model, held_out, self.recipe, together=state.together, ranks=self.ranks,
                 part=state.data_rank, parts=state.run.layout.data_ranks,
             )  # fmt: skip
+            self.reading.refuse()
         phases = self.clock.take()
         state.seconds += phases["evaluation"]
         record = EvaluationRecord(state.step, state.validation_loss, state.unigram_entropy, phases)
