@@ -210,7 +210,7 @@ def test_a_sample_is_bounded_and_comes_from_all_over(tmp_path: Path) -> None:
     path = tmp_path / "large.txt"
     path.write_text("".join(f"paragraph {n:06d}\n\n" for n in range(500_000)))
     segments = [each for shard in plan_shards(find_corpus((str(path),), tmp_path / "cache")) for each in shard]
-    texts = list(sample_texts(segments, "text", 0.1, characters=400_000))
+    texts = list(sample_texts(segments, ["text"] * len(segments), 0.1, characters=400_000))
     assert 300_000 < sum(map(len, texts)) <= 400_000
     seen = [int(number) // 50_000 for text in texts for number in re.findall(r"(?m)^paragraph (\d{6})$", text)]
     assert len(set(seen)) >= 5

@@ -16,6 +16,7 @@ from resealed import reseal
 
 from trainledger.data import TokenStore, open_store, prepare, train_batch, validation_batch
 from trainledger.data.loader import STEPS_AHEAD, Loader, open_loader
+from trainledger.data.mixture import alone, mixed_batch
 from trainledger.spec.data import DataSpec
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
@@ -52,7 +53,7 @@ def steps(loader: Loader, first: int, count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 12])
 def test_micro_batches_are_slices_of_the_global_batch(store: TokenStore, micro_batch: int) -> None:
-    with Loader(store, **SIZES, micro_batch=micro_batch) as loader:
+    with Loader(alone(store), **SIZES, micro_batch=micro_batch) as loader:
         batches = next(loader.batches(4))
         assert len(batches) == 12 // micro_batch
         whole = train_batch(store, step=4, **SIZES)
@@ -68,7 +69,7 @@ def test_micro_batches_are_slices_of_the_global_batch(store: TokenStore, micro_b
 
 
 def test_the_start_does_not_matter(store: TokenStore) -> None:
-    with Loader(store, **SIZES, micro_batch=4) as loader:
+    with Loader(alone(store), **SIZES, micro_batch=4) as loader:
         whole = steps(loader, 0, 9)
         for first in (1, 5, 8):
             assert all(torch.equal(a, b) for a, b in zip(steps(loader, first, 9 - first), whole[first:], strict=True))
@@ -79,20 +80,20 @@ def test_ranks_have_their_rows(store: TokenStore) -> None:
     whole = train_batch(store, step=2, **SIZES)
     parts = []
     for rank in range(3):
-        with Loader(store, **SIZES, micro_batch=2, rank=rank, ranks=3) as loader:
+        with Loader(alone(store), **SIZES, micro_batch=2, rank=rank, ranks=3) as loader:
             parts += steps(loader, 2, 1)
     assert np.array_equal(torch.cat(parts).numpy(), whole)
 
 
 def test_validation_is_the_same_each_time_and_ends(store: TokenStore) -> None:
-    with Loader(store, **SIZES, micro_batch=4, eval_sequences=10) as loader:
+    with Loader(alone(store), **SIZES, micro_batch=4, eval_sequences=10) as loader:
         once, again = ([torch.cat(each) for each in zip(*loader.validation(), strict=True)] for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
         wanted = validation_batch(store, first=0, count=10, seq_len=32)
         assert np.array_equal(once[0].numpy(), wanted[:, :-1])
         assert np.array_equal(once[1].numpy(), wanted[:, 1:])
     n = store.validation.sequences(32)
-    with Loader(store, **SIZES, micro_batch=6, eval_sequences=10 * n) as loader:
+    with Loader(alone(store), **SIZES, micro_batch=6, eval_sequences=10 * n) as loader:
         assert sum(len(inputs_BT) for inputs_BT, _ in loader.validation()) == n
 
 
@@ -101,10 +102,10 @@ def test_it_reads_ahead_but_not_far(store: TokenStore, monkeypatch: pytest.Monke
 
     def counted(*arguments: object, step: int, **more: object) -> object:
         read.append(step)
-        return train_batch(*arguments, step=step, **more)  # type: ignore[arg-type]
+        return mixed_batch(*arguments, step=step, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("trainledger.data.loader.train_batch", counted)
-    with Loader(store, **SIZES, micro_batch=4) as loader:
+    monkeypatch.setattr("trainledger.data.loader.mixed_batch", counted)
+    with Loader(alone(store), **SIZES, micro_batch=4) as loader:
         batches = loader.batches(10)
         next(batches)
         deadline = time.monotonic() + 30
@@ -121,14 +122,14 @@ def test_an_error_of_the_thread_is_raised_in_the_loop(store: TokenStore) -> None
     tokens.tofile(path)
     reseal(path)
     store = open_store(store.directory)
-    with Loader(store, **SIZES, micro_batch=4) as loader:
+    with Loader(alone(store), **SIZES, micro_batch=4) as loader:
         with pytest.raises(InvalidInput, match=rf"{path} the token at byte \d+ is 999, outside the vocabulary of 257"):
             next(loader.batches(0))
         assert not threads()
 
 
 def test_threads_end(store: TokenStore) -> None:
-    loader = Loader(store, **SIZES, micro_batch=4)
+    loader = Loader(alone(store), **SIZES, micro_batch=4)
     batches = loader.batches(0)
     next(batches)
     assert len(threads()) == 1
@@ -143,7 +144,7 @@ def test_threads_end(store: TokenStore) -> None:
 
 def test_a_forgotten_loader_ends_its_thread(store: TokenStore) -> None:
     def forget() -> None:
-        next(Loader(store, **SIZES, micro_batch=4).batches(0))
+        next(Loader(alone(store), **SIZES, micro_batch=4).batches(0))
 
     forget()
     gc.collect()
@@ -156,8 +157,8 @@ def test_a_forgotten_loader_ends_its_thread(store: TokenStore) -> None:
 def test_a_program_that_forgets_to_close_ends(store: TokenStore) -> None:
     program = (
         "import sys; from pathlib import Path; from trainledger.data import open_store\n"
-        "from trainledger.data.loader import Loader\n"
-        "loader = Loader(open_store(Path(sys.argv[1])), seed=0, seq_len=32, global_batch=4, micro_batch=4)\n"
+        "from trainledger.data.loader import Loader; from trainledger.data.mixture import alone, mixed_batch\n"
+        "loader = Loader(alone(open_store(Path(sys.argv[1]))), seed=0, seq_len=32, global_batch=4, micro_batch=4)\n"
         "batches = loader.batches(0); next(batches); print('done')\n"
     )
     command = [sys.executable, "-c", program, str(store.directory)]
@@ -182,7 +183,7 @@ def test_open_loader_checks_the_run(data: DataSpec) -> None:
 
     with open_loader(run(257, 16), "cpu", progress=False) as loader:
         assert [each.shape for each in next(loader.batches(0))[0]] == [(2, 16), (2, 16)]
-        assert loader.unigram_entropy == loader.store.unigram_entropy_nats
+        assert loader.unigram_entropy == loader.mixture.unigram_entropy_nats
     with pytest.raises(InvalidInput, match=r"model\.vocab_size = 256"):
         open_loader(run(256, 16), "cpu", progress=False)
     with pytest.raises(InvalidInput, match=r"recipe\.seq_len = 1000000"):
@@ -192,7 +193,7 @@ def test_open_loader_checks_the_run(data: DataSpec) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_on_the_device_whole(store: TokenStore) -> None:
-    with Loader(store, **SIZES, micro_batch=4, device="cuda") as loader:
+    with Loader(alone(store), **SIZES, micro_batch=4, device="cuda") as loader:
         for step, batches in zip(range(200), loader.batches(0), strict=False):
             inputs = torch.cat([inputs_BT for inputs_BT, _ in batches])
             assert inputs.is_cuda

@@ -12,6 +12,7 @@ import pytest
 
 from trainledger.data import prepare, train_batch
 from trainledger.data.loader import Loader
+from trainledger.data.mixture import alone
 from trainledger.data.store import TokenStore
 
 NAMED = re.compile(r"(\d+) \((.*) (?:byte (\d+)(?: of its text)?|row group (\d+) row (\d+))\)")
@@ -55,7 +56,7 @@ def text_at(path: str, byte: str | None, group: str | None, row: str | None) -> 
 
 def test_the_documents_of_a_batch_hold_its_tokens(store: TokenStore) -> None:
     seq_len, files = 900, set()
-    loader = Loader(store, seed=3, seq_len=seq_len, global_batch=1, micro_batch=1)
+    loader = Loader(alone(store), seed=3, seq_len=seq_len, global_batch=1, micro_batch=1)
     for step in range(store.train.sequences(seq_len)):
         row = train_batch(store, seed=3, step=step, global_batch=1, seq_len=seq_len)[0]
         ended = np.flatnonzero(row == store.end_id)
@@ -78,7 +79,7 @@ def test_the_documents_of_a_batch_hold_its_tokens(store: TokenStore) -> None:
 
 
 def test_each_document_is_named_once_by_its_number(store: TokenStore) -> None:
-    one, many = (Loader(store, seed=3, seq_len=64, global_batch=n, micro_batch=1) for n in (1, 8))
+    one, many = (Loader(alone(store), seed=3, seq_len=64, global_batch=n, micro_batch=1) for n in (1, 8))
     together = [each for step in range(8) for each in one.documents(step)]
     assert many.documents(0) == list(dict.fromkeys(together))
     numbers = [int(each.split()[0]) for each in many.documents(0)]

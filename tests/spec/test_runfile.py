@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainledger.spec.data import DataSpec
+from trainledger.spec.difference import differences, overrides
 from trainledger.spec.feed_forward import ACTIVATIONS
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import OPTIMIZERS
@@ -725,3 +726,87 @@ def test_a_name_of_a_model_that_is_taken_for_a_file_is_told_how_models_are_named
     with pytest.raises(InvalidInput) as told:
         read(tmp_path / "run.toml")
     assert "a model is a name" not in str(told.value)
+
+
+# Several texts
+
+
+MIXTURE = {
+    "prose": {"path": ["b/*.txt", "c.txt"], "weight": 0.7, "text_field": "content"},
+    "code": {"path": "a/*.py", "weight": 0.3},
+}
+
+
+def mixed(**data):
+    return table(data={"mixture": MIXTURE, **data})
+
+
+def test_sources_of_a_mixture_are_in_the_order_of_their_names_and_come_back_from_toml():
+    run = parse(mixed())
+    assert [(name, each.weight) for name, each in run.data.mixture] == [("code", 0.3), ("prose", 0.7)]
+    assert run == parse(table(data={"mixture": dict(reversed(MIXTURE.items()))}))
+    for text in (to_toml(run), commented(mixed()), commented(mixed(), every=True)):
+        assert parse(tomllib.loads(text)) == run
+    assert "path" not in resolved(run)["data"]
+    assert digest(run) != digest(parse(mixed(), ["data.mixture.code.weight=0.4"])) != digest(parse(table()))
+    assert run.data.sources[1][1].text_field == "content"
+    assert [each.mixture for _, each in run.data.sources] == [None, None]
+    assert run.data.paths == ("a/*.py", "b/*.txt", "c.txt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data.mixture.code.weight=2",
+        'data.mixture.web={path="w", weight=1}',
+        "data.mixture.prose.text_field=none",
+        "data.mixture=none",
+        'data.mixture={one={path=["x","y"],weight=1}}',
+    ],
+)
+def test_a_changed_mixture_is_told_and_made_by_overrides(change):
+    usual, other = parse(mixed()), parse(mixed(), [change])
+    assert other != usual
+    found = [each.field for each in differences(usual, other)]
+    assert found
+    assert all(each.startswith("data.mixture") for each in found)
+    assert changed_by(usual, overrides(usual, other)) == other
+    assert changed_by(other, overrides(other, usual)) == usual
+
+
+def changed_by(run, changes):
+    return parse(resolved(run), changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["data.path=x.txt"], "data.path = ['x.txt']: give either path, or mixture with a path for each"),
+        (["data.mixture.code.weight=0"], "data.mixture.code.weight = 0: must be above 0"),
+        (["data.mixture.code.weight=-1"], "data.mixture.code.weight = -1: must be above 0"),
+        (["data.mixture.code.weight="], "data.mixture.code.weight: is missing"),
+        (["data.mixture.code.weigth=1"], "nearest that works: data.mixture.code.weight"),
+        (["data.mixture.a b.weight=1"], "data.mixture.a b: is no name"),
+        (["data.mixture.code=3"], "data.mixture.code = 3: must be a table of fields"),
+        (["data.mixture=a.txt"], "data.mixture = 'a.txt': must be tables by name"),
+        (["data.mixture={}"], "data.mixture = a table: must be tables by name"),
+        (["data.mixture.code.weight=0.0003"], "gives it none of 1,000 sequences, as all weights together are 0.7003"),
+    ],
+)
+def test_a_wrong_mixture_is_a_sentence(changes, sentence):
+    assert any(sentence in each for each in refusal(mixed(), changes))
+
+
+def test_the_nearest_weight_that_is_told_works():
+    for weight in (1e-9, 0.0003, 1e-4):
+        with pytest.raises(InvalidInput) as caught:
+            parse(mixed(), {"data.mixture.code.weight": weight})
+        (problem,) = caught.value.problems
+        parse(mixed(), {"data.mixture.code.weight": problem.nearest})
+
+
+def test_a_name_twice_names_the_line():
+    with pytest.raises(
+        InvalidInput, match=r"line 3, column 16: is not TOML: Cannot declare \('data', 'mixture', 'a'\) twice"
+    ):
+        parse_toml("[data.mixture.a]\nweight = 1\n[data.mixture.a]\nweight = 2\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class CountingFeed:
     fingerprint = "counting"
     tokenizer_definition: str | None = None
     unigram_entropy: float | None = float(np.log(64))
+    remarks: Sequence[str] = ()
+    shares: Mapping[str, float] = {"": 1.0}
 
     def __init__(
         self, run: Run, device: torch.device, *, rank: int = 0, ranks: int = 1, progress: bool = False
@@ -65,8 +67,8 @@ class CountingFeed:
         return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in parts]
 
     @property
-    def validation_sequences(self) -> int:
-        return self.run.recipe.evaluation.sequences
+    def validation_sequences(self) -> Mapping[str, int]:
+        return {"": self.run.recipe.evaluation.sequences}
 
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         step, seed = first_step, derive(self.run.recipe.seed, "order of the data")
@@ -78,7 +80,7 @@ class CountingFeed:
     def documents(self, step: int) -> Sequence[str]:
         return [f"{step} (batch {step})"]
 
-    def validation(self) -> Iterable[Batch]:
+    def validation(self, source: str = "") -> Iterable[Batch]:
         return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences))
 
     def close(self) -> None:
@@ -108,7 +110,7 @@ class PoisonedFeed(CountingFeed):
             yield self.micro_batches(whole.chunk(self.ranks)[self.rank])
             index += 1
 
-    def validation(self) -> list[Batch]:
+    def validation(self, source: str = "") -> list[Batch]:
         return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences) % POISON)
 
 

@@ -128,20 +128,20 @@ def _write_new(path: str, text: str, *, force: bool) -> None:
 )
 def data(args: Namespace) -> Document:
     """Tokenize the corpus of a run file, or find it tokenized, and describe it."""
-    from trainledger.data import check_lengths, check_vocabulary, prepare, train_batch
+    from trainledger.data.mixture import mixed_batch, open_mixture
 
     run = run_of_file(args)
     recipe, first_batch = run.recipe, list[str]()
-    store = prepare(run.data, vocab_size=run.model.vocab_size, progress=True)
-    check_vocabulary(store, run.model.vocab_size)
-    check_lengths(store, recipe.seq_len)
+    mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=True)
+    mixture.check_vocabulary(run.model.vocab_size)
+    mixture.check_lengths(recipe.seq_len)
     if args.verify:
-        store.verify()
+        mixture.verify()
     if args.show:
-        rows = train_batch(store, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
-        tokenizer = store.tokenizer()
+        rows = mixed_batch(mixture, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
+        tokenizer = mixture.tokenizer()
         first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
-    return token_store.document(store, recipe.seq_len, verified=args.verify, first_batch=first_batch)
+    return token_store.document(mixture, recipe, verified=args.verify, first_batch=first_batch)
 
 
 @takes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from trainledger.spec.runfile import vocabulary_problem
 from trainledger.units import format_count
 
 if TYPE_CHECKING:
+    from trainledger.data.held_out import TokenizedDocument
     from trainledger.data.losses import Losses
     from trainledger.train.trained import Trained
 
@@ -70,7 +72,7 @@ TEXT = (
         "--text PATH", "files, directories or globs (none: the text that the run held out)", action="append", default=[]
     ),
     option("--text-field NAME", "field of a JSONL or Parquet record with the text (text)", default="text"),
-    count("--documents N", "the first N only", default=None),
+    count("--documents N", "the first N only, of each source of a mixture", default=None),
     count(
         "--context N", "tokens the model sees at once (the run's seq_len, else the model's max_seq_len)", default=None
     ),
@@ -101,11 +103,11 @@ def evaluate(args: Namespace) -> Document:
 
 def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losses, dict[str, Any]]:
     """The losses of a model on the text of the arguments, and with which windows of what text."""
-    from itertools import islice
+    from itertools import chain, islice
 
     from trainledger.data.held_out import documents_of, held_out_documents
     from trainledger.data.losses import Losses
-    from trainledger.data.prepare import prepare
+    from trainledger.data.mixture import open_mixture
     from trainledger.train.device import find_device
     from trainledger.train.perplexity import document_losses
     from trainledger.train.precision import TORCH
@@ -119,23 +121,31 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
     context = args.context or min(spec.max_seq_len, spec.max_seq_len if run is None else run.recipe.seq_len)
     stride = args.stride or context
     _check_windows(context, stride, spec.max_seq_len)
-    in_all = None
+    documents: Iterator[TokenizedDocument]
     if args.text:
         cache = Path("cache" if run is None else run.data.cache)
-        documents, of = documents_of(args.text, tokenizer, args.text_field, cache), ", ".join(args.text)
+        found_in, of, in_all = (
+            documents_of(args.text, tokenizer, args.text_field, cache),
+            ", ".join(args.text),
+            args.documents,
+        )
+        documents = islice(found_in, args.documents)
     elif run is None:
         rule = f"{args.model} is no run with held-out text of its own; name files, directories or globs"
         raise InvalidInput([Problem("--text", None, rule)])
     else:
-        store = prepare(run.data, vocab_size=spec.vocab_size, progress=True)
-        documents, of, in_all = held_out_documents(store), "the text that the run held out", store.validation.documents
-    show, found, most = while_waiting(), [], in_all if args.documents is None else args.documents
+        sources = open_mixture(run.data, vocab_size=spec.vocab_size, progress=True).sources
+        most, of = args.documents, "the text that the run held out"
+        documents = chain.from_iterable(islice(held_out_documents(each.store, each.name), most) for each in sources)
+        counts = (each.store.validation.documents for each in sources)
+        in_all = sum(each if most is None else min(each, most) for each in counts)
+    show, found = while_waiting(), []
     for each in document_losses(
-        trained.model.to(device, TORCH[dtype]), islice(documents, args.documents), end_id=tokenizer.end_id,
+        trained.model.to(device, TORCH[dtype]), documents, end_id=tokenizer.end_id,
         context=context, stride=stride,
     ):  # fmt: skip
         found.append(each)
-        show(f"{len(found):,} documents{'' if most is None else f' of {most:,}'}, the last one {each.place}")
+        show(f"{len(found):,} documents{'' if in_all is None else f' of {in_all:,}'}, the last one {each.place}")
     show("")
     return Losses(tuple(found)), {"context": context, "stride": stride, "text": of}
 

@@ -26,10 +26,11 @@ class TokenizedDocument:
     place: str
     ids: npt.NDArray[np.int64]
     text_nbytes: int
+    source: str = ""
 
 
-def held_out_documents(store: TokenStore) -> Iterator[TokenizedDocument]:
-    """The documents of a store's validation split in their order, named by their number.
+def held_out_documents(store: TokenStore, name: str = "") -> Iterator[TokenizedDocument]:
+    """The documents of a store's validation split in their order, named by their number and the name of their source.
 
     The corpus itself is not read: it may be gone, and a store finds its documents without looking at the others.
     """
@@ -39,7 +40,9 @@ def held_out_documents(store: TokenStore) -> Iterator[TokenizedDocument]:
         shard_begin = begin
         for end in split.document_ends(shard).tolist():
             ids = split.read(begin, shard_begin + end - begin - 1)
-            yield TokenizedDocument(f"document {number}", ids, len(tokenizer.decode(ids.tolist()).encode()))
+            yield TokenizedDocument(
+                f"{name} document {number}".lstrip(), ids, len(tokenizer.decode(ids.tolist()).encode()), name
+            )
             number, begin = number + 1, shard_begin + end
 
 

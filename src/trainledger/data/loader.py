@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainledger.data.mixture import Mixture, held_out_batches, mixed_batch, open_mixture
 from trainledger.data.origin import documents_of_step
-from trainledger.data.prepare import prepare
-from trainledger.data.sampler import train_batch, validation_batch
-from trainledger.data.store import TokenStore, check_lengths, check_vocabulary
 from trainledger.spec.run import Run
+from trainledger.units import format_percent
 
 Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
 STEPS_AHEAD = 2
@@ -36,7 +35,7 @@ class Loader:
 
     def __init__(
         self,
-        store: TokenStore,
+        mixture: Mixture,
         *,
         seed: int,
         seq_len: int,
@@ -46,37 +45,44 @@ class Loader:
         device: torch.device | str = "cpu",
         rank: int = 0,
         ranks: int = 1,
+        remarks: Sequence[str] = (),
     ) -> None:
-        check_lengths(store, seq_len)
         if global_batch % (micro_batch * ranks):
             raise ValueError(f"a batch of {global_batch} is not made of {ranks} ranks' micro-batches of {micro_batch}")
-        self.store = store
+        mixture.check_lengths(seq_len)
+        self.mixture = mixture
         self.seed, self.seq_len, self.eval_sequences = seed, seq_len, eval_sequences
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.rank, self.ranks = rank, ranks
         self.device = torch.device(device)
         self.seconds_waited = 0.0
+        self.remarks = remarks
         self._ahead: _ReadAhead | None = None
 
     @property
     def fingerprint(self) -> str:
         """The name of the data; equal for data that gives equal batches."""
-        return self.store.fingerprint
+        return self.mixture.fingerprint
 
     @property
     def tokenizer_definition(self) -> str:
         """The text of the tokenizer.json that made the tokens."""
-        return self.store.tokenizer().definition
+        return self.mixture.tokenizer().definition
 
     @property
-    def validation_sequences(self) -> int:
-        """How many sequences `validation` gives."""
-        return min(self.eval_sequences, self.store.validation.sequences(self.seq_len))
+    def validation_sequences(self) -> Mapping[str, int]:
+        """How many sequences `validation` gives of each source, by name."""
+        return self.mixture.evaluated(self.eval_sequences, self.seq_len)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the sequences that are from each source, by name; a corpus alone has the empty name."""
+        return {each.name: each.share for each in self.mixture.sources}
 
     @property
     def unigram_entropy(self) -> float:
         """Loss in nats of a model that knows only how often each token occurs."""
-        return self.store.unigram_entropy_nats
+        return self.mixture.unigram_entropy_nats
 
     def batches(self, first_step: int) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of step ``first_step`` (0 is the first), of the next step, and so on without end.
@@ -100,16 +106,16 @@ class Loader:
     def documents(self, step: int) -> list[str]:
         """The documents that the global batch of step index ``step`` has tokens of, in its order, each once."""
         return documents_of_step(
-            self.store, seed=self.seed, step=step, global_batch=self.global_batch, seq_len=self.seq_len
+            self.mixture, seed=self.seed, step=step, global_batch=self.global_batch, seq_len=self.seq_len
         )
 
-    def validation(self) -> Iterator[Batch]:
-        """The held-out sequences, ``eval_sequences`` of them or as many as there are, the same each time."""
-        for first in range(0, self.eval_sequences, self.micro_batch):
-            count = min(self.micro_batch, self.eval_sequences - first)
-            rows = validation_batch(self.store, first=first, count=count, seq_len=self.seq_len)
-            if not len(rows):
-                return
+    def validation(self, source: str = "") -> Iterator[Batch]:
+        """The held-out sequences of a source, the same each time.
+
+        ``eval_sequences`` are those of all sources, dealt out as these are mixed; no more of one than there are.
+        """
+        count = self.validation_sequences[source]
+        for rows in held_out_batches(self.mixture, source, count=count, at_once=self.micro_batch, seq_len=self.seq_len):
             inputs_BT, targets_BT = _halves(rows)
             yield inputs_BT.to(self.device), targets_BT.to(self.device)
 
@@ -128,14 +134,14 @@ class Loader:
     @property
     def _read_step(self) -> Callable[[int], list[Batch]]:
         # A function without the loader in it, so that a forgotten loader can be collected and its thread ended.
-        store, micro_batch = self.store, self.micro_batch
+        mixture, micro_batch = self.mixture, self.micro_batch
         sizes: dict[str, int] = {
             "seed": self.seed, "global_batch": self.global_batch, "seq_len": self.seq_len, "rank": self.rank,
             "ranks": self.ranks,
         }  # fmt: skip
 
         def read_step(step: int) -> list[Batch]:
-            rows = train_batch(store, step=step, **sizes)
+            rows = mixed_batch(mixture, step=step, **sizes)
             return [_halves(rows[first : first + micro_batch]) for first in range(0, len(rows), micro_batch)]
 
         return read_step
@@ -149,14 +155,25 @@ def open_loader(
     Raises InvalidInput for a corpus that cannot be prepared, a vocabulary larger than the model's, and a split shorter
     than a sequence.
     """
-    store = prepare(run.data, vocab_size=run.model.vocab_size, progress=progress)
-    check_vocabulary(store, run.model.vocab_size)
+    mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=progress)
+    mixture.check_vocabulary(run.model.vocab_size)
     recipe = run.recipe
     return Loader(
-        store, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
+        mixture, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
         micro_batch=run.device_batch, eval_sequences=recipe.evaluation.sequences, device=device, rank=rank,
-        ranks=ranks,
+        ranks=ranks, remarks=_epochs_said(mixture, run),
     )  # fmt: skip
+
+
+def _epochs_said(mixture: Mixture, run: Run) -> list[str]:
+    """How often a run goes through each source of a mixture."""
+    if len(mixture.sources) == 1:
+        return []
+    recipe = run.recipe
+    rows = recipe.total_steps * recipe.global_batch
+    epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
+    said = [f"{each.name} {epochs[each.name]:.3g} ({format_percent(each.share)})" for each in mixture.sources]
+    return [f"Epochs that the run takes of each source (and its share of the sequences): {', '.join(said)}."]
 
 
 def _halves(rows: npt.NDArray[np.int64]) -> Batch:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DocumentLoss:
-    """The sum of the losses of a document's tokens, its end token among them."""
+    """The sum of the losses of a document's tokens, its end token among them; ``source``: of a mixture."""
 
     place: str
     tokens: int
     text_nbytes: int
     nats: float
+    source: str = ""
 
     @property
     def perplexity(self) -> float:
@@ -31,6 +32,12 @@ class Losses:
     """
 
     documents: tuple[DocumentLoss, ...]
+
+    @property
+    def by_source(self) -> dict[str, Losses]:
+        """Those of each source, in the order in which they come."""
+        names = dict.fromkeys(each.source for each in self.documents)
+        return {name: Losses(tuple(each for each in self.documents if each.source == name)) for name in names}
 
     @property
     def tokens(self) -> int:

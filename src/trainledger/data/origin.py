@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.data.sampler import sequences_of_step
-from trainledger.data.store import TokenStore
+from trainledger.data.mixture import Mixture, Source
 
 
-def documents_of_step(store: TokenStore, *, seed: int, step: int, global_batch: int, seq_len: int) -> list[str]:
+def documents_of_step(mixture: Mixture, *, seed: int, step: int, global_batch: int, seq_len: int) -> list[str]:
     """The documents that the global batch of a step (the first is 0) has tokens of, in its order, each once.
 
-    Each is its number in the train split and its place: ``4711 (corpus/a.jsonl byte 90210)``.
+    Each is its number in the train split and its place: ``4711 (corpus/a.jsonl byte 90210)``; of several sources
+    their name stands before it.
     """
-    n = store.train.sequences(seq_len)
-    chosen = sequences_of_step(n, seed=seed, step=step, global_batch=global_batch, first=0, count=global_batch)
-    found: dict[int, tuple[int, int, int]] = {}
-    for sequence in chosen.tolist():
-        found.update(store.train.documents_in(sequence * seq_len, seq_len + 1))
-    files: list[dict[str, Any]] = store.index["corpus"]["files"]
-    return [f"{number} ({_place(files[source], at)})" for number, (source, *at) in found.items()]
+    rows: dict[int, tuple[Source, int]] = {}
+    begin = step * global_batch
+    for source, at, sequences in mixture.sequences(seed=seed, begin=begin, count=global_batch, seq_len=seq_len):
+        for row, sequence in zip(at.tolist(), sequences.tolist(), strict=True):
+            rows[row] = source, sequence
+    found: dict[str, None] = {}
+    for _, (source, sequence) in sorted(rows.items()):
+        files: list[dict[str, Any]] = source.store.index["corpus"]["files"]
+        for number, (file, *place) in source.store.train.documents_in(sequence * seq_len, seq_len + 1):
+            found[f"{source.name} {number} ({_place(files[file], place)})".lstrip()] = None
+    return list(found)
 
 
 def _place(file: dict[str, Any], at: list[int]) -> str:

@@ -12,8 +12,8 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trainledger.data.workers import default_workers, run_jobs
 from trainledger.dtypes import token_dtype
 from trainledger.durable import held, sha256
 from trainledger.remarks import unheard
-from trainledger.spec.data import DataSpec
+from trainledger.spec.data import DataSpec, MixtureSource
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
 
@@ -41,8 +41,18 @@ Advance = Callable[[int], None]
 Progress = Callable[[str, int | None], contextlib.AbstractContextManager[Advance]]
 
 
+@dataclass(frozen=True)
+class Text:
+    """A corpus that becomes a token store: its files, and how they are dealt out to shards."""
+
+    name: str
+    data: DataSpec
+    corpus: Corpus
+    plan: list[list[Segment]]
+
+
 def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: int | None = None) -> TokenStore:
-    """The token store of a corpus, made where it does not exist yet.
+    """The token store of a corpus (of data without a mixture), made where it does not exist yet.
 
     ``vocab_size`` is that of a bpe tokenizer where ``data.vocab_size`` is absent. ``progress`` shows bars where
     standard error is a terminal. ``workers`` are processes; absent, one per core up to four, and none for a corpus
@@ -51,6 +61,17 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
     Raises InvalidInput for text that cannot be read, a corpus too small to hold anything out, a cache that cannot
     be written, and a store that is damaged.
     """
+    (store,) = prepare_each(data, vocab_size=vocab_size, progress=progress, workers=workers)
+    return store
+
+
+def prepare_each(
+    data: DataSpec, *, vocab_size: int | None, progress: bool, workers: int | None = None
+) -> tuple[TokenStore, ...]:
+    """The token store of each source, as `prepare` makes that of a corpus, all with one tokenizer.
+
+    A bpe tokenizer is trained on the text of all sources, whatever their weights.
+    """
     if "\0" in data.cache:
         raise InvalidInput([Problem("data.cache", data.cache, "has a NUL character, which no path has", "cache")])
     cache = Path(data.cache).expanduser()
@@ -58,50 +79,73 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
     shown = _bars if progress and terminal else _nothing_shown
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        corpus = find_corpus(data.path, cache)
-        with shown("identifying the corpus", corpus.nbytes) as advance:
-            corpus = identify(corpus, cache, advance)
+        texts = [_found(name, each, cache, shown) for name, each in data.sources]
         if workers is None:
-            workers = default_workers() if corpus.nbytes >= WORTH_PROCESSES_NBYTES else 0
-        plan = plan_shards(corpus)
-        tokenizer = _tokenizer(data, vocab_size, corpus, plan, cache, workers, shown)
-        fingerprint = _fingerprint(data, corpus, tokenizer)
-        directory = cache / f"tokens-{fingerprint[:NAME_DIGITS]}"
-        if not _is_complete(directory, tokenizer):
-            directory.mkdir(exist_ok=True)
-            with held(directory / "lock", wait=True):
-                if not _is_complete(directory, tokenizer):
-                    if progress and (directory / INDEX).exists():
-                        print(f"{directory}: what is damaged is made anew.", file=unheard(sys.stderr))
-                    _make(directory, fingerprint, data, corpus, plan, tokenizer, workers, shown)
+            nbytes = sum(each.corpus.nbytes for each in texts)
+            workers = default_workers() if nbytes >= WORTH_PROCESSES_NBYTES else 0
+        tokenizer = _tokenizer(data, vocab_size, texts, cache, workers, shown)
+        directories = [_made(each, tokenizer, cache, workers, shown, progress=progress) for each in texts]
     except OSError as error:
         raise problem_of_writing(cache, error) from None
-    return open_store(directory)
+    return tuple(open_store(each) for each in directories)
 
 
-def _make(
-    directory: Path,
-    fingerprint: str,
-    data: DataSpec,
-    corpus: Corpus,
-    plan: list[list[Segment]],
-    tokenizer: Tokenizer,
-    workers: int,
-    shown: Progress,
-) -> None:
+def _found(name: str, data: DataSpec, cache: Path, shown: Progress) -> Text:
+    """The text of a source, identified."""
+    with _named(name):
+        corpus = find_corpus(data.path, cache)
+        with shown(f"identifying {name or 'the corpus'}", corpus.nbytes) as advance:
+            corpus = identify(corpus, cache, advance)
+        return Text(name, data, corpus, plan_shards(corpus))
+
+
+def _made(text: Text, tokenizer: Tokenizer, cache: Path, workers: int, shown: Progress, *, progress: bool) -> Path:
+    """The directory of a text's store, made where it is not complete."""
+    fingerprint = _fingerprint(text, tokenizer)
+    directory = cache / f"tokens-{fingerprint[:NAME_DIGITS]}"
+    if not _is_complete(directory, tokenizer):
+        directory.mkdir(exist_ok=True)
+        with held(directory / "lock", wait=True), _named(text.name):
+            if not _is_complete(directory, tokenizer):
+                if progress and (directory / INDEX).exists():
+                    print(f"{directory}: what is damaged is made anew.", file=unheard(sys.stderr))
+                _make(directory, fingerprint, text, tokenizer, workers, shown)
+    return directory
+
+
+@contextlib.contextmanager
+def _named(source: str) -> Iterator[None]:
+    """Have problems name the source: by its own path and field of text, or else in the sentence."""
+    try:
+        yield
+    except InvalidInput as error:
+        if not source:
+            raise
+        own = {f"data.{each.name}": f"data.mixture.{source}.{each.name}" for each in fields(MixtureSource)}
+        raise InvalidInput([
+            replace(each, field=own[each.field]) if each.field in own
+            else replace(each, rule=f"{each.rule} (source {source} of data.mixture)")
+            for each in error.problems
+        ]) from None  # fmt: skip
+
+
+def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, workers: int, shown: Progress) -> None:
     """Write every shard that is not finished, then the index."""
+    data, corpus, plan = text.data, text.corpus, text.plan
     for leftover in directory.glob("*.tmp"):
         leftover.unlink(missing_ok=True)
     write_whole(directory / TOKENIZER, tokenizer.definition.encode())
     unfinished = [shard for shard in range(len(plan)) if not _is_whole(directory, shard)]
     jobs = [
         _job("write shard", plan[shard], data, directory=str(directory), shard=shard, tokenizer=tokenizer.name,
-             end_id=tokenizer.end_id)
+             end_id=tokenizer.end_id, text_field=data.text_field)
         for shard in unfinished
     ]  # fmt: skip
     # How much text a compressed file holds is known only afterwards.
     plain = all(each.kind != "parquet" and not each.compression for each in corpus.sources)
-    with shown("tokenizing", corpus.nbytes if plain and len(jobs) == len(plan) else None) as advance:
+    with shown(
+        f"tokenizing {text.name}".strip(), corpus.nbytes if plain and len(jobs) == len(plan) else None
+    ) as advance:
         run_jobs(jobs, workers, advance)
     found = [read_record(directory, shard) for shard in range(len(plan))]
     records = [each for each in found if each is not None]
@@ -155,13 +199,7 @@ def _is_whole(directory: Path, shard: int) -> bool:
 
 
 def _tokenizer(
-    data: DataSpec,
-    vocab_size: int | None,
-    corpus: Corpus,
-    plan: list[list[Segment]],
-    cache: Path,
-    workers: int,
-    shown: Progress,
+    data: DataSpec, vocab_size: int | None, texts: Sequence[Text], cache: Path, workers: int, shown: Progress
 ) -> Tokenizer:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
@@ -171,12 +209,15 @@ def _tokenizer(
     if size is None or size < SMALLEST_BPE:
         rule = f"a byte-level bpe needs a vocabulary of at least {SMALLEST_BPE}: every byte and an end of document"
         raise InvalidInput([Problem(field, size, rule, SMALLEST_BPE)])
-    named = f"{corpus.sha256} {data.text_field} {data.validation_fraction}"
+    each_named = [f"{each.corpus.sha256} {each.data.text_field}" for each in texts]
+    named = f"{' '.join(each_named)} {data.validation_fraction}"
     trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
     seal = trained.with_suffix(".sha256")
     if not _is_sealed(trained, seal):
         trained.parent.mkdir(exist_ok=True)
-        job = _job("train bpe", [segment for shard in plan for segment in shard], data, vocab_size=size)
+        pairs = [(segment, each.data.text_field) for each in texts for shard in each.plan for segment in shard]
+        segments, text_fields = zip(*pairs, strict=True)
+        job = _job("train bpe", segments, data, vocab_size=size, text_fields=text_fields)
         with shown("training the tokenizer", None) as advance:
             (definition,) = run_jobs([job], min(workers, 1), advance)
         write_whole(seal, hashlib.sha256(definition.encode()).hexdigest().encode())
@@ -189,12 +230,13 @@ def _is_sealed(file: Path, seal: Path) -> bool:
     return file.exists() and (not seal.exists() or seal.read_bytes() == sha256(file).encode())
 
 
-def _job(do: str, segments: list[Segment], data: DataSpec, **more: object) -> dict[str, Any]:
-    common = {"text_field": data.text_field, "validation_fraction": data.validation_fraction}
-    return {"do": do, "segments": [asdict(each) for each in segments]} | common | more
+def _job(do: str, segments: Sequence[Segment], data: DataSpec, **more: object) -> dict[str, Any]:
+    segments_told = [asdict(each) for each in segments]
+    return {"do": do, "segments": segments_told, "validation_fraction": data.validation_fraction} | more
 
 
-def _fingerprint(data: DataSpec, corpus: Corpus, tokenizer: Tokenizer) -> str:
+def _fingerprint(text: Text, tokenizer: Tokenizer) -> str:
+    data, corpus = text.data, text.corpus
     has_records = any(each.kind != "text" for each in corpus.sources)
     identity = {
         "format": FORMAT,

@@ -63,14 +63,22 @@ def sequences_of_step(n: int, *, seed: int, step: int, global_batch: int, first:
     Steps count from 0. The step's place in the order of all epochs is ``step * global_batch``, so nothing depends on
     how the batch is split into micro-batches or ranks.
     """
-    begin = step * global_batch + first
+    return sequences_at(n, seed=seed, begin=step * global_batch + first, count=count)
+
+
+def sequences_at(n: int, *, seed: int, begin: int, count: int, name: str = "") -> Places:
+    """The sequences, numbered 0 to n - 1, at places ``begin`` to ``begin + count`` in the order of all epochs.
+
+    A source of a mixture has an order of its own by its ``name``.
+    """
     chosen = np.empty(count, dtype=np.uint64)
     done = 0
     while done < count:
         epoch, place = divmod(begin + done, n)
         length = min(count - done, n - place)
         places = np.arange(place, place + length, dtype=np.uint64)
-        chosen[done : done + length] = permute(places, n, f"trainledger order {seed} {epoch}".encode())
+        key = " ".join(filter(None, ("trainledger order", str(seed), str(epoch), name)))
+        chosen[done : done + length] = permute(places, n, key.encode())
         done += length
     return chosen
 
@@ -89,7 +97,7 @@ def train_batch(
         check_lengths(store, seq_len)
     rows = global_batch // ranks
     chosen = sequences_of_step(n, seed=seed, step=step, global_batch=global_batch, first=rank * rows, count=rows)
-    return _read(store.train, chosen, seq_len)
+    return read_sequences(store.train, chosen, seq_len)
 
 
 def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int) -> npt.NDArray[np.int64]:
@@ -101,8 +109,9 @@ def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int)
     if not n:
         check_lengths(store, seq_len)
     places = np.arange(first, max(min(first + count, n), first), dtype=np.uint64)
-    return _read(store.validation, permute(places, n, b"trainledger validation order"), seq_len)
+    return read_sequences(store.validation, permute(places, n, b"trainledger validation order"), seq_len)
 
 
-def _read(split: Split, sequences: Places, seq_len: int) -> npt.NDArray[np.int64]:
+def read_sequences(split: Split, sequences: Places, seq_len: int) -> npt.NDArray[np.int64]:
+    """The tokens of sequences, each with the token after it: [B, T + 1]."""
     return split.read_rows([each * seq_len for each in sequences.tolist()], seq_len + 1)

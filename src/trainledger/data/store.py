@@ -297,13 +297,13 @@ def check_vocabulary(store: TokenStore, model_vocab_size: int) -> None:
         raise InvalidInput([problem])
 
 
-def check_lengths(store: TokenStore, seq_len: int) -> None:
-    """Raise InvalidInput where a split is shorter than one sequence and the token after it."""
-    problems = []
+def check_lengths(store: TokenStore, seq_len: int, name: str = "") -> None:
+    """Raise InvalidInput where a split is shorter than one sequence and the token after it; ``name``: of a source."""
+    problems, of = [], f"source {name} of data.mixture" if name else "corpus"
     for split in (store.train, store.validation):
         if not split.sequences(seq_len):
             rule = (
-                f"needs {seq_len + 1} tokens in a row, and the {split.name} split of the corpus in "
+                f"needs {seq_len + 1} tokens in a row, and the {split.name} split of the {of} in "
                 f"{store.directory} has {split.tokens}"
             )
             nearest = split.tokens - 1 if split.tokens > 1 else "a larger corpus"

@@ -139,7 +139,7 @@ def run_job(job: Job, advance: Callable[[int], None]) -> str:
     """
     segments = [Segment(**each) for each in job["segments"]]
     if job["do"] == "train bpe":
-        texts = sample_texts(segments, job["text_field"], job["validation_fraction"])
+        texts = sample_texts(segments, job["text_fields"], job["validation_fraction"])
         return train_bpe(_counted(texts, advance), job["vocab_size"])
     directory = Path(job["directory"])
     write_shard(
@@ -191,12 +191,13 @@ def serve_jobs() -> None:
 
 def sample_texts(
     segments: Sequence[Segment],
-    text_field: str,
+    text_fields: Sequence[str],
     validation_fraction: float,
     characters: int = SAMPLE_CHARACTERS,
 ) -> Iterator[str]:
     """Texts that are not held out, together at most ``characters``: all of a corpus that is no larger, else an
-    equal share from the beginning of each segment, the segments taken in an order shuffled by a fixed key."""
+    equal share from the beginning of each segment, the segments taken in an order shuffled by a fixed key. Each
+    segment has its text field."""
     total = sum(each.file_nbytes for each in {each.path: each for each in segments}.values())
     complete = total <= characters and not any(each.compression or each.kind == "parquet" for each in segments)
     share = characters if complete else max(characters // len(segments), SMALLEST_SHARE)
@@ -204,7 +205,7 @@ def sample_texts(
     left = characters
     for number in order:
         taken = 0
-        for document in documents(segments[number], text_field):
+        for document in documents(segments[number], text_fields[number]):
             if held_out(document.text.encode(), validation_fraction):
                 continue
             text = document.text[: min(left, share - taken)]

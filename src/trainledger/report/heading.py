@@ -7,9 +7,10 @@ from dataclasses import fields
 
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.table import wrapped
+from trainledger.spec.data import BLOCK_ROWS, dealt
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
-from trainledger.units import counted
+from trainledger.units import counted, format_count, format_percent
 
 _FEW = 8  # numbers that are shown one by one
 
@@ -60,7 +61,18 @@ def of_run(run: Run) -> tuple[str, ...]:
         f"{recipe.precision.kind}, {recipe.optimizer.kind} ({recipe.optimizer.implementation}), {recipe.attention} "
         f"attention, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
+        *_mixture(run),
     )
+
+
+def _mixture(run: Run) -> Iterator[str]:
+    """How many tokens the run takes of each source of a mixture; how many epochs that are, their text says."""
+    if run.data.mixture:
+        tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+        shares = [each / BLOCK_ROWS for each in dealt(BLOCK_ROWS, run.data.weights)]
+        said = [f"{name} {format_count(round(share * tokens))} ({format_percent(share)})"
+                for (name, _), share in zip(run.data.mixture, shares, strict=True)]  # fmt: skip
+        yield f"Tokens of each source: {', '.join(said)}"
 
 
 def _devices(run: Run) -> Iterator[str]:

@@ -40,19 +40,36 @@ def document(losses: Losses, asked: Mapping[str, Any]) -> Document:
     table = Table("documents", columns, rows, units=("", "integer"), align="lrrr")
     return Document(
         "Loss on documents",
-        sections(facts, section("Documents with the highest loss per token", table)),
+        sections(facts, _sources(losses), section("Documents with the highest loss per token", table)),
         data=lambda: _data(losses, asked),
     )
 
 
+def _sources(losses: Losses) -> Table | None:
+    """The loss on each source of a mixture."""
+    by_source = losses.by_source
+    if len(by_source) < 2:
+        return None
+    rows = tuple(
+        (name, str(len(each.documents)), each.tokens, f"{each.nats_per_token:.4f}", f"{each.perplexity:.4g}",
+         f"{each.bits_per_byte:.4f}")
+        for name, each in by_source.items()
+    )  # fmt: skip
+    columns = ("source", "documents", "tokens", "nats per token", "perplexity", "bits per byte")
+    return Table("sources", columns, rows, units=("", "", "integer"), align="lrrrrr")
+
+
+def _figures(losses: Losses) -> dict[str, Any]:
+    names = ("nats_per_token", "standard_error", "perplexity", "bits_per_byte", "tokens", "text_nbytes")
+    return {name: getattr(losses, name) for name in names}
+
+
 def _data(losses: Losses, asked: Mapping[str, Any]) -> dict[str, Any]:
+    by_source = losses.by_source
+    sources = {name: _figures(each) for name, each in by_source.items()} if len(by_source) > 1 else {}
     return {
-        "nats_per_token": losses.nats_per_token,
-        "standard_error": losses.standard_error,
-        "perplexity": losses.perplexity,
-        "bits_per_byte": losses.bits_per_byte,
-        "tokens": losses.tokens,
-        "text_nbytes": losses.text_nbytes,
+        **_figures(losses),
+        **({"sources": sources} if sources else {}),
         **asked,
         "documents": [vars(each) | {"perplexity": each.perplexity} for each in losses.documents],
     }

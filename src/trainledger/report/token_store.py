@@ -1,4 +1,4 @@
-"""The document of a token store: its files, splits and shards."""
+"""The document of a run's token stores: their files, splits and shards, and how often the run goes through them."""
 
 from __future__ import annotations
 
@@ -6,57 +6,81 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.document import Code, Document, Table, section, sections
-from trainledger.units import format_nbytes
+from trainledger.spec.recipe import Recipe
+from trainledger.units import format_nbytes, format_percent
 
 if TYPE_CHECKING:
     from trainledger.data import TokenStore
+    from trainledger.data.mixture import Mixture
 
 
-def document(store: TokenStore, seq_len: int, *, verified: bool = False, first_batch: Sequence[str] = ()) -> Document:
-    """What a store holds, and the sequences of ``first_batch`` as text; ``verified``: every SHA-256 was compared."""
-    data = _data(store, seq_len) | ({"verified": True} if verified else {})
+def document(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batch: Sequence[str] = ()) -> Document:
+    """What the stores hold, and the sequences of ``first_batch`` as text; ``verified``: every SHA-256 was compared."""
+    data = _data(mixture, recipe) | ({"verified": True} if verified else {})
     if first_batch:
         data["first_batch"] = list(first_batch)
-    source = f"{data['files']} files of {format_nbytes(data['corpus_nbytes'])}, tokenizer {data['tokenizer']}"
-    rows = tuple(
-        (
-            name,
-            str(each["documents"]),
-            each["tokens"],
-            each["text_nbytes"],
-            f"{each['bytes_per_token']:.3f}",
-            str(each["sequences"]),
-        )
-        for name, each in data["splits"].items()
-    )
-    columns = ("", "documents", "tokens", "text", "bytes/token", f"sequences of {seq_len}")
-    table = Table("splits", columns, rows, units=("", "", "count", "nbytes"), align="lrrrrr")
+    sources = data.get("sources", {"": data})
+    columns = ("", "documents", "tokens", "text", "bytes/token", f"sequences of {recipe.seq_len}", "epochs")
+    table = Table("splits", columns, tuple(_rows(sources)), units=("", "", "count", "nbytes"), align="lrrrrrr")
     return Document(
         "The corpus as tokens",
         sections(
-            f"{source}, vocabulary {data['vocab_size']}",
+            tuple(_made_of(sources)),
             table,
-            _remarks(data),
+            _remarks(data, sources),
             *(section(f"--- step 0, sequence {at} ---", Code(each)) for at, each in enumerate(first_batch)),
         ),
         data=lambda: data,
     )
 
 
-def _remarks(data: dict[str, Any]) -> Iterator[str]:
+def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
+    for source, told in sources.items():
+        for name, each in told["splits"].items():
+            yield (
+                f"{source} {name}".lstrip(), str(each["documents"]), each["tokens"], each["text_nbytes"],
+                f"{each['bytes_per_token']:.3f}", str(each["sequences"]),
+                f"{told['epochs']:.3g}" if name == "train" else "",
+            )  # fmt: skip
+
+
+def _made_of(sources: dict[str, Any]) -> Iterator[str]:
+    for name, each in sources.items():
+        files = f"{each['files']} files of {format_nbytes(each['corpus_nbytes'])}"
+        said = f"{name}, {format_percent(each['share'])} of the sequences: {files}" if name else files
+        yield f"{said}, tokenizer {each['tokenizer']}, vocabulary {each['vocab_size']}"
+
+
+def _remarks(data: dict[str, Any], sources: dict[str, Any]) -> Iterator[str]:
     entropy = data["unigram_entropy_nats"]
     yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
-    yield f"{data['shards']} shards of {data['dtype']} in {data['directory']}"
-    if data["repaired_documents"]:
-        count, first = data["repaired_documents"], data["first_repaired"]
-        yield f"{count} documents have bytes that are not UTF-8, which became U+FFFD, first at {first}"
-    if data["skipped_binary_files"]:
-        yield f"{data['skipped_binary_files']} binary files in the corpus' directories were left out"
+    for each in sources.values():
+        yield f"{each['shards']} shards of {each['dtype']} in {each['directory']}"
+        if each["repaired_documents"]:
+            count, first = each["repaired_documents"], each["first_repaired"]
+            yield f"{count} documents have bytes that are not UTF-8, which became U+FFFD, first at {first}"
+        if each["skipped_binary_files"]:
+            yield f"{each['skipped_binary_files']} binary files in the corpus' directories were left out"
     if data.get("verified"):
         yield "every file has its recorded SHA-256"
 
 
-def _data(store: TokenStore, seq_len: int) -> dict[str, Any]:
+def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
+    rows = recipe.total_steps * recipe.global_batch
+    epochs = mixture.epochs(rows, seed=recipe.seed, seq_len=recipe.seq_len)
+    sources = {
+        each.name: _of_store(each.store, recipe.seq_len) | {"share": each.share, "epochs": epochs[each.name]}
+        for each in mixture.sources
+    }
+    if len(sources) == 1:
+        return next(iter(sources.values()))
+    return {
+        "fingerprint": mixture.fingerprint, "seq_len": recipe.seq_len,
+        "unigram_entropy_nats": mixture.unigram_entropy_nats, "sources": sources,
+    }  # fmt: skip
+
+
+def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:
     index = store.index
     splits = {
         each.name: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,5 +70,12 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ",".join(f'"{each}"' if isinstance(each, str) else _text(each) for each in value) + "]"
+        return "[" + ",".join(_toml(each) for each in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}={_toml(each)}" for name, each in value.items()) + "}"
     return str(value)
+
+
+def _toml(value: Any) -> str:
+    """A value inside of another one."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _text(value)

@@ -37,6 +37,11 @@ def kinds_of(each: Field[Any] | None) -> dict[str, type[Any]] | None:
     return None if each is None else each.metadata.get("kinds")
 
 
+def members_of(each: Field[Any] | None) -> type[Any] | None:
+    """The class of each table of a field that holds any number of them by name; None for another field."""
+    return None if each is None else each.metadata.get("members")
+
+
 def table_of(section: Any) -> dict[str, Any]:
     """Every field of a section or part as plain values, those of its parts in tables of their own."""
     tag = tag_of(section)
@@ -45,21 +50,31 @@ def table_of(section: Any) -> dict[str, Any]:
         value = getattr(section, each.name)
         if kinds_of(each) is not None and value is not None:
             value = table_of(value)
+        elif members_of(each) is not None and value is not None:
+            value = {name: table_of(one) for name, one in value}
         table[each.name] = list(value) if isinstance(value, tuple) else value
     return table
 
 
 def explicit(section: Any) -> dict[str, Any]:
-    """The same for TOML, which has no null: what is absent is left out, or said to be none where that is no default."""
+    """The same for TOML, which has no null: what is absent is left out, or said to be none where that is no default.
+
+    A section may name fields in ``replaced``, in whose place others stand: these are left out too.
+    """
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
+    replaced = getattr(section, "replaced", ())
     for each in fields(section):
         value = getattr(section, each.name)
+        if each.name in replaced:
+            continue
         if value is None:
             if each.default is not None:
                 table[each.name] = NONE
         elif type(value) in (kinds_of(each) or {}).values():
             table[each.name] = explicit(value)
+        elif members_of(each) is not None:
+            table[each.name] = {name: explicit(one) for name, one in value}
         else:
             table[each.name] = list(value) if isinstance(value, tuple) else value
     return table
@@ -96,7 +111,10 @@ def chosen(section: Any, before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in fields(section):
         value, path = getattr(section, each.name), before + each.name
-        if kinds_of(each) is None or value is None:
+        if members_of(each) is not None and value is not None:
+            for name, one in value:
+                found |= chosen(one, f"{path}.{name}.")
+        elif kinds_of(each) is None or value is None:
             found |= {path: value} if value != each.default else {}
         else:
             found |= {path: tag_of(value)} if tag_of(value) != tag_of(each.default) else {}
@@ -159,12 +177,16 @@ def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> d
     """A table of fields with those of another over it, part by part.
 
     Another kind of a part keeps what was chosen of the fields that it shares with the one before. A key may be a path.
+    Tables by name are replaced as a whole, unless the path leads to a field of one of them.
     """
     table = dict(base)
     known = _known(cls)
     for path, value in sorted(own.items(), key=lambda item: item[0].count(".")):  # a part's kind before its fields
         name, dot, rest = path.partition(".")
         each = known.get(name)
+        if members_of(each) is not None:
+            table[name] = _merged_member(table.get(name), rest, value) if dot else _members(value)
+            continue
         if kinds_of(each) is None:
             name = path
         elif dot:
@@ -194,6 +216,23 @@ def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
         chosen = {name: one for name, one in table.items() if name not in old or one != old[name].default}
         table = {name: one for name, one in chosen.items() if name in _known(cls)}
     return merged(cls, table, value)
+
+
+def _merged_member(before: object, path: str, value: Any) -> dict[str, Any]:
+    """Tables by name with another value at a path (``code.weight``), or another table at a name."""
+    tables = {str(name): one for name, one in before.items()} if isinstance(before, Mapping) else {}
+    name, dot, rest = path.partition(".")
+    inner = tables.get(name)
+    tables[name] = {**(inner if isinstance(inner, Mapping) else {}), rest: value} if dot else value
+    return tables
+
+
+def _members(value: Any) -> Any:
+    """Tables by name, of the classes that they may be given as; anything else is refused by the reader."""
+    pairs = value.items() if isinstance(value, Mapping) else value if isinstance(value, tuple) else None
+    if pairs is None:
+        return value
+    return {str(name): explicit(one) if hasattr(one, "__dataclass_fields__") else one for name, one in pairs}
 
 
 def _table(value: object) -> dict[str, Any]:

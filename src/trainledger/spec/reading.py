@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any
 
-from trainledger.spec.parts import KIND, first_kind, kinds_of
+from trainledger.spec.parts import KIND, first_kind, kinds_of, members_of
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.setting import NONE, Broken, may_be_none, read_value, rule_of
 
 Sections = Mapping[str, type[Any]]
+MEMBER = re.compile(r"[A-Za-z0-9_-]{1,40}")  # a name that TOML takes without quotes
 MOST_UNKNOWN = 20  # names that each get a sentence: the nearest known one takes milliseconds to find
 
 
@@ -58,6 +60,8 @@ class Reader:
         try:
             if kinds_of(each) is not None and not (may_be_none(each) and value in (None, NONE)):
                 self._part(path, each, value, values)
+            elif members_of(each) is not None and value not in (None, NONE):
+                self._members(path, each, value, values)
             else:
                 values[each.name] = read_value(each, value)
         except Broken as broken:
@@ -82,6 +86,27 @@ class Reader:
         inner = {str(name): one for name, one in value.items() if name != KIND or len(kinds) == 1}
         values[each.name] = self.read(path, kinds[tag], inner)
 
+    def _members(self, path: str, each: Field[Any], value: Any, values: dict[str, Any]) -> None:
+        cls = members_of(each)
+        assert cls is not None
+        known = [one.name for one in fields(cls)]
+        if not isinstance(value, Mapping) or not value:
+            raise Broken(f"must be tables by name: [{path}.NAME] with {', '.join(known)} below each")
+        found = []
+        for name in sorted(map(str, value)):  # TOML's tables have no order, so none of a file's may count
+            inner = value[name]
+            if not MEMBER.fullmatch(name):
+                rule = "is no name: letters, digits, - and _ only, at most 40"
+                self.problems.append(Problem(f"{path}.{name}", None, rule))
+            elif isinstance(inner, Mapping):
+                found.append((name, self.read(f"{path}.{name}", cls, inner)))
+            else:
+                rule = f"must be a table of fields: [{path}.{name}] with {', '.join(known)} below"
+                self.problems.append(Problem(f"{path}.{name}", inner, rule))
+        values[each.name] = tuple(found)
+        if len(found) < len(value):
+            self.guessed.add(each.name)
+
     def _stranger(self, at: str, name: str, value: Any, cls: type[Any]) -> None:
         path = f"{at}.{name}"
         if name == "layout" and value == "auto":
@@ -92,9 +117,13 @@ class Reader:
             rule = f"belongs to {_enumerated(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
             self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
             return
-        nearest = nearest_path(self.sections, f"{at.partition('.')[0]}.{name}")
-        rule = f"unknown field of [{at}]"
         known = [each.name for each in fields(cls)]
+        if "." in at and field_of(self.sections, at) is None:  # one of several tables by name
+            near = nearest_text(name, known)
+            nearest = near and f"{at}.{near}"
+        else:
+            nearest = nearest_path(self.sections, f"{at.partition('.')[0]}.{name}")
+        rule = f"unknown field of [{at}]"
         if not nearest:
             rule += f", which has {', '.join(known)}" if known else ", which has none"
         self.problems.append(Problem(path, value, rule, nearest))

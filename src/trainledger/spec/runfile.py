@@ -18,7 +18,7 @@ from trainledger.spec.data import DataSpec
 from trainledger.spec.foreign import foreign_problem
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import KIND, explicit, fields_of, merged
+from trainledger.spec.parts import KIND, explicit, fields_of, members_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import MOST_UNKNOWN, Reader, field_of, nearest_path
 from trainledger.spec.recipe import Recipe
@@ -328,16 +328,23 @@ def resolved(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def flat(run: Run) -> dict[str, Any]:
-    """Every field of a run by its path, as `fields_of` has those of a section; none where it has no value."""
+    """Every field of a run by its path, as `fields_of` has those of a section; none where it has no value.
 
-    def plain(value: Any) -> Any:
-        return NONE if value is None else list(value) if isinstance(value, tuple) else value
+    Of tables by name there is the whole, and each field of each.
+    """
 
-    return {
-        f"{section}.{path}": plain(value)
-        for section in SECTIONS
-        for path, value in fields_of(getattr(run, section)).items()
-    }
+    return {path: value for section in SECTIONS for path, value in _flat(f"{section}.", getattr(run, section))}
+
+
+def _flat(before: str, section: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in fields_of(section).items():
+        path = f"{before}{name}"
+        if value is not None and members_of(field_of(SECTIONS, path)) is not None:
+            yield path, {member: explicit(one) for member, one in value}
+            for member, one in value:
+                yield from _flat(f"{path}.{member}.", one)
+        else:
+            yield path, NONE if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def validated(run: Run) -> Run:

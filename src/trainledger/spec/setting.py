@@ -21,7 +21,7 @@ from trainledger.units import (
     parse_seconds,
 )
 
-QUANTITIES = ("count", "counts", "nbytes", "bytes/s", "seconds", "number", "flag", "text", "texts")
+QUANTITIES = ("count", "counts", "nbytes", "bytes/s", "seconds", "number", "flag", "text", "texts", "named")
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
 LONGEST_LIST = 10_000
@@ -37,17 +37,19 @@ def setting(
     at_most: float | None = None,
     choices: tuple[str, ...] | None = None,
     unit: str = "",
+    members: type[Any] | None = None,
 ) -> Any:
     """A dataclass field with its meaning and its rule.
 
     ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), bytes/s ("50GB/s"), seconds
-    ("2w"), a plain number, a flag, a text, a list of texts, or a list of counts. A default of ``None`` makes the field
+    ("2w"), a plain number, a flag, a text, a list of texts, a list of counts, or
+    ``named``: any number of tables by name, each of the class ``members``. A default of ``None`` makes the field
     optional. ``unit`` says what a number without one is taken for, to who gives less than ``at_least``.
     """
     assert quantity in QUANTITIES
     metadata = {
         "doc": doc, "quantity": quantity, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices,
-        "unit": unit,
+        "unit": unit, "members": members,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from textwrap import TextWrapper
 from typing import Any
 
-from trainledger.spec.parts import KIND, explicit, first_kind, kinds_of, merged
+from trainledger.spec.parts import KIND, explicit, first_kind, kinds_of, members_of, merged
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import NONE, rule_of
 
@@ -78,6 +78,9 @@ def _fields(
                 said = why.get(path, "") or (_kinds_said(each, kind) if every else "")
                 yield from _field(f"{path}.{KIND}", each, mine.get(KIND), kind, said)
             yield from _fields(kinds[kind], mine, default, f"{path}.", why, every=every)
+        elif (member := members_of(each)) is not None and isinstance(ours, Mapping):
+            for name, one in ours.items():
+                yield from _fields(member, one, {}, f"{path}.{name}.", why, every=every)
         elif every or each.name in given:
             yield from _field(path, each, ours, base.get(each.name, each.default), why.get(path, ""))
 

@@ -127,6 +127,8 @@ def _prepare(
     feed = _opened(run, ranks, open_feed, stack, part)
     if feed.tokenizer_definition is not None and ranks.first:
         write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
+    for each in feed.remarks:
+        say(each)
     found = ranks.of_first(lambda: _newest(run, run_dir, feed, say)) if resume else None
     path = None if found is None else checkpoint.checkpoints_dir(run_dir) / found
     with memory_told():
@@ -167,7 +169,7 @@ def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part:
     other = next((rank for rank, each in enumerate(fingerprints) if each != fingerprints[0]), None)
     if other is not None:
         rule = f"is other text on rank {other} than on rank 0; all ranks must see the same files"
-        raise InvalidInput([Problem("data.path", list(run.data.path), rule)])
+        raise InvalidInput([_of_text(run, rule)])
     return feeds[0]
 
 
@@ -191,8 +193,13 @@ def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     facts = checkpoint.read_facts(path)
     if facts["data"] != feed.fingerprint:
         rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
-        raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))
+        raise InvalidInput([_of_text(run, rule)], str(run_dir))
     return path.name
+
+
+def _of_text(run: Run, rule: str) -> Problem:
+    """A problem with what the data is made of."""
+    return Problem("data.mixture" if run.data.mixture else "data.path", list(run.data.paths), rule)
 
 
 def _model(

@@ -10,9 +10,24 @@ from torch import Tensor, nn
 
 from trainledger.nn.loss import run_loss
 from trainledger.spec.recipe import Recipe
+from trainledger.train.observer import TrainingState
 from trainledger.train.precision import autocast
 from trainledger.train.ranks import Ranks
-from trainledger.train.step import ALONE, Batch, Together
+from trainledger.train.reading import Reading
+from trainledger.train.step import ALONE, Batch, Feed, Together
+
+
+def losses_by_source(state: TrainingState, feed: Feed, reading: Reading, ranks: Ranks) -> dict[str, float]:
+    """The mean loss on the held-out text of each source, by name; raises on all ranks what one could not read."""
+    found = {
+        source: evaluate(
+            state.model, reading.held_out(feed.validation(source), sequences), state.run.recipe,
+            together=state.together, ranks=ranks, part=state.data_rank, parts=state.run.layout.data_ranks,
+        )
+        for source, sequences in feed.validation_sequences.items()
+    }  # fmt: skip
+    reading.refuse()
+    return found
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
-from trainledger.train.evaluation import evaluate
+from trainledger.train.evaluation import losses_by_source
 from trainledger.train.guard import Agreed, NotFinite, agree, forget_after, ordinal, to_go_back_to
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
@@ -65,7 +65,7 @@ class TrainingLoop:
         self.watch = SpikeWatch(self.recipe.watch, feed, say)
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
         state.unigram_entropy = feed.unigram_entropy
-        state.validation_sequences = feed.validation_sequences
+        state.validation_sequences = sum(feed.validation_sequences.values())
 
     def run(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
@@ -258,20 +258,18 @@ class TrainingLoop:
         self.say(f"{why}; back to {name}, {left_out} (roll-back {guard.roll_backs} of at most {beyond.times}).")
 
     def evaluate(self) -> None:
-        """The loss on held-out text, into the metrics."""
-        state = self.state
+        """The loss on held-out text of each source and, as they are mixed, of all; into the metrics."""
+        state, shares = self.state, self.feed.shares
         self.clock.exact = True
         with self.clock("evaluation"):
             state.optimizer.zero_grad(set_to_none=True)  # nobody reads them any more, and a step's peak has no room
-            held_out = self.reading.held_out(self.feed.validation(), self.feed.validation_sequences)
-            state.validation_loss = evaluate(
-                state.model, held_out, self.recipe, together=state.together, ranks=self.ranks,
-                part=state.data_rank, parts=state.run.layout.data_ranks,
-            )  # fmt: skip
-            self.reading.refuse()
+            losses = losses_by_source(state, self.feed, self.reading, self.ranks)
+        state.validation_loss = sum(share * losses[source] for source, share in shares.items())
         phases = self.clock.take()
         state.seconds += phases["evaluation"]
-        record = EvaluationRecord(state.step, state.validation_loss, state.unigram_entropy, phases)
+        record = EvaluationRecord(
+            state.step, state.validation_loss, state.unigram_entropy, phases, losses if len(shares) > 1 else {}
+        )
         self.metrics.evaluation(record)
         for each in self.observers:
             each.on_evaluation(record)

@@ -6,7 +6,6 @@ On resume the file is cut back to the checkpoint's step, so that it has each ste
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.durable import parse_json, sync, write_atomically
+from trainledger.spec.plain import finite
 from trainledger.train.observer import EvaluationRecord, StepRecord
 
 
@@ -32,6 +32,8 @@ class Metrics:
     def evaluation(self, record: EvaluationRecord) -> None:
         fields = asdict(record)
         del fields["unigram_entropy"]
+        if not record.by_source:
+            del fields["by_source"]
         self._write(fields)
 
     def event(self, event: str, step: int, **facts: object) -> None:
@@ -47,8 +49,7 @@ class Metrics:
 
     def _write(self, fields: Mapping[str, object]) -> None:
         # JSON has no NaN and no infinity; what is not finite is written as null.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        self._file.write(json.dumps(finite(dict(fields))) + "\n")
         self._file.flush()
 
 

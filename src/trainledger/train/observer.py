@@ -64,12 +64,16 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Mean loss over the held-out sequences after ``step`` steps, and the corpus' unigram entropy (both in nats)."""
+    """Mean loss over the held-out sequences after ``step`` steps, and the corpus' unigram entropy (both in nats).
+
+    Of a mixture the mean is as its sources are mixed, and ``by_source`` has the loss of each; else it is empty.
+    """
 
     step: int
     validation_loss: float
     unigram_entropy: float | None
     phase_seconds: dict[str, float]
+    by_source: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

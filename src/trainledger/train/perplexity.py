@@ -118,4 +118,4 @@ def _finished(waiting: deque[_Sum]) -> Iterator[DocumentLoss]:
     while waiting and not waiting[0].missing:
         done = waiting.popleft()
         document = done.document
-        yield DocumentLoss(document.place, len(document.ids) + 1, document.text_nbytes, done.nats)
+        yield DocumentLoss(document.place, len(document.ids) + 1, document.text_nbytes, done.nats, document.source)

@@ -64,7 +64,8 @@ class Progress(Observer):
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         unigram = "" if record.unigram_entropy is None else f" (unigram entropy {record.unigram_entropy:.3f})"
-        self._line(f"step {record.step}  validation loss {record.validation_loss:.3f} nats{unigram}")
+        by_source = "".join(f"; {name} {loss:.3f}" for name, loss in record.by_source.items())
+        self._line(f"step {record.step}  validation loss {record.validation_loss:.3f} nats{unigram}{by_source}")
 
     def on_checkpoint(self, step: int, path: Path, seconds: float) -> None:
         if self._bar is None:

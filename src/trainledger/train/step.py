@@ -6,7 +6,7 @@ data has its key from the same seed in `trainledger.data.sampler`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -46,8 +46,16 @@ class Feed(Protocol):
         """Loss in nats of a model that knows only how often each token occurs, if known."""
 
     @property
-    def validation_sequences(self) -> int:
-        """How many sequences `validation` gives."""
+    def remarks(self) -> Sequence[str]:
+        """Sentences that are said when a run begins or goes on."""
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of the sequences that are from each source, by name; text that is not mixed has the empty name."""
+
+    @property
+    def validation_sequences(self) -> Mapping[str, int]:
+        """How many sequences `validation` gives of each source, by name."""
 
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         """The micro-batches of step index ``first_step`` (0 is the first), of the next step, and so on."""
@@ -55,8 +63,8 @@ class Feed(Protocol):
     def documents(self, step: int) -> Sequence[str]:
         """The documents that the global batch of step index ``step`` has tokens of, with their places, if known."""
 
-    def validation(self) -> Iterable[Batch]:
-        """The same held-out batches each time."""
+    def validation(self, source: str) -> Iterable[Batch]:
+        """The held-out batches of a source, the same each time."""
 
     def close(self) -> None:
         """Close files and end threads."""

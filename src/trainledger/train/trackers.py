@@ -57,7 +57,8 @@ class Tracker(Observer):
         self._send(scalars, record.step)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
-        self._send({"validation_loss": record.validation_loss}, record.step)
+        by_source = {f"validation_loss/{name}": loss for name, loss in record.by_source.items()}
+        self._send({"validation_loss": record.validation_loss, **by_source}, record.step)
 
     def _send(self, scalars: dict[str, float], step: int) -> None:
         if self.sending:

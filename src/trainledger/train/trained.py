@@ -271,9 +271,9 @@ def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:
         return ByteTokenizer()
     if run.data.tokenizer != "bpe":
         return read_tokenizer(run.data.tokenizer, run.data.end_token)
-    from trainledger.data.prepare import prepare
+    from trainledger.data.mixture import open_mixture
 
-    return prepare(run.data, vocab_size=run.model.vocab_size, progress=True).tokenizer()
+    return open_mixture(run.data, vocab_size=run.model.vocab_size, progress=True).tokenizer()
 
 
 def _tokenizer_in(directory: Path, end_token: str | None) -> Tokenizer | None:

@@ -9,6 +9,7 @@ from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
+from trainledger.spec.rules.data import data_problems
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.rules.recipe import recipe_problems
@@ -19,6 +20,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     """Everything that the fields of a run say against each other."""
     yield from model_problems(run.model)
     yield from recipe_problems(run.recipe)
+    yield from data_problems(run.data)
     yield from layout_problems(run)
     yield from _adapters(run)
     yield from _loss(run)
