@@ -133,7 +133,10 @@ def shared_nbytes(run: Run) -> int:
         or recipe.attention_dropout > 0
         or spec.positions.kind == "alibi"
         or spec.attention.window
+        or recipe.documents is not None
     )
+    if recipe.documents is not None:  # each sequence has its own
+        per_mask *= run.device_batch
     masks = per_mask * len(windows_of(spec)) if needed else 0
     return angles + masks + (8 if run.grad_accum > 1 else 0)
 

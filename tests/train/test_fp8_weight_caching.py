@@ -169,10 +169,9 @@ def test_what_is_kept_is_cast_anew_in_each_step_and_not_used_between_steps() -> 
     assert set(model.state_dict()) == set(plain.state_dict())  # a checkpoint has no copies
     plain.load_state_dict(model.state_dict())
     held_out = CountingFeed(run, CPU).validation()
-    precision = run.recipe.precision
-    assert evaluate(model, held_out, precision) == evaluate(plain, held_out, precision)
+    assert evaluate(model, held_out, run.recipe) == evaluate(plain, held_out, run.recipe)
     inputs, _ = batches_of(run)[0]
-    with autocast(precision, CPU):
+    with autocast(run.recipe.precision, CPU):
         assert torch.equal(model.train()(inputs), plain.train()(inputs))
 
 

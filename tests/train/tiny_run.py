@@ -47,6 +47,7 @@ class CountingFeed:
     fingerprint = "counting"
     tokenizer_definition: str | None = None
     unigram_entropy: float | None = float(np.log(64))
+    end_id: int | None = 0  # where counting begins anew
     remarks: Sequence[str] = ()
     shares: Mapping[str, float] = {"": 1.0}
 
@@ -134,7 +135,7 @@ class UnreadableFeed(CountingFeed):
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         return self._read("steps", super().batches(first_step))
 
-    def validation(self) -> Iterator[Batch]:
+    def validation(self, source: str = "") -> Iterator[Batch]:
         return self._read("held-out", super().validation())
 
 

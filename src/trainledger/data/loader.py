@@ -80,6 +80,11 @@ class Loader:
         return {each.name: each.share for each in self.mixture.sources}
 
     @property
+    def end_id(self) -> int:
+        """The token that ends each document."""
+        return self.mixture.sources[0].store.end_id
+
+    @property
     def unigram_entropy(self) -> float:
         """Loss in nats of a model that knows only how often each token occurs."""
         return self.mixture.unigram_entropy_nats

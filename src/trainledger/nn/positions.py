@@ -16,6 +16,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.positions import Linear, Llama3, LongRope, Yarn
 from trainledger.spec.problem import InvalidInput, Problem
 
+NO_TOKEN = -1  # equal to no token's id
 Angles = tuple[Tensor, Tensor]  # cosines and sines, each [T, 1, J]
 
 
@@ -111,10 +112,13 @@ class Masks(nn.Module):
 
     The fused kernels know causal attention themselves and need a mask for windows and ALiBi only; attention that is
     written out always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
+    With ``documents`` each sequence has one of its own: a token sees those of its own document only. A document begins
+    with the token ``end_id`` that ends the one before; until that is told, a sequence is one document.
     """
 
-    def __init__(self, spec: ModelSpec, implementation: str, dropout: float) -> None:
+    def __init__(self, spec: ModelSpec, implementation: str, dropout: float, *, documents: bool = False) -> None:
         super().__init__()
+        self.documents, self.end_id = documents, NO_TOKEN
         self.windows = windows_of(spec)
         self.written_out = implementation == "math"
         self.dropout = dropout > 0
@@ -126,16 +130,20 @@ class Masks(nn.Module):
         )
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
-    def forward(self, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[int | None, Tensor | None]:
-        """By window: None, or what is added to scores, [1, 1 or H, T, S] in ``dtype``."""
+    def forward(
+        self, n_tokens: int, dtype: torch.dtype, device: torch.device, ids_BT: Tensor | None = None
+    ) -> dict[int | None, Tensor | None]:
+        """By window: None, or what is added to scores, [1 or B, 1 or H, T, S] in ``dtype``."""
+        others = self._of_other_documents(ids_BT) if self.documents else None
         always = self.written_out or self.slopes_H is not None or (self.dropout and device.type == "cpu")
+        always = always or others is not None
         made: dict[int | None, Tensor | None] = {}
         found: dict[int | None, Tensor | None] = {}
         for window in self.windows:
             narrow = window if window is not None and window < n_tokens else None
             if narrow not in made:
                 needed = always or narrow is not None
-                made[narrow] = self._mask(n_tokens, narrow, dtype, device) if needed else None
+                made[narrow] = self._mask(n_tokens, narrow, dtype, device, others) if needed else None
             found[window] = made[narrow]
         return found
 
@@ -152,7 +160,19 @@ class Masks(nn.Module):
         bias_HS = (self.slopes_H[:, None] * position_S).to(dtype)
         return {None: bias_HS[None, :, None]}
 
-    def _mask(self, n_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _of_other_documents(self, ids_BT: Tensor | None) -> Tensor:
+        """Which keys are of another document than the query, [B, 1, T, S]."""
+        assert ids_BT is not None, "documents are found by their token ids"
+        document_BT = (ids_BT == self.end_id).cumsum(1)
+        return document_BT[:, None, :, None] != document_BT[:, None, None]
+
+    def _mask(
+        self, n_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device, others_B1TS: Tensor | None
+    ) -> Tensor:
+        mask_1HTS = self._of_all_sequences(n_tokens, window, dtype, device)
+        return mask_1HTS if others_B1TS is None else mask_1HTS.masked_fill(others_B1TS, float("-inf"))
+
+    def _of_all_sequences(self, n_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         hidden_TS = torch.full((n_tokens, n_tokens), float("-inf"), dtype=dtype, device=device)
         mask_TS = hidden_TS.triu(1)
         if window is not None:

@@ -132,7 +132,8 @@ class Transformer(nn.Module):
     """A decoder-only Transformer of one `ModelSpec`.
 
     ``attention`` is one of a recipe's (absent: `usual`); ``checkpointing`` is the recipe that says what a forward
-    keeps for its backward (absent: everything). With a ``loss`` the model takes it itself.
+    keeps for its backward (absent: everything). With a ``loss`` the model takes it itself. With ``documents`` attention
+    stops at them, once `masks.end_id` is set.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Transformer(nn.Module):
         dispatching: Dispatching = DROPLESS,
         mtp_loss: float = 1.0,
         loss: HeadLoss | None = None,
+        documents: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -162,7 +164,7 @@ class Transformer(nn.Module):
         self.rotary = Rotary(spec) if "rotary" in angles else None
         self.rotary_local = Rotary(local_angles(spec)) if "rotary_local" in angles else None
         attention = usual(spec) if attention is None else attention
-        self.masks = Masks(spec, attention, attention_dropout)
+        self.masks = Masks(spec, attention, attention_dropout, documents=documents)
         self.dropout = Dropout(dropout)
 
         scores_again = checkpointing is not None and checkpointing.activation_checkpointing.kind == "attention"
@@ -195,7 +197,7 @@ class Transformer(nn.Module):
         x_BTD = self.embed(ids_BT)
         mtp = self.mtp if self.training and torch.is_grad_enabled() else None
         e_BTD = x_BTD if mtp is not None else None
-        shared = self.shared(range(self.spec.n_layers), x_BTD, ids_BT.shape[1])
+        shared = self.shared(range(self.spec.n_layers), x_BTD, ids_BT.shape[1], ids_BT=ids_BT)
         first = [x_BTD]  # no name here keeps the first block's input alive while the others run
         del x_BTD
         x_BTD = run_layers(list(self.layers), shared, first.pop(), self.spec, self.checkpointing)
@@ -214,14 +216,16 @@ class Transformer(nn.Module):
         """The next tokens of sequences whose keys and values are in a cache."""
         n_tokens, past = ids_BT.shape[1], cache.past
         x_BTD = self.embed(ids_BT, past)
-        shared = self.shared(range(self.spec.n_layers), x_BTD, n_tokens, past)
+        shared = self.shared(range(self.spec.n_layers), x_BTD, n_tokens, past, ids_BT)
         with cache.used_by(self.layers):
             for block, each in zip(self.layers, shared, strict=True):
                 x_BTD = block(x_BTD, each)
         logits_B1V: Tensor = self.lm_head(_normed(self.norm, x_BTD[:, -1:]))
         return logits_B1V[:, 0]
 
-    def shared(self, layers: Iterable[int], x_BTD: Tensor, n_tokens: int, past: int = 0) -> list[Shared]:
+    def shared(
+        self, layers: Iterable[int], x_BTD: Tensor, n_tokens: int, past: int = 0, ids_BT: Tensor | None = None
+    ) -> list[Shared]:
         """What these layers share with others of their kind; of the tokens x may have only this rank's."""
         dtype = compute_dtype(x_BTD)
         angles: dict[str | None, Angles | None] = {None: None}
@@ -229,8 +233,8 @@ class Transformer(nn.Module):
             angles["rotary"] = self.rotary(n_tokens, dtype, past)
         if self.rotary_local is not None:
             angles["rotary_local"] = self.rotary_local(n_tokens, dtype, past)
-        make = self.masks.of_last if past else self.masks
-        masks = make(past + n_tokens, dtype, x_BTD.device)
+        tokens, device = past + n_tokens, x_BTD.device
+        masks = self.masks.of_last(tokens, dtype, device) if past else self.masks(tokens, dtype, device, ids_BT)
         kinds = (kind_of(self.spec, layer) for layer in layers)
         return [(angles[angles_of(self.spec, kind)], masks[kind.window]) for kind in kinds]
 
@@ -271,4 +275,5 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         dispatching=Dispatching(recipe.expert_dispatch.factor, recipe.load_balance_loss),
         mtp_loss=recipe.mtp_loss,
         loss=HeadLoss(recipe.loss) if isinstance(recipe.loss, ChunkedLoss) else None,
+        documents=recipe.documents is not None,
     )

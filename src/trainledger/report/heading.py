@@ -56,10 +56,11 @@ def of_run(run: Run) -> tuple[str, ...]:
     recipe = run.recipe
     batches = f", in {run.grad_accum} micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
     sequences = counted(recipe.global_batch, "sequence")
+    within = " within documents" if recipe.documents is not None else ""
     return (
         f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
         f"{recipe.precision.kind}, {recipe.optimizer.kind} ({recipe.optimizer.implementation}), {recipe.attention} "
-        f"attention, activation checkpointing {recipe.activation_checkpointing.kind}",
+        f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
     )

@@ -154,6 +154,11 @@ class Recipe:
         "math = scores written out; accelerators: flash, efficient, cudnn",
         quantity="text", default="sdpa", choices=ATTENTIONS,
     )  # fmt: skip
+    documents: str | None = setting(
+        "masked = a token sees those of its own document only, from the end token before it on (Llama 3, arXiv "
+        "2407.21783, section 3.2; positions count on through the sequence); absent = all before it in the sequence",
+        quantity="text", default=None, choices=("masked",),
+    )  # fmt: skip
     activation_checkpointing: Checkpointing = part(
         "what is computed again in backward instead of kept: none; full = every block; segments = several blocks "
         "together; from-start = each block's input from the embedding on; selective = all but the operations in keep; "

@@ -133,6 +133,8 @@ def _prepare(
     path = None if found is None else checkpoint.checkpoints_dir(run_dir) / found
     with memory_told():
         model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
+        if run.recipe.documents is not None:
+            model.masks.end_id = _end_of_documents(feed)
         optimizer = (
             optimizer_on_rank(model, run.recipe, together, width_factor=run.width_factor)
             if isinstance(together, RanksTogether)
@@ -195,6 +197,14 @@ def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
         rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
         raise InvalidInput([_of_text(run, rule)], str(run_dir))
     return path.name
+
+
+def _end_of_documents(feed: Feed) -> int:
+    """The token that ends a document."""
+    if feed.end_id is None:
+        rule = "needs data that says which token ends a document"
+        raise InvalidInput([Problem("recipe.documents", "masked", rule, "none")])
+    return feed.end_id
 
 
 def _of_text(run: Run, rule: str) -> Problem:

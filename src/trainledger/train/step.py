@@ -46,6 +46,10 @@ class Feed(Protocol):
         """Loss in nats of a model that knows only how often each token occurs, if known."""
 
     @property
+    def end_id(self) -> int | None:
+        """The token that ends each document, if known."""
+
+    @property
     def remarks(self) -> Sequence[str]:
         """Sentences that are said when a run begins or goes on."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -250,7 +250,7 @@ def with_adapters_merged(
 
     ``averages`` come in the place of trained weights.
     """
-    model = build_model(spec, recipe)
+    model = build_model(spec, replace(recipe, documents=None))  # each document is read by itself
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in load_file(file).items():

@@ -109,6 +109,7 @@ class Sizes:
     layout: Layout = Layout()
     attention_again: bool = False  # whether scores and mixtures are made again in backward
     cache: str | None = None  # the format of keys and values that are remembered; None = nothing is
+    documents: bool = False  # whether attention stops at the documents of a sequence
     cached_tokens: Int | None = None  # decoding: tokens of each sequence in the cache, the new one included
 
     @property
@@ -127,5 +128,5 @@ def sizes_of(run: Run, backend: str) -> Sizes:
     return Sizes(
         run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout,
         backend, recipe.expert_dispatch.factor, recipe.load_balance_loss > 0, run.layout,
-        recipe.activation_checkpointing.kind == "attention",
+        recipe.activation_checkpointing.kind == "attention", documents=recipe.documents is not None,
     )  # fmt: skip

@@ -70,7 +70,7 @@ def hidden(
     x = embed(tape, sizes, leaves, ids) if received is None else received
     del received
     angles = all_angles(tape, sizes)
-    seen = masks(tape, sizes, windows_of(sizes.spec))
+    seen = masks(tape, sizes, windows_of(sizes.spec), ids)
     e = x if sizes.spec.n_mtp_layers and leaves.head is not None else None
     if e is not None and leaves.before == {}:  # the last stage of several has only seen what its layers read
         e = embed(tape, sizes, leaves, ids)

@@ -1,6 +1,6 @@
 """What is added to the scores of attention on a tape: the same expressions as in `nn.positions`.
 
-Sizes: T tokens, H query heads.
+Sizes: B sequences, T tokens, H query heads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from trainledger.spec.recompute import kinds_again
 Masks = dict[int | None, Array | None]
 
 
-def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
+def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None], ids: Array | None = None) -> Masks:
     """The masks that the layers need, by window; None where a kernel knows by itself what a query sees.
+
+    Those that stop at documents are made of token ``ids``.
 
     FlashAttention knows windows and ALiBi (the package of Dao 2023), PyTorch's kernels nothing but causal attention.
     `InvalidInput` where the recipe's attention cannot do what the model needs.
@@ -29,14 +31,15 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     _refuse(tape, sizes)
     if sizes.attention == "flash":
         return dict.fromkeys(windows)
-    always = written_out_here(sizes) or sizes.spec.positions.kind == "alibi"
+    always = written_out_here(sizes) or sizes.spec.positions.kind == "alibi" or sizes.documents
     made: Masks = {}
     found: Masks = {}
     with tape.at("masks"):
+        others = _of_other_documents(tape, sizes, ids) if sizes.documents else None
         for window in windows:
             narrow = None if window is None or hides_nothing(window, sizes.T) else window
             if narrow not in made:
-                made[narrow] = _mask(tape, sizes, narrow) if always or narrow is not None else None
+                made[narrow] = _mask(tape, sizes, narrow, others) if always or narrow is not None else None
             found[window] = made[narrow]
     return found
 
@@ -79,7 +82,23 @@ def hides_nothing(window: int, tokens: Int) -> bool:
     return bool(fits.all()) if hasattr(fits, "all") else bool(fits == True)  # noqa: E712 (a relation is no bool)
 
 
-def _mask(tape: Tape, sizes: Sizes, window: int | None) -> Array:
+def _of_other_documents(tape: Tape, sizes: Sizes, ids: Array | None) -> Array:
+    """A byte for each query and key that are of two documents."""
+    assert ids is not None, "documents are found by their token ids"
+    document = tape.make(
+        "cumsum", "reduction", tape.pointwise("eq", ids, dtype="bool"), dtype="int64", flops=ids.elements
+    )
+    return tape.pointwise("ne", document, document, elements=sizes.rows * sizes.T, dtype="bool")
+
+
+def _mask(tape: Tape, sizes: Sizes, window: int | None, others: Array | None) -> Array:
+    mask = _of_all_sequences(tape, sizes, window)
+    if others is None:
+        return mask
+    return tape.pointwise("masked_fill", mask, others, elements=sizes.B * mask.elements)
+
+
+def _of_all_sequences(tape: Tape, sizes: Sizes, window: int | None) -> Array:
     T, dtype, heads = sizes.T, tape.compute_dtype, sizes.spec.attention.n_heads
     hidden = tape.make("full", "copy", elements=T * T, dtype=dtype)
     mask = tape.make("triu", "copy", hidden)

@@ -10,6 +10,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
 from trainledger.spec.rules.data import data_problems
+from trainledger.spec.rules.documents import document_problems
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.rules.recipe import recipe_problems
@@ -22,6 +23,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from recipe_problems(run.recipe)
     yield from data_problems(run.data)
     yield from layout_problems(run)
+    yield from document_problems(run)
     yield from _adapters(run)
     yield from _loss(run)
     yield from _maximal_update(run)
@@ -35,6 +37,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
 def memory_problems(run: Run) -> Iterator[Problem]:
     """What is wrong with a run as far as its memory and its layout go."""
     yield from layout_problems(run)
+    yield from document_problems(run)
     yield from _adapters(run)
     yield from _loss(run)
     yield from _experts(run)
