@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -215,6 +216,8 @@ class _ReadAhead:
         arguments = (read_step, first_step, device, self._ready, self._ended)
         self._thread = threading.Thread(target=_read_on, args=arguments, name="trainledger data", daemon=True)
         self._thread.start()
+        # At the end of a program, too: a thread that runs while the interpreter goes takes it down with an abort.
+        weakref.finalize(self, _end, self._thread, self._ended)
 
     def get(self) -> _Pending | None:
         """The next step; None after `close`. Raises what the thread met."""
@@ -229,9 +232,13 @@ class _ReadAhead:
         return None
 
     def close(self) -> None:
-        self._ended.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        _end(self._thread, self._ended)
+
+
+def _end(thread: threading.Thread, ended: threading.Event) -> None:
+    ended.set()
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def _read_on(
