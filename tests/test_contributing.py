@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 HOUSE = Path(__file__).parents[1]
@@ -21,10 +22,11 @@ def test_every_written_page_is_listed_with_its_command() -> None:
         assert (HOUSE / command.split()[1]).is_file()
 
 
-def _names_of(module: ast.Module) -> set[str]:
+@cache
+def _names_of(path: Path) -> set[str]:
     """What a module binds at its top, in conditions and blocks too."""
     found = set()
-    for node in ast.walk(module):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -36,10 +38,9 @@ def _names_of(module: ast.Module) -> set[str]:
 
 def test_tests_import_what_their_neighbours_have() -> None:
     """Of every cost: an import that fails in a test of processes is otherwise seen by `make test-all` alone."""
-    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (HOUSE / "tests").rglob("*.py")}
-    for path, module in modules.items():
-        for node in ast.walk(module):
-            neighbour = path.with_name(f"{node.module}.py") if isinstance(node, ast.ImportFrom) else None
-            if neighbour in modules:
-                missing = {each.name for each in node.names} - _names_of(modules[neighbour])
+    for path in (HOUSE / "tests").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            neighbour = path.with_name(f"{node.module}.py") if isinstance(node, ast.ImportFrom) else path
+            if neighbour != path and neighbour.is_file():
+                missing = {each.name for each in node.names} - _names_of(neighbour)
                 assert not missing, f"{path.name} imports {sorted(missing)} of {neighbour.name}, which has no such name"

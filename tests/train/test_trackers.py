@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def interrupted_and_resumed(run_dir: Path, tracker) -> dict[int, float]:
     run = tiny_run()
     with pytest.raises(Interrupted):
         train(run, run_dir, open_feed=CountingFeed, observers=[tracker(), StopAfter(3)])
+    time.sleep(1)  # TensorBoard reads its files in the order of their names, which have the second and a counter
     train(run, run_dir, open_feed=CountingFeed, observers=[tracker()], resume=True)
     return {each["step"]: each["loss"] for each in read(run_dir / "metrics.jsonl") if "loss" in each}
 
