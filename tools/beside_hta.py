@@ -25,7 +25,7 @@ from trainledger.profiler.kinds import COMMUNICATION
 from trainledger.profiler.read import read_profile
 from trainledger.profiler.recording import NONE, Recording
 from trainledger.profiler.step_time import timeline
-from trainledger.profiler.steps import launches_of, steps_of
+from trainledger.profiler.steps import steps_of
 
 COLUMNS = ("computing", "communicating, copying", "idle", "overlapped")
 
@@ -78,7 +78,7 @@ def main() -> None:
             print(f"{each.name:<34} it cannot be read there: {type(error).__name__}")
             continue
         recording = read_profile(each)
-        linked = recording.work.where(launches_of(recording) != NONE)
+        linked = recording.work.where(recording.launch_of_work != NONE)
         us, whole = ours(replace(recording, work=linked)), ours(recording)
         cells = [f"{a:.1f} / {b:.1f} ms" for a, b in zip(us[:3], them[:3], strict=True)]
         print(f"{each.name:<34} " + "  ".join(f"{cell:>22}" for cell in [*cells, f"{us[3]:.1%} / {them[3]:.1%}"]))

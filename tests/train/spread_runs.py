@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_runs import run_of, train_on_ranks
 from tiny_run import CountingFeed
 
+from trainledger.nn.transformer import build
 from trainledger.spec.layout import Layout
+from trainledger.train.checkpoint import all_checkpoints
 from trainledger.train.engine import train
+from trainledger.train.loading import read_into
 from trainledger.train.metrics import read
+from trainledger.train.saving import model_tensors
 
 Layouts = Mapping[str, Mapping[str, Any]]  # by the name of a run's directory
 
@@ -46,6 +51,14 @@ def go_on(where: Path, leg: Mapping[str, Any], fields: dict[str, Any]) -> None:
 def told(run_dir: Path, what: str) -> list[float]:
     """What each line of a run's metrics says that has it."""
     return [each[what] for each in read(run_dir / "metrics.jsonl") if what in each]
+
+
+def weights(run_dir: Path, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights of a run's newest checkpoint, whatever layout wrote it."""
+    run = run_of({"fields": fields})
+    tensors = model_tensors(build(run.model, run.recipe))
+    read_into(all_checkpoints(run_dir)[-1], tensors)
+    return tensors
 
 
 def compare(spread: Path, alone: Path, steps: int) -> None:

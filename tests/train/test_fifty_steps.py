@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from rank_runs import run_of
-from spread_runs import Layouts, told, train_all
-
-from trainledger.nn.transformer import build
-from trainledger.train.checkpoint import all_checkpoints
-from trainledger.train.loading import read_into
-from trainledger.train.saving import model_tensors
+from spread_runs import Layouts, told, train_all, weights
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -56,13 +49,6 @@ OF_EXPERTS: dict[int, Layouts] = {
     2: {"expert": {"shard": 2, "expert": 2}},
     4: {"experts of shards": {"shard": 4, "expert": 2}},
 }
-
-
-def weights(run_dir: Path, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
-    run = run_of({"fields": fields})
-    tensors = model_tensors(build(run.model, run.recipe))
-    read_into(all_checkpoints(run_dir)[-1], tensors)
-    return tensors
 
 
 @pytest.mark.parametrize(("by_ranks", "fields"), [(DENSE, FIELDS), (OF_EXPERTS, EXPERTS)], ids=["dense", "experts"])

@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rank_runs import run_of, train_on_ranks
-from spread_runs import told, train_all, train_alone, train_each
+from rank_runs import train_on_ranks
+from spread_runs import told, train_all, train_alone, train_each, weights
 from tiny_run import TINY
 
-from trainledger.nn.transformer import build
 from trainledger.nn.weights import read_weights
 from trainledger.train.checkpoint import all_checkpoints, damage, model_files, read_facts
-from trainledger.train.loading import read_into
 from trainledger.train.metrics import read
-from trainledger.train.saving import model_tensors
 
 # A vocabulary and widths that no number of ranks divides evenly where torch allows it; tied embeddings.
 FIELDS: dict[str, Any] = {"steps": 12, "global_batch": 8, "micro_batch": 1, "checkpoints.every": 4}
@@ -46,17 +43,10 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return list(read(run_dir / "metrics.jsonl"))
 
 
-def weights(run_dir: Path, described: dict[str, Any]) -> dict[str, torch.Tensor]:
-    run = run_of(described)
-    tensors = model_tensors(build(run.model, run.recipe))
-    read_into(all_checkpoints(run_dir)[-1], tensors)
-    return tensors
-
-
 def compare(where: Path, name: str, fields: dict[str, Any]) -> None:
     """Losses, gradient norms and final weights of a layout's run are those of one process."""
     assert told(where / name, "loss") == pytest.approx(told(where / "alone", "loss"), rel=1e-5)
-    alone, spread = (weights(where / each, {"fields": fields}) for each in ("alone", name))
+    alone, spread = (weights(where / each, fields) for each in ("alone", name))
     assert alone.keys() == spread.keys()
     for each in alone:
         # Adam divides a gradient by its own size: where that is rounding, so is the direction of an update of 1e-2.
@@ -104,7 +94,7 @@ def test_every_rank_writes_its_part_and_no_other(trained: Path, ranks: int, name
     stored = sum(each.stat().st_size for each in newest.glob("*.safetensors"))
     alone = sum(each.stat().st_size for each in all_checkpoints(trained / "alone")[-1].glob("*.safetensors"))
     assert stored == pytest.approx(alone, abs=16_000 * ranks)  # the headers of the files
-    by_torch, ours = weights(trained / name, {"fields": FIELDS}), read_weights(TINY, *model_files(newest))
+    by_torch, ours = weights(trained / name, FIELDS), read_weights(TINY, *model_files(newest))
     for parameter, value in ours.named_parameters():
         assert torch.equal(value, by_torch[parameter])
 

@@ -124,12 +124,8 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
     documents: Iterator[TokenizedDocument]
     if args.text:
         cache = Path("cache" if run is None else run.data.cache)
-        found_in, of, in_all = (
-            documents_of(args.text, tokenizer, args.text_field, cache),
-            ", ".join(args.text),
-            args.documents,
-        )
-        documents = islice(found_in, args.documents)
+        documents = islice(documents_of(args.text, tokenizer, args.text_field, cache), args.documents)
+        of, in_all = ", ".join(args.text), args.documents
     elif run is None:
         rule = f"{args.model} is no run with held-out text of its own; name files, directories or globs"
         raise InvalidInput([Problem("--text", None, rule)])

@@ -217,7 +217,7 @@ class _ReadAhead:
         self._thread = threading.Thread(target=_read_on, args=arguments, name="trainledger data", daemon=True)
         self._thread.start()
         # At the end of a program, too: a thread that runs while the interpreter goes takes it down with an abort.
-        weakref.finalize(self, _end, self._thread, self._ended)
+        self._close = weakref.finalize(self, _end, self._thread, self._ended)
 
     def get(self) -> _Pending | None:
         """The next step; None after `close`. Raises what the thread met."""
@@ -232,7 +232,7 @@ class _ReadAhead:
         return None
 
     def close(self) -> None:
-        _end(self._thread, self._ended)
+        self._close()
 
 
 def _end(thread: threading.Thread, ended: threading.Event) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording, looked_up
+from trainledger.profiler.flops import ProductRate
+from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording
 from trainledger.profiler.step_time import (
     AFTER_SYNC,
     EXPOSED,
@@ -44,25 +45,18 @@ class Cause:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A product of the step: shape, format, how often, its nanoseconds, and those at the peak (0: not known)."""
-
-    shape: str
-    dtype: str
-    count: int
-    nanoseconds: int
-    at_peak_ns: float
-
-
-def causes(recording: Recording, step: StepTime, ran: tuple[Ran, ...]) -> tuple[Cause, ...]:
+def causes(
+    recording: Recording, step: StepTime, rates: Sequence[ProductRate], peaks: Mapping[str, float]
+) -> tuple[Cause, ...]:
     """The causes that are worth a sentence, the one with most at stake first."""
     least = _WORTH_A_SENTENCE * step.nanoseconds
-    found = [each for each in _causes(recording, step, ran) if each.nanoseconds >= least]
+    found = [each for each in _causes(recording, step, rates, peaks) if each.nanoseconds >= least]
     return tuple(sorted(found, key=lambda each: -each.nanoseconds))
 
 
-def _causes(recording: Recording, step: StepTime, ran: tuple[Ran, ...]) -> Iterator[Cause]:
+def _causes(
+    recording: Recording, step: StepTime, rates: Sequence[ProductRate], peaks: Mapping[str, float]
+) -> Iterator[Cause]:
     parts, work = step.parts_ns, recording.work
     begin, end = step.step.device_ns
     inside = work.where((work.begins_ns >= begin) & (work.begins_ns < end))
@@ -122,16 +116,15 @@ def _causes(recording: Recording, step: StepTime, ran: tuple[Ran, ...]) -> Itera
             "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
             "rare.",
         )  # fmt: skip
-    yield from _of_products(ran)
+    yield from _of_products(rates, peaks)
 
 
 def _of_synchronizations(recording: Recording, step: StepTime) -> str:
-    launches, operators = recording.launches, recording.operators
     begin, end = step.step.host_ns
-    names = [number for number, name in enumerate(recording.names) if SYNC.search(name)]
-    waits = launches.where(np.isin(launches.names, names) & (launches.begins_ns >= begin) & (launches.begins_ns < end))
-    of = looked_up(operators.operators, np.arange(len(operators)), waits.operators)
-    by = Counter(recording.names[operators.names[each]] for each in of.tolist() if each != NONE)
+    waits = recording.named(recording.launches, SYNC)
+    waits = waits.where((waits.begins_ns >= begin) & (waits.begins_ns < end))
+    of = recording.operators_with(waits.operators)
+    by = Counter(recording.names[recording.operators.names[each]] for each in of.tolist() if each != NONE)
     who = f", most of them in {by.most_common(1)[0][0]}" if by else ""
     return (
         f"The host waited for the device {format_count(len(waits))} times{who}, and then had nothing launched ahead: "
@@ -148,23 +141,18 @@ def _of_communication(step: StepTime) -> str:
     )
 
 
-def _of_products(ran: tuple[Ran, ...]) -> Iterator[Cause]:
-    lost = [(each.nanoseconds - each.at_peak_ns / REACHABLE, each) for each in ran if each.at_peak_ns]
+def _of_products(rates: Sequence[ProductRate], peaks: Mapping[str, float]) -> Iterator[Cause]:
+    known = [(each, at_peak) for each in rates if (at_peak := each.at_peak_ns(peaks)) is not None]
+    lost = [(each.nanoseconds - at_peak / REACHABLE, at_peak, each) for each, at_peak in known]
     worst = sorted((each for each in lost if each[0] > 0), key=lambda each: -each[0])
     if not worst:
         return
-    some = "; ".join(f"{each.shape} in {each.dtype} reaches {_share(each)}" for _, each in worst[:_WORST_SHAPES])
+    some = "; ".join(
+        f"{each.shape} in {each.dtype} reaches {format_percent(at_peak / each.nanoseconds)}"
+        for _, at_peak, each in worst[:_WORST_SHAPES]
+    )
     yield Cause(
-        "products below the peak", round(sum(each for each, _ in worst)),
+        "products below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)),
         f"Products and attention are below {format_percent(REACHABLE)} of the peak: {some}. Larger sizes, "
         "multiples of 64, and formats of fewer bits, come closer.",
     )  # fmt: skip
-
-
-def _share(product: Ran) -> str:
-    return format_percent(product.at_peak_ns / product.nanoseconds)
-
-
-def at_peak_ns(flops: int, dtype: str, peaks: Mapping[str, float]) -> float:
-    """How long so many FLOPs take at a device's peak of their format; 0 where it is not known."""
-    return flops * NANOSECONDS_PER_SECOND / peaks[dtype] if dtype in peaks else 0.0

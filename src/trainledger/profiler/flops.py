@@ -7,13 +7,14 @@ not counted with it: `aten::linear` runs `aten::addmm`, which is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from trainledger.ledger import rules
 from trainledger.profiler.kinds import kind_of_operator
 from trainledger.profiler.recording import NONE, Recording, Shapes
+from trainledger.units import NANOSECONDS_PER_SECOND
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -26,6 +27,26 @@ class Product:
     shape: str
     flops: int
     dtype: str
+
+
+@dataclass(frozen=True)
+class ProductRate:
+    """A product of the step: its shape and format, how often it ran, and how long its kernels took."""
+
+    kind: str
+    shape: str
+    dtype: str
+    count: int
+    flops: int
+    nanoseconds: int
+
+    @property
+    def flops_per_second(self) -> float | None:
+        return self.flops * NANOSECONDS_PER_SECOND / self.nanoseconds if self.nanoseconds else None
+
+    def at_peak_ns(self, peaks: Mapping[str, float]) -> float | None:
+        """How long it takes at a device's peaks by format; None where that of its format is not known."""
+        return self.flops * NANOSECONDS_PER_SECOND / peaks[self.dtype] if self.dtype in peaks else None
 
 
 _DTYPES = {

@@ -14,7 +14,8 @@ KINDS = (
 )  # fmt: skip
 COMMUNICATION = "communication"
 
-_COLLECTIVE = re.compile(r"nccl|rccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+UPDATE = re.compile(r"^Optimizer\.step#")  # what PyTorch calls the annotation around an optimizer's update
+COLLECTIVE = re.compile(r"nccl|rccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 _OF_OPERATORS = (
     ("attention", r"attention|flash|fmha|scaled_dot_product|ring_attn"),
     ("convolution", r"conv"),
@@ -52,7 +53,7 @@ def is_collective(name: str) -> bool:
     >>> is_collective("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     True
     """
-    return _COLLECTIVE.search(name) is not None
+    return COLLECTIVE.search(name) is not None
 
 
 def kind_of_kernel(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which operator the device work belongs to, and what runs on the host outside its callees."""
+"""The kind of each piece of device work, and of what runs on the host outside its callees."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.profiler.intervals import Intervals, union
-from trainledger.profiler.kinds import COMMUNICATION, is_collective, kind_of_kernel, kind_of_operator
-from trainledger.profiler.recording import NONE, Recording, Spans, looked_up
-
-_UPDATE = re.compile(r"^Optimizer\.step#")
-
-
-def operator_of_work(recording: Recording) -> npt.NDArray[np.int64]:
-    """The index of the operator that each piece of device work was launched by; `NONE` where none is known.
-
-    By the External id that a kernel or its launch has in common with an operator. A launch outside all operators has
-    the id of nobody.
-    """
-    work, launches, operators = recording.work, recording.launches, recording.operators
-    ids = np.where(work.operators != NONE, work.operators, looked_up(launches.links, launches.operators, work.links))
-    return looked_up(operators.operators, np.arange(len(operators)), ids)
+from trainledger.profiler.kinds import COMMUNICATION, UPDATE, is_collective, kind_of_kernel, kind_of_operator
+from trainledger.profiler.recording import NONE, Recording, Spans
 
 
 def kinds_of_work(recording: Recording) -> list[str]:
     """The kind of each piece of device work: of its operator, else of its own name; copies are ``copy``."""
-    work, of = recording.work, operator_of_work(recording)
-    updates = _during(recording, _UPDATE)
+    work, of = recording.work, recording.operator_of_work
+    updates = _during(recording, UPDATE)
     by_operator = [kind_of_operator(each) for each in recording.names]
     by_kernel = [COMMUNICATION if is_collective(each) else kind_of_kernel(each) for each in recording.names]
     found = []
@@ -47,8 +34,7 @@ def kinds_of_work(recording: Recording) -> list[str]:
 
 def _during(recording: Recording, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Whether each operator begins inside an annotation of such a name on its own thread."""
-    names = [number for number, name in enumerate(recording.names) if pattern.match(name)]
-    around, operators = recording.annotations.where(np.isin(recording.annotations.names, names)), recording.operators
+    around, operators = recording.named(recording.annotations, pattern), recording.operators
     inside = np.zeros(len(operators), dtype=bool)
     for begin, end, lane in zip(around.begins_ns, around.ends_ns, around.lanes, strict=True):
         first, last = np.searchsorted(operators.begins_ns, [begin, end])
@@ -59,7 +45,7 @@ def _during(recording: Recording, pattern: re.Pattern[str]) -> npt.NDArray[np.bo
 def kinds_on_host(recording: Recording) -> dict[str, Intervals]:
     """Of a program without a device: the moments in which operators of each kind run, outside those they call."""
     operators = recording.operators
-    updates = _during(recording, _UPDATE)
+    updates = _during(recording, UPDATE)
     kinds = [COMMUNICATION if is_collective(each) else kind_of_operator(each) for each in recording.names]
     pieces: dict[str, list[tuple[int, int]]] = {}
     for begin, end, index in alone(operators):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,17 +12,15 @@ import numpy as np
 
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
-from trainledger.profiler.causes import Cause, Ran, at_peak_ns, causes
-from trainledger.profiler.flops import Product, products
+from trainledger.profiler.causes import Cause, causes
+from trainledger.profiler.flops import Product, ProductRate, products
 from trainledger.profiler.kinds import COMMUNICATION
-from trainledger.profiler.operators import kinds_of_work, operator_of_work
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
 from trainledger.profiler.recording import NONE, Message, Recording
 from trainledger.profiler.step_time import StepTime, step_time, timeline
 from trainledger.profiler.steps import Step, steps_of
 from trainledger.spec.cluster import Device
-from trainledger.units import NANOSECONDS_PER_SECOND
 
 Key = TypeVar("Key")
 
@@ -35,22 +33,6 @@ class KernelTime:
     kind: str
     count: int
     nanoseconds: int
-
-
-@dataclass(frozen=True)
-class ProductRate:
-    """A product of the step: its shape and format, how often it ran, and how long its kernels took."""
-
-    kind: str
-    shape: str
-    dtype: str
-    count: int
-    flops: int
-    nanoseconds: int
-
-    @property
-    def flops_per_second(self) -> float | None:
-        return self.flops * NANOSECONDS_PER_SECOND / self.nanoseconds if self.nanoseconds else None
 
 
 @dataclass(frozen=True)
@@ -104,10 +86,9 @@ class Profile(Answer, report="profile"):
         if self.device is None or not self.flops or not self.step.nanoseconds:
             return None
         peaks = self.device.peak_flops_per_second
-        if any(each.dtype not in peaks for each in self.products if each.flops):
-            return None
-        at_peak_seconds = sum(each.flops / peaks[each.dtype] for each in self.products)
-        return at_peak_seconds * NANOSECONDS_PER_SECOND / self.step.nanoseconds
+        at_peak_ns = [each.at_peak_ns(peaks) for each in self.products if each.flops]
+        known = [each for each in at_peak_ns if each is not None]
+        return sum(known) / self.step.nanoseconds if len(known) == len(at_peak_ns) else None
 
 
 def profile_of(path: str | os.PathLike[str], advance: Advance = lambda nbytes: None) -> Profile:
@@ -121,28 +102,25 @@ def profile(recording: Recording, path: str = "") -> Profile:
     each = tuple(step_time(times, step) for step in steps.steps)
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
-    kernels, rates, sent = _of_step(recording, steps.steps[at])
+    kernels, rates, sent = _of_step(recording, times.work_kinds, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
-    ran = tuple(
-        Ran(rate.shape, rate.dtype, rate.count, rate.nanoseconds, at_peak_ns(rate.flops, rate.dtype, peaks))
-        for rate in rates
-    )
     return Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
-        causes=causes(recording, each[at], ran), doubts=doubts(recording, steps), on_device=recording.on_device,
+        causes=causes(recording, each[at], rates, peaks), doubts=doubts(recording, steps),
+        on_device=recording.on_device,
     )  # fmt: skip
 
 
 def _of_step(
-    recording: Recording, step: Step
+    recording: Recording, kinds: Sequence[str], step: Step
 ) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...], tuple[Sent, ...]]:
     """The kernels, products and collectives of a step, those that take longest first."""
     multiplied = products(recording)
     if not recording.on_device:
         return (), _rates(_products_on_host(recording, step, multiplied)), ()
-    work, kinds, of = recording.work, kinds_of_work(recording), operator_of_work(recording)
+    work, of = recording.work, recording.operator_of_work
     begin, end = step.device_ns
     inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
     lengths = work.ends_ns - work.begins_ns

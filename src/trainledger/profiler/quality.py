@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
-
-from trainledger.profiler.kinds import is_collective
-from trainledger.profiler.operators import operator_of_work
+from trainledger.profiler.kinds import COLLECTIVE
 from trainledger.profiler.recording import NONE, Message, Recording, Shapes
-from trainledger.profiler.steps import Steps, launches_of
+from trainledger.profiler.steps import Steps
 from trainledger.units import format_percent
 
 _GRAPH = re.compile(r"GraphLaunch")
@@ -46,18 +43,17 @@ def _doubts(recording: Recording, steps: Steps) -> Iterator[str]:
 
 def _of_device(recording: Recording, steps: Steps) -> Iterator[str]:
     work = recording.work
-    alone = float((launches_of(recording) == NONE).mean())
+    alone = float((recording.launch_of_work == NONE).mean())
     if alone > _FEW:
         yield (
             f"Of {format_percent(alone)} of the device work the launch is not here (launched before the recording, or "
             "by a program that was not recorded): whether the host came too late there is told by the length of gaps."
         )
-    unknown = float((operator_of_work(recording) == NONE).mean())
+    unknown = float((recording.operator_of_work == NONE).mean())
     if unknown > _FEW:
         share = format_percent(unknown)
         yield f"Of {share} of the device work no operator is known: its kind is that of its kernel's name."
-    names = {number for number, name in enumerate(recording.names) if _GRAPH.search(name)}
-    graphs = int(np.isin(recording.launches.names, list(names)).sum())
+    graphs = len(recording.named(recording.launches, _GRAPH))
     if graphs:
         yield (
             f"{graphs:,} launches are graphs, which hide their operators: shapes and FLOPs within them are not known, "
@@ -66,8 +62,7 @@ def _of_device(recording: Recording, steps: Steps) -> Iterator[str]:
     empty = [each.name for each in steps.steps if not _works_in(recording, each.device_ns)]
     if empty:
         yield f"Steps without device work: {', '.join(empty)}."
-    collectives = [number for number, name in enumerate(recording.names) if is_collective(name)]
-    sent = work.where(np.isin(work.names, collectives))
+    sent = recording.named(work, COLLECTIVE)
     if len(sent) and not any(
         each != NONE and isinstance(recording.arguments[each], Message) for each in sent.more.tolist()
     ):

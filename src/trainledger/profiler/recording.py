@@ -5,8 +5,10 @@ Times are whole nanoseconds from a beginning of the profiler's own. Names, and s
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,8 +92,33 @@ class Recording:
         """Whether there is device work; else the operators themselves are the work."""
         return len(self.work) > 0
 
+    def named(self, spans: Spans, pattern: re.Pattern[str]) -> Spans:
+        """Those whose name a pattern finds."""
+        numbers = [number for number, name in enumerate(self.names) if pattern.search(name)]
+        return spans.where(np.isin(spans.names, numbers))
 
-def looked_up(keys: Column, values: Column, asked: Column) -> Column:
+    def operators_with(self, ids: Column) -> Column:
+        """The index of the operator that has each of these External ids; `NONE` where none has it."""
+        return _looked_up(self.operators.operators, np.arange(len(self.operators)), ids)
+
+    @cached_property
+    def launch_of_work(self) -> Column:
+        """The index of the launch of each piece of device work; `NONE` where the recording has none."""
+        return _looked_up(self.launches.links, np.arange(len(self.launches)), self.work.links)
+
+    @cached_property
+    def operator_of_work(self) -> Column:
+        """The index of the operator that each piece of device work was launched by; `NONE` where none is known.
+
+        By the External id that a kernel or its launch has in common with an operator. A launch outside all operators
+        has the id of nobody.
+        """
+        launch = self.launch_of_work
+        of_launch = np.append(self.launches.operators, NONE)[launch]  # `NONE` is the last one's index
+        return self.operators_with(np.where(self.work.operators != NONE, self.work.operators, of_launch))
+
+
+def _looked_up(keys: Column, values: Column, asked: Column) -> Column:
     """The value of each key that is asked for, `NONE` where there is no such key; of equal keys the last one's."""
     if not len(keys):
         return np.full(len(asked), NONE)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainledger.profiler.intervals import Intervals, common, length, union, within, without
+from trainledger.profiler.intervals import Intervals, length, union, within, without
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
 from trainledger.profiler.operators import kinds_of_work, kinds_on_host
 from trainledger.profiler.recording import NONE, Recording
-from trainledger.profiler.steps import Step, launches_of
+from trainledger.profiler.steps import Step
 
 COPY, EXPOSED = "copies", "exposed communication"
 # Of a device that does nothing; of a program without one what lies outside all operators is `OUTSIDE`.
@@ -56,9 +56,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each kind of thing ran in a recording."""
+    """When each kind of thing ran in a recording, on its device where it has one."""
 
-    on_device: bool
+    work_kinds: tuple[str, ...]  # of each piece of device work
     kinds: Mapping[str, Intervals]
     data: Intervals
     after_sync: Intervals
@@ -67,8 +67,9 @@ class Timeline:
 
 def timeline(recording: Recording) -> Timeline:
     """The moments of each kind of work, and those in which the host was in the way."""
+    work, work_kinds = recording.work, tuple(kinds_of_work(recording))
     if recording.on_device:
-        work, kinds = recording.work, np.array(kinds_of_work(recording))
+        kinds = np.array(work_kinds)
         by_kind = {
             kind: union(work.begins_ns[kinds == kind], work.ends_ns[kinds == kind])
             for kind in np.unique(kinds).tolist()
@@ -76,7 +77,7 @@ def timeline(recording: Recording) -> Timeline:
     else:
         by_kind = kinds_on_host(recording)
     late, after_sync = _late(recording)
-    return Timeline(recording.on_device, by_kind, _waits_for_data(recording), after_sync, late)
+    return Timeline(work_kinds, by_kind, _waits_for_data(recording), after_sync, late)
 
 
 def step_time(times: Timeline, step: Step) -> StepTime:
@@ -89,20 +90,21 @@ def step_time(times: Timeline, step: Step) -> StepTime:
     host = {WAIT_FOR_DATA: times.data, AFTER_SYNC: times.after_sync, HOST: times.host_late}
     for name in (*KINDS, *told, *host):
         there = within(told.get(name, host.get(name, times.kinds.get(name, nothing))), begin, end)
-        parts[name] = length(common(left, there))
-        left = without(left, there)
+        rest = without(left, there)
+        parts[name], left = length(left) - length(rest), rest
     short = left[:, 1] - left[:, 0] <= _LAUNCH_NS
-    ends = (
-        {LAUNCH_GAPS: length(left[short]), QUEUED: length(left[~short])} if times.on_device else {OUTSIDE: length(left)}
-    )
-    parts |= dict.fromkeys(IDLE[-3:], 0) | ends
+    on_device = len(times.work_kinds) > 0
+    parts |= {
+        LAUNCH_GAPS: length(left[short]) if on_device else 0,
+        QUEUED: length(left[~short]) if on_device else 0,
+        OUTSIDE: 0 if on_device else length(left),
+    }
     communication = length(within(told[EXPOSED], begin, end))
     return StepTime(step, parts, communication, communication - parts[EXPOSED])
 
 
 def _waits_for_data(recording: Recording) -> Intervals:
-    names = [number for number, name in enumerate(recording.names) if _DATA.search(name)]
-    found = [each.where(np.isin(each.names, names)) for each in (recording.annotations, recording.operators)]
+    found = [recording.named(each, _DATA) for each in (recording.annotations, recording.operators)]
     begins, ends = (np.concatenate([getattr(each, which) for each in found]) for which in ("begins_ns", "ends_ns"))
     order = np.argsort(begins, kind="stable")
     return union(begins[order], ends[order])
@@ -117,15 +119,14 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     if not recording.on_device:
         nothing = np.zeros((0, 2), dtype=np.int64)
         return nothing, nothing
-    work, of = recording.work, launches_of(recording)
+    work, of = recording.work, recording.launch_of_work
     finished = np.concatenate([[work.begins_ns[0]], np.maximum.accumulate(work.ends_ns)[:-1]])
     known = of != NONE
     until = np.where(known, recording.launches.begins_ns[of], work.begins_ns) if known.any() else work.begins_ns
     until = np.minimum(until, work.begins_ns)
     late = np.where(known, until > finished, work.begins_ns - finished > _LAUNCH_NS)
     gaps = union(finished[late], until[late])
-    sync = [number for number, name in enumerate(recording.names) if SYNC.search(name)]
-    waits = np.sort(recording.launches.ends_ns[np.isin(recording.launches.names, sync)])
+    waits = np.sort(recording.named(recording.launches, SYNC).ends_ns)
     if not len(waits) or not len(gaps):
         return gaps, gaps[:0]
     # A wait that ends after the device had finished is why nothing had been launched ahead.

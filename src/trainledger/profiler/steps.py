@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.profiler.recording import NONE, Recording, Spans, looked_up
+from trainledger.profiler.kinds import UPDATE
+from trainledger.profiler.recording import NONE, Recording, Spans
 
 _MARKED = re.compile(r"^ProfilerStep#(\d+)$")
-_UPDATES = re.compile(r"^Optimizer\.step#")
 _LEAST_ALIKE = 0.95  # of what two neighbouring steps launch
 _LEAST_COVERED = 0.5  # of the recording, by the steps that are found
 _TRIED_OF_A_COUNT = 8  # names that occur equally often
@@ -67,21 +67,15 @@ def _extent_of(recording: Recording) -> tuple[int, int]:
     return (int(work.begins_ns[0]), int(work.ends_ns.max())) if recording.on_device else extent(recording)
 
 
-def _named(recording: Recording, pattern: re.Pattern[str]) -> tuple[Spans, list[str]]:
-    numbers = {number for number, name in enumerate(recording.names) if pattern.match(name)}
-    found = recording.annotations.where(np.isin(recording.annotations.names, list(numbers)))
-    return found, [recording.names[each] for each in found.names]
-
-
 def _by_marks(recording: Recording) -> tuple[list[int], list[str], str]:
-    marks, names = _named(recording, _MARKED)
+    marks = recording.named(recording.annotations, _MARKED)
     edges = [*marks.begins_ns.tolist(), *marks.ends_ns.tolist()[-1:]]
-    return edges, [each.partition("#")[2] for each in names], "ProfilerStep annotations"
+    return edges, [recording.names[each].partition("#")[2] for each in marks.names], "ProfilerStep annotations"
 
 
 def _by_updates(recording: Recording) -> tuple[list[int], list[str], str]:
     """From the end of an update to the end of the next one; what stands before the first end is cut off."""
-    updates, _ = _named(recording, _UPDATES)
+    updates = recording.named(recording.annotations, UPDATE)
     edges = sorted(updates.ends_ns.tolist())
     return edges, [str(each + 2) for each in range(len(edges) - 1)], "the ends of Optimizer.step annotations"
 
@@ -131,18 +125,13 @@ def _alike(names: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> bool:
     return bool(covered and np.mean(first[outside] > 0) >= _LEAST_ALIKE and (len(places) > 2 or len(outside)))
 
 
-def launches_of(recording: Recording) -> npt.NDArray[np.int64]:
-    """The index of the launch of each piece of device work; `NONE` where the recording has none."""
-    return looked_up(recording.launches.links, np.arange(len(recording.launches)), recording.work.links)
-
-
 def launched(recording: Recording) -> npt.NDArray[np.int64]:
     """When each piece of device work was launched on the host.
 
     Work without a launch in the recording was launched with what stands before it in its stream, and what stands before
     all launches, before the recording began.
     """
-    work, of = recording.work, launches_of(recording)
+    work, of = recording.work, recording.launch_of_work
     if not (of != NONE).any():
         return work.begins_ns
     found = np.where(of != NONE, recording.launches.begins_ns[of], np.iinfo(np.int64).min)
