@@ -90,7 +90,7 @@ def _model(run: Run) -> nn.Module:
     with torch.device("cuda"):
         model = build_model(run.model, run.recipe)
     initialize(model, seed=0)
-    for layer in model.train().layers:
+    for layer in model.train().layers if run.recipe.compile else ():
         layer.compile()
     return model
 

@@ -23,6 +23,7 @@ _NAMES = {  # of each module
     "ledger.entry": "Entry",
     "ledger.ledger": "Ledger",
     "measure.meter": "meter",
+    "meter.loop": "meter_loop",
     "plan.napkin": "napkin",
     "reconcile": "reconcile",
     "spec.calibration": "Calibration",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from trainledger.ledger.entry import Entry
     from trainledger.ledger.ledger import Ledger
     from trainledger.measure.meter import meter
+    from trainledger.meter.loop import meter_loop
     from trainledger.plan.napkin import napkin
     from trainledger.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
@@ -70,9 +72,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec", "Problem",
     "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device",
-    "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of", "meter", "model",
-    "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace",
-    "trace_rank", "trace_step",
+    "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of", "meter",
+    "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict",
+    "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

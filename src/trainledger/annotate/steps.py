@@ -73,9 +73,11 @@ class Steps:
         self.in_step = True
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.in_step:
+            return  # it began before it was followed
         self.in_step = False
         self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.record_of))
-        self._end()
+        self.end_step()
         self._enough()
 
     def _written(self, gradients: list[Storage], begins: bool) -> None:
@@ -85,7 +87,7 @@ class Steps:
         self._use(gradients, self.taken if begins else self.taken - 1)
         self._watcher.gradients.after_step(gradients)
         if begins:
-            self._end()
+            self.end_step()
 
     def _enough(self) -> None:
         """End the program where it has taken as many steps as were asked for."""
@@ -102,7 +104,8 @@ class Steps:
         at = caller.at if caller is not None else "a library"
         self._watcher.gradients.before_step(gradients, at, step)
 
-    def _end(self) -> None:
+    def end_step(self) -> None:
+        """A step is over: look at what it leaves behind."""
         graph = self._watcher.graph
         self.taken += 1
         self.decided.clear()

@@ -27,18 +27,18 @@ class Metrics:
         self._file = self.path.open("a", encoding="utf-8")
 
     def step(self, record: StepRecord) -> None:
-        self._write(asdict(record))
+        self.write(asdict(record))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         fields = asdict(record)
         del fields["unigram_entropy"]
         if not record.by_source:
             del fields["by_source"]
-        self._write(fields)
+        self.write(fields)
 
     def event(self, event: str, step: int, **facts: object) -> None:
         """start, resume, checkpoint, finish, interrupted or failed."""
-        self._write({"event": event, "step": step, **facts})
+        self.write({"event": event, "step": step, **facts})
 
     def sync(self) -> None:
         """Have the lines on the disk, so that no checkpoint is ahead of its curve."""
@@ -47,7 +47,8 @@ class Metrics:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, fields: Mapping[str, object]) -> None:
+    def write(self, fields: Mapping[str, object]) -> None:
+        """Append a line."""
         # JSON has no NaN and no infinity; what is not finite is written as null.
         self._file.write(json.dumps(finite(dict(fields))) + "\n")
         self._file.flush()
@@ -67,7 +68,7 @@ class NoMetrics(Metrics):
     def close(self) -> None:
         pass
 
-    def _write(self, fields: Mapping[str, object]) -> None:
+    def write(self, fields: Mapping[str, object]) -> None:
         pass
 
 

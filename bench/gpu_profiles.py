@@ -1,0 +1,118 @@
+"""Profiles of steps on a GPU: where their time goes, by ``trainledger reconcile --trace``'s reader, and their memory.
+
+Called by ``bench/gpu.py``. Of the engine's step (compiled, eager and with checkpointing) and of transformers' model in
+the loop that a person would write; the first also leaves a snapshot of the caching allocator. With a folder, the
+traces and the snapshot are kept there.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpu_speed
+import torch
+
+from trainledger.api.load import load
+from trainledger.profiler.profile import profile_of
+from trainledger.spec.run import Run
+from trainledger.train.precision import set_fp32_products
+
+STEPS = 3
+
+
+def runs() -> Iterator[tuple[str, Run, Any]]:
+    """The name of a profile, its run and the loop that takes its steps."""
+    for preset, seq_len, batch, compiled, checkpointing, loop in (
+        ("gpt2", 1024, 16, True, "none", gpu_speed.engine),
+        ("gpt2", 1024, 16, True, "none", gpu_speed.transformers),
+        ("gpt2", 1024, 16, False, "none", gpu_speed.engine),
+        ("gpt2-medium", 1024, 8, False, "full", gpu_speed.engine),
+        ("gpt2-medium", 1024, 8, True, "none", gpu_speed.engine),
+        ("llama-3.2-1b", 2048, 4, True, "none", gpu_speed.engine),
+    ):
+        recipe = {
+            "seq_len": seq_len, "global_batch": batch, "steps": 1, "precision": "bf16-mixed", "compile": compiled,
+            "activation_checkpointing": checkpointing,
+        }  # fmt: skip
+        run = load({"model": {"preset": preset}, "recipe": recipe, "cluster": {"backend": "cuda"}})
+        how = "compiled" if compiled else "eager" if checkpointing == "none" else "checkpointed"
+        yield f"{preset}-{loop.__name__}-{how}", run, loop
+
+
+def profile(name: str, run: Run, loop: Any, folder: Path) -> dict[str, Any]:
+    """One profile: written to the folder, read back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    set_fp32_products(run.recipe.precision)
+    shape = (run.device_batch, run.recipe.seq_len)
+    inputs_BT, targets_BT = (torch.randint(0, run.model.vocab_size, shape, device="cuda") for _ in range(2))
+    step = loop(run, inputs_BT, targets_BT)
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(10):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as recorded:
+        for _ in range(STEPS):
+            step()
+            recorded.step()
+        torch.cuda.synchronize()
+    plain = folder / f"{name}.json"
+    recorded.export_chrome_trace(str(plain))
+    with plain.open("rb") as source, gzip.open(f"{plain}.gz", "wb") as packed:
+        shutil.copyfileobj(source, packed)
+    plain.unlink()
+    found = profile_of(f"{plain}.gz")
+    return {
+        "profile": name, "unprofiled_step_seconds": begin.elapsed_time(end) / 1e4,
+        "step_nanoseconds": [each.nanoseconds for each in found.steps], "parts_ns": dict(found.step.parts_ns),
+        "flops": found.flops, "hfu": found.hfu, "causes": [each.sentence for each in found.causes],
+        "doubts": list(found.doubts),
+    }  # fmt: skip
+
+
+def snapshot(run: Run, path: Path) -> int:
+    """The caching allocator's own record of a model built and two eager steps; gives its peak in bytes."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    shape = (run.device_batch, run.recipe.seq_len)
+    torch.cuda.memory._record_memory_history(max_entries=200_000, stacks="python")
+    inputs_BT, targets_BT = (torch.randint(0, run.model.vocab_size, shape, device="cuda") for _ in range(2))
+    step = gpu_speed.engine(run, inputs_BT, targets_BT)
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return int(torch.cuda.max_memory_allocated())
+
+
+def profiles(folder: Path | None = None) -> Iterator[dict[str, Any]]:
+    """All of them, one after the other."""
+    with tempfile.TemporaryDirectory() as temporary:
+        where = folder or Path(temporary)
+        for name, run, loop in runs():
+            yield profile(name, run, loop, where)
+
+
+if __name__ == "__main__":
+    import json
+    import sys
+
+    to = Path(sys.argv[1])
+    for each in profiles(to):
+        print(json.dumps(each), flush=True)
+    eager = list(runs())[2][1]
+    print(snapshot(eager, to / "gpt2-eager-memory.pickle"))

@@ -1,0 +1,85 @@
+"""Steps of a loop that are recorded: one operation by operation as a ledger, some after it line by line.
+
+Recording begins and ends at updates, where a loop is inside of nothing of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from trainledger.annotate.live import watched_code
+from trainledger.ledger.ledger import Ledger
+from trainledger.meter.shapes import odd_shapes
+from trainledger.meter.watch import Finding
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines
+
+_LINES = 5  # steps line by line: a graph that is kept alive is found from the fourth on
+
+
+class DeepSteps:
+    """Records step ``first`` as a ledger and the next ones line by line. ``slowed`` are their numbers."""
+
+    def __init__(
+        self,
+        first: int,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        device: torch.device,
+        *,
+        alone: bool,
+    ) -> None:
+        self.ledger: Ledger | None = None
+        self.recorded = False  # whether the last step ended the ledger
+        self.slowed = range(first, first + 1 + _LINES)
+        self._model, self._optimizers = model, optimizers
+        self._on_cpu = device.type == "cpu"
+        self._alone = alone
+        self._stack = ExitStack()
+        self._recorder: Recorder | None = None
+
+    def before(self, number: int) -> None:
+        """Begin what is recorded of the step of that number."""
+        if number == self.slowed[0] and self._alone:
+            for each in self._optimizers:  # gradients that are there already are not followed
+                each.zero_grad(set_to_none=True)
+            self._recorder = Recorder(
+                self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines()
+            )
+            self._stack.enter_context(self._recorder)
+        elif number == self.slowed[1]:
+            self._watched = self._stack.enter_context(watched_code(_script()))
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Around the optimizer's work."""
+        with nullcontext() if self._recorder is None else self._recorder.phase("optimizer"):
+            yield
+
+    def after(self, number: int) -> Iterator[Finding]:
+        """End what was recorded of the step of that number, begin that of the next; what was found."""
+        self.recorded = False
+        if number == self.slowed[0] and self._recorder is not None:
+            self._stack.close()
+            self.ledger, self.recorded = self._recorder.ledger(tokens=0, writer="measure"), True
+            self._recorder = None
+            yield from odd_shapes(self.ledger, number)
+        elif number == self.slowed[-1]:
+            self._stack.close()
+            for each in self._watched():
+                yield Finding(each.kind, number, f"{each.line}: {each.what}: {each.why}; {each.instead}.")
+        self.before(number + 1)
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._stack.close()
+
+
+def _script() -> str:
+    return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or "<loop>")

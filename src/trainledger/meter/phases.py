@@ -1,0 +1,186 @@
+"""The phases of a loop that nobody here wrote, heard by hooks of its model and optimizer.
+
+A moment belongs to what began last. So the phases of a step sum to it. On an accelerator a boundary is an event in its
+stream, which nothing waits for: a phase is then the time between two events on the device, work and idle.
+
+    data           inside `LoopMeter.data`: the loop waits for its loader
+    forward        inside the model
+    loss           after the model, until autograd begins: the loss, and what else the loop does before backward()
+    backward       autograd, until the last gradient of this rank
+    gradient wait  autograd's last callbacks: DDP and FSDP wait there for gradients of other ranks
+    clip           after the last backward, until the update: clipping, unscaling
+    optimizer      the update
+    evaluation     from a forward without gradients until the next with them
+    checkpoint     inside `LoopMeter.phase("checkpoint")`
+    other          everything else: a batch that the loop makes itself, logging, the code of the loop
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+DATA, FORWARD, LOSS, BACKWARD, GRADIENT_WAIT = "data", "forward", "loss", "backward", "gradient wait"
+CLIP, OPTIMIZER, OTHER = "clip", "optimizer", "other"
+EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
+OUTSIDE = (EVALUATION, CHECKPOINT)  # of no step
+
+
+@dataclass
+class StepClock:
+    """A step as it is timed: what began when, and what is known of it besides."""
+
+    number: int
+    tokens: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    begins: list[tuple[str, Any]] = field(default_factory=list)  # phase, and seconds or an event
+    end: Any = None
+
+    def seconds(self) -> dict[str, float] | None:
+        """Seconds by phase; None as long as the device has not come to its end."""
+        if not isinstance(self.end, float) and not self.end.query():
+            return None
+        found: dict[str, float] = {}
+        nexts = [*self.begins[1:], ("", self.end)]
+        for (phase, begin), (after, end) in zip(self.begins, nexts, strict=True):
+            if phase == CLIP and after != OPTIMIZER:
+                phase = OTHER  # another micro-batch follows, and nothing is clipped
+            seconds = end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+            found[phase] = found.get(phase, 0.0) + seconds
+        return found
+
+
+class LoopClock:
+    """Gives each moment of a loop to a phase; `ended` are the steps whose time is known, in their order."""
+
+    def __init__(self, device: torch.device, first: int = 1) -> None:
+        self._on_device = device.type == "cuda"
+        self._waiting: deque[StepClock] = deque()
+        self.step = StepClock(first)
+        self.last: StepClock | None = None
+        self._kept: list[Any] = []
+        self.begin(OTHER)
+
+    def _now(self) -> Any:
+        if not self._on_device:
+            return time.perf_counter()
+        event = self._kept.pop() if self._kept else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    @property
+    def phase(self) -> str:
+        return self.step.begins[-1][0]
+
+    def begin(self, phase: str) -> None:
+        """What follows belongs to this phase."""
+        if not self.step.begins or self.phase != phase:
+            self.step.begins.append((phase, self._now()))
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """What runs inside belongs to this phase, what follows to the one before."""
+        before = self.phase
+        self.begin(phase)
+        try:
+            yield
+        finally:
+            self.begin(before)
+
+    def end_step(self) -> StepClock:
+        """The step is over; what follows belongs to the next."""
+        now = self._now()
+        ended = self.last = self.step
+        ended.end = now
+        self._waiting.append(ended)
+        self.step = StepClock(ended.number + 1)
+        self.step.begins.append((OTHER, now))
+        return ended
+
+    def ended(self, *, wait: bool = False) -> Iterator[tuple[StepClock, dict[str, float]]]:
+        """Steps that are over, each once, with seconds by phase; ``wait`` for those the device is still busy with."""
+        while self._waiting:
+            first = self._waiting[0]
+            if wait and self._on_device:
+                first.end.synchronize()
+            seconds = first.seconds()
+            if seconds is None:
+                return
+            self._waiting.popleft()
+            if self._on_device:  # the end is the beginning of the next
+                self._kept += [moment for _, moment in first.begins]
+            yield first, seconds
+
+
+class Hooks:
+    """Tells a clock what a model and its optimizer begin; `remove` takes all hooks off."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], clock: LoopClock, updated: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._updated = updated
+        self._last = optimizers[-1]
+        self._in_backward = False
+        self._updating = ExitStack()
+        self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], None] = lambda args, kwargs: None
+        self.around_update: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._handles = [
+            # Before those of FSDP, which wait there for parameters.
+            model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self._after_forward),
+            *(each.register_step_pre_hook(self._before_update) for each in optimizers),
+            *(each.register_step_post_hook(self._after_update) for each in optimizers),
+        ]
+
+    def remove(self) -> None:
+        for each in self._handles:
+            each.remove()
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (torch.is_grad_enabled() and model.training):
+            self._clock.begin(EVALUATION)
+            return
+        self._clock.begin(FORWARD)
+        self.inputs(args, kwargs)
+
+    def _after_forward(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._clock.phase != FORWARD:
+            return
+        self._clock.begin(LOSS)
+        self._in_backward = False
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(self._at_backward)  # type: ignore[no-untyped-call]
+
+    def _at_backward(self, gradient: Tensor) -> None:
+        """The first gradient of an output: autograd has begun, and says when it ends."""
+        if self._in_backward:
+            return
+        self._in_backward = True
+        self._clock.begin(BACKWARD)
+        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_done)
+
+    def _gradients_done(self) -> None:
+        self._clock.begin(GRADIENT_WAIT)
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self._clock.begin(CLIP)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._clock.begin(OPTIMIZER)
+        self._updating.enter_context(self.around_update())
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._updating.close()
+        if optimizer is self._last:
+            self._updated()

@@ -1,0 +1,196 @@
+"""What leaves the usual in a run, said at once and with its likely cause: a finding is a sentence about some steps.
+
+Values are compared by medians of a window of steps: with the forecast, with the first whole window of the run, with
+other ranks. A finding is said when it begins, and again only after it was over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from trainledger.units import format_nbytes, format_percent, format_seconds
+
+WINDOW = 20  # steps
+WARM_UP = 3  # first steps that are slower for their own reasons
+DATA_SHARE = 0.10  # of a step that waits for data
+CHECKPOINT_SHARE = 0.05  # of the time since the checkpoint before
+SLOWER = 1.15  # than at first, or than the forecast's band
+BAND = 1.25  # times the forecast: step times of unseen sources are within it in four of five cases
+LESS_THAN = 4.0  # median absolute deviations: within them a change is noise
+OTHERS = 0.2  # of a core that other processes take
+GROWTH = 0.01  # of the memory, from window to window: less is noise of allocators
+LEAST_GROWTH_NBYTES = 4 << 20
+SLOW_RANK = 1.10  # times the median of the ranks
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A step as the watch sees it; what is unknown is None. ``outside`` are seconds of evaluation and checkpoints."""
+
+    step: int
+    seconds: float
+    phases: Mapping[str, float]
+    memory_nbytes: int | None = None
+    others: float | None = None  # cores that other processes took
+    outside: Mapping[str, float] = field(default_factory=dict)
+    saved_nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something out of the ordinary: its name, the step at which it was seen, and a sentence."""
+
+    name: str
+    step: int
+    sentence: str
+
+
+class Watch:
+    """Sees each step of a run. ``expected_seconds`` are those of the forecast's step, None where there is none."""
+
+    def __init__(self, expected_seconds: float | None = None, expected_phases: Mapping[str, float] | None = None):
+        self._expected, self._expected_phases = expected_seconds, dict(expected_phases or {})
+        self._recent: deque[Seen] = deque(maxlen=WINDOW)
+        self._first: list[Seen] = []
+        self._memory: deque[float] = deque(maxlen=4)  # medians of windows that follow each other
+        self._steps = 0
+        self._since_checkpoint, self._slow_checkpoint = 0.0, False
+        self._on: set[str] = set()
+
+    def see(self, step: Seen) -> list[Finding]:
+        """What begins with this step."""
+        self._steps += 1
+        found = list(self._of_checkpoint(step))
+        if self._steps <= WARM_UP:
+            return found
+        self._recent.append(step)
+        whole = len(self._recent) == WINDOW
+        if whole and not self._first:
+            self._first = list(self._recent)
+        now: list[Finding] = []
+        if whole:
+            now += [*self._of_data(), *self._of_forecast(), *self._of_speed()]
+            if (self._steps - WARM_UP) % WINDOW == 0:
+                now += self._of_memory()
+            elif "memory grows" in self._on:
+                now.append(Finding("memory grows", step.step, ""))
+        found += [each for each in now if each.name not in self._on]
+        self._on = {each.name for each in now}
+        return found
+
+    @property
+    def steady(self) -> float | None:
+        """The median of the last window of steps, in seconds."""
+        return median(each.seconds for each in self._recent) if self._recent else None
+
+    def _of_checkpoint(self, step: Seen) -> Iterator[Finding]:
+        self._since_checkpoint += step.seconds + sum(step.outside.values())
+        took = step.outside.get("checkpoint", 0.0)
+        if not took:
+            return
+        share, self._since_checkpoint = took / self._since_checkpoint, 0.0
+        slow_before, self._slow_checkpoint = self._slow_checkpoint, share > CHECKPOINT_SHARE
+        if slow_before or not self._slow_checkpoint:
+            return
+        speed = ""
+        if step.saved_nbytes:
+            speed = f", {format_nbytes(step.saved_nbytes)} at {format_nbytes(step.saved_nbytes / took)}/s"
+        yield Finding(
+            "slow checkpoint", step.step,
+            f"The checkpoint before step {step.step} took {format_seconds(took)}{speed}, {format_percent(share)} of "
+            "the time since the one before: write it to a faster disk, asynchronously, or less often.",
+        )  # fmt: skip
+
+    def _of_data(self) -> Iterator[Finding]:
+        waits, seconds = self._median("data"), self._seconds(self._recent)
+        if seconds and waits / seconds > DATA_SHARE:
+            yield Finding(
+                "slow data", self._recent[-1].step,
+                f"Steps wait for their data: {format_seconds(waits)} of {format_seconds(seconds)} "
+                f"({format_percent(waits / seconds)}): more workers of the loader, or tokens made before the run.",
+            )  # fmt: skip
+
+    def _of_forecast(self) -> Iterator[Finding]:
+        if not self._expected:
+            return
+        seconds = self._seconds(self._recent)
+        if seconds <= BAND * self._expected:
+            return
+        where = ""
+        if self._expected_phases:
+            more = {name: self._median(name) - each for name, each in self._expected_phases.items()}
+            more |= {each: self._median(each) for each in self._recent[-1].phases if each not in more}
+            most = max(more, key=lambda name: more[name])
+            where = f"; {format_seconds(more[most])} of the difference lie in {most}"
+        yield Finding(
+            "slower than forecast", self._recent[-1].step,
+            f"Steps take {format_seconds(seconds)}, {seconds / self._expected:.2f} times the forecast{where}"
+            f"{self._company()}.",
+        )  # fmt: skip
+
+    def _of_speed(self) -> Iterator[Finding]:
+        before, now = self._seconds(self._first), self._seconds(self._recent)
+        noise = median(abs(each.seconds - before) for each in self._first)
+        if now <= SLOWER * before or now - before <= LESS_THAN * noise:
+            return
+        more = {
+            name: self._median(name) - median(each.phases.get(name, 0.0) for each in self._first)
+            for name in self._recent[-1].phases
+        }
+        company, most = self._company(), max(more, key=lambda name: more[name], default="")
+        where = f", most of it in {most} ({format_seconds(more[most])} more)" if most else ""
+        name = "others on the processor" if company else "slower than before"
+        yield Finding(
+            name, self._recent[-1].step,
+            f"Since about step {self._recent[0].step} steps take {format_seconds(now)}, {now / before:.2f} times as "
+            f"long as at first{where}{company}.",
+        )  # fmt: skip
+
+    def _company(self) -> str:
+        """Whether other processes took the processor, as the rest of a sentence."""
+        known = [each.others for each in self._recent if each.others is not None]
+        if not known or median(known) <= OTHERS:
+            return ""
+        return f"; other processes take {median(known):.1f} cores from this one"
+
+    def _of_memory(self) -> Iterator[Finding]:
+        known = [each.memory_nbytes for each in self._recent if each.memory_nbytes is not None]
+        if not known:
+            return
+        self._memory.append(median(known))
+        windows = list(self._memory)
+        grown = [after - before for before, after in pairwise(windows)]
+        if len(windows) < 4 or min(grown) < max(GROWTH * windows[-1], LEAST_GROWTH_NBYTES):
+            return
+        each = sum(grown) / len(grown) / WINDOW
+        yield Finding(
+            "memory grows", self._recent[-1].step,
+            f"Memory grows by {format_nbytes(round(each))} with each step, and is {format_nbytes(known[-1])} now.",
+        )  # fmt: skip
+
+    def _median(self, phase: str) -> float:
+        return median(each.phases.get(phase, 0.0) for each in self._recent)
+
+    @staticmethod
+    def _seconds(steps: Sequence[Seen]) -> float:
+        return median(each.seconds for each in steps)
+
+
+def slow_rank(seconds: Mapping[int, float], step: int) -> Finding | None:
+    """A rank that computes longer than the others, from what each needs for a step without its waits for others."""
+    if len(seconds) < 2:
+        return None
+    slowest = max(seconds, key=lambda rank: seconds[rank])
+    others = median(each for rank, each in seconds.items() if rank != slowest)
+    if others <= 0 or seconds[slowest] <= SLOW_RANK * others:
+        return None
+    return Finding(
+        "slow rank", step,
+        f"Rank {slowest} computes {format_seconds(seconds[slowest])} in a step, {seconds[slowest] / others:.2f} times "
+        f"as long as the others ({format_seconds(others)}), which wait for it: look at its machine (clocks, heat, "
+        "other programs) and at its share of the work.",
+    )  # fmt: skip
