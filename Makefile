@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench fuzz browser screenshots
+.PHONY: run test test-all test-torch lint check bench fuzz browser loops screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -50,6 +50,10 @@ browser:        ## the page in a real browser: every calculator, links, exercise
 	@[ -d .venv/axe/node_modules/axe-core ] || npm install --silent --prefix .venv/axe axe-core@4
 	@[ -d .venv/pyodide/node_modules/pyodide ] || npm install --silent --prefix .venv/pyodide pyodide@314
 	@.venv/bin/python -m pytest --cost process tests/browser
+
+loops:          ## the meter in the Trainers of transformers and Lightning, and its planted faults
+	@./install loops
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/meter
 
 screenshots:    ## docs/images: every calculator wide and light, narrow and dark (needs a Chromium and playwright)
 	@./install browser

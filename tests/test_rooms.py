@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "data": ({*CORE, "spec"}, True),
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
+    "meter": ({*PREDICT, "catalog", "trace", "annotate", "measure", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
     "profiler": ({*LEDGER, "catalog"}, False),
     "regression": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),

@@ -5,6 +5,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -35,6 +36,8 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, 512)
 
     def forward(self, tokens_BT):
+        if FAULT == "slow rank" and dist.get_rank() == 1:
+            time.sleep(0.03)
         return self.head(self.blocks(self.embed(tokens_BT)))
 
 
@@ -50,6 +53,9 @@ def train():
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
     deep = 4 if FAULT in ("item", "hidden copy", "odd sizes", "deep") else None
     meter = tl.meter_loop(model, optimizer, RUN_DIR, deep=deep)
     losses = []
@@ -70,6 +76,9 @@ def train():
                 torch.save(model.state_dict(), disk)
         if step == STEPS:
             break
+    meter.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

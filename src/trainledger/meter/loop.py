@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trainledger.meter.deep import DeepSteps
@@ -28,7 +29,6 @@ from trainledger.meter.usage import Usage
 from trainledger.meter.watch import Finding, Seen, Watch
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.optimizers import optimizers_in
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ def meter_loop(
     deep: int | None = None,
     first_step: int = 1,
     say: Callable[[str], None] = _LOG.warning,
+    hear_model: bool = True,
 ) -> LoopMeter:
     """Meter a training loop from here on: its phases, memory, tokens per second and MFU, each step, in ``run_dir``.
 
@@ -67,6 +68,8 @@ def meter_loop(
     ``model_flops_per_step``, else those of the recorded step, else 6 per parameter and token. ``deep`` is the number of
     a step that is recorded operation by operation, and the five after it line by line: a wait for the device in a
     loop, a hidden copy, a graph kept alive are named; these steps take several times as long.
+
+    ``hear_model`` False leaves the model without hooks, for a loop that tells the phases by ``begin``.
 
     Ends with the program, or with ``close()``, or as a context. Raises `InvalidInput` where the directory holds a run.
 
@@ -83,7 +86,7 @@ def meter_loop(
     problems = []
     if not isinstance(model, nn.Module):
         problems.append(Problem("model", None, f"must be a torch module, not {type(model).__name__}"))
-    optimizers = list(optimizers_in(optimizer))
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
         rule = f"must be an optimizer of torch or several, not {type(optimizer).__name__}"
         problems.append(Problem("optimizer", None, rule))
@@ -94,7 +97,7 @@ def meter_loop(
     if problems:
         raise InvalidInput(problems)
     size = Size(tokens_per_step, model_flops_per_step)
-    return LoopMeter(model, optimizers, run_dir, size, forecast, deep, first_step, say)
+    return LoopMeter(model, optimizers, run_dir, size, forecast, deep, first_step, say, hear_model)
 
 
 class LoopMeter:
@@ -110,6 +113,7 @@ class LoopMeter:
         deep: int | None,
         first_step: int,
         say: Callable[[str], None],
+        hear_model: bool,
     ) -> None:
         self._optimizer = optimizers[-1]
         self._say = say
@@ -133,8 +137,8 @@ class LoopMeter:
         self._time = 0.0
         self._closed = False
         self._clock = LoopClock(device, first_step)
-        self._hooks = Hooks(model, optimizers, self._clock, self._updated)
-        self._hooks.inputs = self._inputs
+        self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated)
+        self._hooks.inputs = lambda args, kwargs: self.count((args, kwargs))
         if self._deep is not None:
             self._hooks.around_update = self._deep.update
             self._deep.before(first_step)
@@ -170,7 +174,7 @@ class LoopMeter:
         begun = any(phase == FORWARD for phase, _ in self._clock.step.begins)
         step = self._clock.step if begun or self._clock.last is None else self._clock.last
         for name, value in facts.items():
-            step.facts[name] = _copied(value) if isinstance(value, Tensor) else value
+            step.facts[name] = _on_its_way(value) if isinstance(value, Tensor) else value
 
     def saved(self, nbytes: int) -> None:
         """How many bytes the checkpoint of this step has, so that the speed of its disk is known."""
@@ -203,10 +207,18 @@ class LoopMeter:
         ended = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         self.close(ended)
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the tokens of a micro-batch: of the first integers [B, T] that the model takes."""
+    def begin(self, phase: str) -> None:
+        """What follows is of this phase; for frameworks that say what they begin."""
+        self._clock.begin(phase)
+
+    def was(self, phase: str) -> None:
+        """What ran since the last beginning was of this phase."""
+        self._clock.was(phase)
+
+    def count(self, batch: Any) -> None:
+        """Count the tokens of a micro-batch: of the first integers [B, T] in it."""
         self._speed.see_format()
-        for each in tree_leaves((args, kwargs)):
+        for each in tree_leaves(batch):
             if isinstance(each, Tensor) and each.dim() == 2 and not each.is_floating_point():
                 self._clock.step.tokens += each.numel()
                 return
@@ -263,13 +275,17 @@ class LoopMeter:
                 self.directory.event("finding", found.step, name=found.name, sentence=found.sentence)
 
 
-def _copied(value: Tensor) -> Any:
-    """A number of the device on its way to the host: nothing waits for it."""
-    if value.device.type != "cuda":
-        return value.detach().clone()
-    there = torch.empty((), dtype=value.dtype, pin_memory=True)
-    return there.copy_(value.detach().reshape(()), non_blocking=True)
+def _on_its_way(value: Tensor) -> Tensor:
+    """A number of the device, copied to the host: nothing waits for it, and no recorder sees it."""
+    with _disable_current_modes():
+        if value.device.type != "cuda":
+            return value.detach().clone()
+        there = torch.empty((), dtype=value.dtype, pin_memory=True)
+        return there.copy_(value.detach().reshape(()), non_blocking=True)
 
 
 def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    with _disable_current_modes():
+        return value.item()

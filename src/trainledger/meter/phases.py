@@ -85,15 +85,19 @@ class LoopClock:
         if not self.step.begins or self.phase != phase:
             self.step.begins.append((phase, self._now()))
 
+    def was(self, phase: str) -> None:
+        """What ran since the last beginning was of this phase, as is known now."""
+        self.step.begins[-1] = (phase, self.step.begins[-1][1])
+
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        """What runs inside belongs to this phase, what follows to the one before."""
+        """What runs inside belongs to this phase, what follows to the one before, unless that is over."""
         before = self.phase
         self.begin(phase)
         try:
             yield
         finally:
-            self.begin(before)
+            self.begin(OTHER if before == CLIP else before)
 
     def end_step(self) -> StepClock:
         """The step is over; what follows belongs to the next."""
@@ -121,10 +125,14 @@ class LoopClock:
 
 
 class Hooks:
-    """Tells a clock what a model and its optimizer begin; `remove` takes all hooks off."""
+    """Tells a clock what a model (None: others tell that) and its optimizers begin; `remove` takes all hooks off."""
 
     def __init__(
-        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], clock: LoopClock, updated: Callable[[], None]
+        self,
+        model: nn.Module | None,
+        optimizers: list[torch.optim.Optimizer],
+        clock: LoopClock,
+        updated: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._updated = updated
@@ -134,12 +142,13 @@ class Hooks:
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], None] = lambda args, kwargs: None
         self.around_update: Callable[[], AbstractContextManager[None]] = nullcontext
         self._handles = [
-            # Before those of FSDP, which wait there for parameters.
-            model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
-            model.register_forward_hook(self._after_forward),
             *(each.register_step_pre_hook(self._before_update) for each in optimizers),
             *(each.register_step_post_hook(self._after_update) for each in optimizers),
         ]
+        if model is not None:
+            # Before those of FSDP, which wait there for parameters.
+            before = model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+            self._handles += [before, model.register_forward_hook(self._after_forward)]
 
     def remove(self) -> None:
         for each in self._handles:
@@ -177,6 +186,8 @@ class Hooks:
         self._clock.begin(CLIP)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if any(map(callable, (*args[1:], *kwargs.values()))):
+            return  # a closure: forward and backward are inside of the step
         self._clock.begin(OPTIMIZER)
         self._updating.enter_context(self.around_update())
 

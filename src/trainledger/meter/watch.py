@@ -18,10 +18,9 @@ WINDOW = 20  # steps
 WARM_UP = 3  # first steps that are slower for their own reasons
 DATA_SHARE = 0.10  # of a step that waits for data
 CHECKPOINT_SHARE = 0.05  # of the time since the checkpoint before
-SLOWER = 1.15  # than at first, or than the forecast's band
+SLOWER = 1.15  # than at first, in three of four steps of two windows, and beyond nine of ten of the first window
 BAND = 1.25  # times the forecast: step times of unseen sources are within it in four of five cases
-LESS_THAN = 4.0  # median absolute deviations: within them a change is noise
-OTHERS = 0.2  # of a core that other processes take
+OTHERS = 0.25  # of a core that other processes take
 GROWTH = 0.01  # of the memory, from window to window: less is noise of allocators
 LEAST_GROWTH_NBYTES = 4 << 20
 SLOW_RANK = 1.10  # times the median of the ranks
@@ -55,6 +54,7 @@ class Watch:
     def __init__(self, expected_seconds: float | None = None, expected_phases: Mapping[str, float] | None = None):
         self._expected, self._expected_phases = expected_seconds, dict(expected_phases or {})
         self._recent: deque[Seen] = deque(maxlen=WINDOW)
+        self._before: deque[Seen] = deque(maxlen=WINDOW)  # the window before that one
         self._first: list[Seen] = []
         self._memory: deque[float] = deque(maxlen=4)  # medians of windows that follow each other
         self._steps = 0
@@ -67,6 +67,8 @@ class Watch:
         found = list(self._of_checkpoint(step))
         if self._steps <= WARM_UP:
             return found
+        if len(self._recent) == WINDOW:
+            self._before.append(self._recent[0])
         self._recent.append(step)
         whole = len(self._recent) == WINDOW
         if whole and not self._first:
@@ -126,36 +128,47 @@ class Watch:
             more |= {each: self._median(each) for each in self._recent[-1].phases if each not in more}
             most = max(more, key=lambda name: more[name])
             where = f"; {format_seconds(more[most])} of the difference lie in {most}"
+        others = self._others()
+        company = f"; other processes take {others:.1f} cores from this one" if others > OTHERS else ""
         yield Finding(
             "slower than forecast", self._recent[-1].step,
-            f"Steps take {format_seconds(seconds)}, {seconds / self._expected:.2f} times the forecast{where}"
-            f"{self._company()}.",
+            f"Steps take {format_seconds(seconds)}, {seconds / self._expected:.2f} times the "
+            f"forecast{where}{company}.",
         )  # fmt: skip
 
     def _of_speed(self) -> Iterator[Finding]:
-        before, now = self._seconds(self._first), self._seconds(self._recent)
-        noise = median(abs(each.seconds - before) for each in self._first)
-        if now <= SLOWER * before or now - before <= LESS_THAN * noise:
-            return
+        """Steps that are slower than at first; where other processes take the processor, that is the finding."""
+        usual, now = self._seconds(self._first), self._seconds(self._recent)
+        others = self._others()
+        if others > OTHERS:
+            longer = f", and steps take {now / usual:.2f} times as long as at first" if now > SLOWER * usual else ""
+            yield Finding(
+                "others on the processor", self._recent[-1].step,
+                f"Since about step {self._recent[0].step} other processes take {others:.1f} cores from this "
+                f"one{longer}.",
+            )  # fmt: skip
+        elif len(self._before) == WINDOW:
+            first = sorted(each.seconds for each in self._first)
+            least = max(SLOWER * usual, first[-1 - WINDOW // 10])
+            if min(self._low(self._before), self._low(self._recent)) > least:
+                yield self._slower(usual, now)
+
+    def _slower(self, usual: float, now: float) -> Finding:
         more = {
             name: self._median(name) - median(each.phases.get(name, 0.0) for each in self._first)
             for name in self._recent[-1].phases
         }
-        company, most = self._company(), max(more, key=lambda name: more[name], default="")
-        where = f", most of it in {most} ({format_seconds(more[most])} more)" if most else ""
-        name = "others on the processor" if company else "slower than before"
-        yield Finding(
-            name, self._recent[-1].step,
-            f"Since about step {self._recent[0].step} steps take {format_seconds(now)}, {now / before:.2f} times as "
-            f"long as at first{where}{company}.",
+        most = max(more, key=lambda name: more[name])
+        return Finding(
+            "slower than before", self._recent[-1].step,
+            f"Since about step {self._before[0].step} steps take {format_seconds(now)}, {now / usual:.2f} times as "
+            f"long as at first, most of it in {most} ({format_seconds(more[most])} more).",
         )  # fmt: skip
 
-    def _company(self) -> str:
-        """Whether other processes took the processor, as the rest of a sentence."""
+    def _others(self) -> float:
+        """Cores that other processes take, as a median of the last window."""
         known = [each.others for each in self._recent if each.others is not None]
-        if not known or median(known) <= OTHERS:
-            return ""
-        return f"; other processes take {median(known):.1f} cores from this one"
+        return median(known) if known else 0.0
 
     def _of_memory(self) -> Iterator[Finding]:
         known = [each.memory_nbytes for each in self._recent if each.memory_nbytes is not None]
@@ -174,6 +187,11 @@ class Watch:
 
     def _median(self, phase: str) -> float:
         return median(each.phases.get(phase, 0.0) for each in self._recent)
+
+    @staticmethod
+    def _low(steps: Sequence[Seen]) -> float:
+        """What three of four of them exceed."""
+        return sorted(each.seconds for each in steps)[len(steps) // 4]
 
     @staticmethod
     def _seconds(steps: Sequence[Seen]) -> float:

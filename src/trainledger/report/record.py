@@ -75,13 +75,14 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
             missing.append(f"{name}: {error.strerror or error}")
         return None
 
-    if not (folder / "run.toml").is_file():
+    state = _state(folder)
+    if not (folder / "run.toml").is_file() and "loop" not in state:  # a metered loop has none
         missing.append("run.toml is not there")
     lines = tuple(attempt("metrics.jsonl", read_metrics) or ())
     measured = attempt("measured.json", lambda file: read_json(Measured, file))
     return RunRecord(
         path=folder,
-        state=_state(folder),
+        state=state,
         forecast=attempt("forecast.json", lambda file: read_json(Forecast, file)),
         measured=measured or measured_run(lines),
         predicted_ledger=attempt("predicted-ledger.json.gz", read_ledger) if ledgers else None,

@@ -131,7 +131,8 @@ def _wrong_in(state: object) -> str | None:
         return "not a table"
     if state.get("state") not in STATES:
         return f"unknown state {shown(state.get('state'))}"
-    for name in _NEEDED if state["state"] == "finished" else ("step",):
+    of_engine = "loop" not in state  # a metered loop has no checkpoints of ours
+    for name in _NEEDED if state["state"] == "finished" and of_engine else ("step",):
         if name not in state:
             return f"lacks {name}"
     for name, (what, fits) in _FACTS.items():
