@@ -2,8 +2,9 @@
 
 Needs nothing but Python and torch. For a few models: the closed form for CUDA kernels against a real step in
 FLOPs, kept bytes and peak, the latter by the recorder and by the caching allocator; predicted step time, from a
-calibration made just before, against the median of real steps. Then the engine's speed beside other loops
-(`gpu_speed`). Writes device, date and versions with the figures.
+calibration made just before, against the median of real steps. Before that the engine's speed beside other loops
+(`gpu_speed`), profiles (`gpu_profiles`) and what metering costs (`metering`). Writes device, date and versions with the
+figures.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import gc
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import gpu_profiles
 import gpu_speed
 import torch
 
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument(
         "out", type=Path, nargs="?", help="where to write the figures (bench/results/gpu-DEVICE-DATE.json)"
     )
+    parser.add_argument("--traces", type=Path, help="a folder to keep the traces of the profiles in")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here; nothing was measured")
@@ -96,7 +100,7 @@ def main() -> None:
     out = args.out or Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
     record: dict[str, Any] = {"device": name, "date": date.today().isoformat(), "versions": versions}
-    record |= {"rows": [], "speed": []}
+    record |= {"rows": [], "speed": [], "profiles": []}
 
     def keep() -> None:
         """After each figure, so that a lease that ends loses only what was not measured."""
@@ -105,6 +109,18 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
 
+    for each in gpu_profiles.profiles(args.traces):
+        record["profiles"].append(each)
+        print(json.dumps(each), flush=True)
+        keep()
+    metering = [sys.executable, str(Path(__file__).with_name("metering.py")), "cuda"]
+    done = subprocess.run(metering, capture_output=True, text=True, check=False)
+    record["metering"] = json.loads(done.stdout) if done.returncode == 0 else done.stderr.splitlines()[-1:]
+    print(json.dumps(record["metering"]), flush=True)
+    for run in gpu_speed.runs():
+        record["speed"].append(gpu_speed.compare(run))
+        print(json.dumps(record["speed"][-1]), flush=True)
+        keep()
     calibration = measure_machine("cuda")
     record["peaks"] = calibration.peak_flops_per_second
     for run in runs():
@@ -114,10 +130,6 @@ def main() -> None:
             row = {"model": run.model.name, "precision": run.recipe.precision.kind, "out_of_memory": str(error)}
         record["rows"].append(row)
         print(json.dumps(row), flush=True)
-        keep()
-    for run in gpu_speed.runs():
-        record["speed"].append(gpu_speed.compare(run))
-        print(json.dumps(record["speed"][-1]), flush=True)
         keep()
     print(f"written to {out}")
 

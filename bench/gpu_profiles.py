@@ -1,8 +1,8 @@
-"""Profiles of steps on a GPU: where their time goes, by ``trainledger reconcile --trace``'s reader, and their memory.
+"""Profiles of steps on a GPU: where their time goes, beside the forecast's causes, and the memory of one.
 
-Called by ``bench/gpu.py``. Of the engine's step (compiled, eager and with checkpointing) and of transformers' model in
-the loop that a person would write; the first also leaves a snapshot of the caching allocator. With a folder, the
-traces and the snapshot are kept there.
+Called by ``bench/gpu.py``. Of the engine's step (compiled, eager and with checkpointing; with a vocabulary as it is and
+one filled up to a multiple of 64) and of transformers' model in the loop that a person would write. With a folder, the
+traces and a snapshot of the caching allocator are kept there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import gpu_speed
 import torch
 
 from trainledger.api.load import load
+from trainledger.catalog import device
+from trainledger.predict.predict import predict
 from trainledger.profiler.profile import profile_of
 from trainledger.spec.run import Run
 from trainledger.train.precision import set_fp32_products
@@ -28,21 +30,22 @@ STEPS = 3
 
 def runs() -> Iterator[tuple[str, Run, Any]]:
     """The name of a profile, its run and the loop that takes its steps."""
-    for preset, seq_len, batch, compiled, checkpointing, loop in (
-        ("gpt2", 1024, 16, True, "none", gpu_speed.engine),
-        ("gpt2", 1024, 16, True, "none", gpu_speed.transformers),
-        ("gpt2", 1024, 16, False, "none", gpu_speed.engine),
-        ("gpt2-medium", 1024, 8, False, "full", gpu_speed.engine),
-        ("gpt2-medium", 1024, 8, True, "none", gpu_speed.engine),
-        ("llama-3.2-1b", 2048, 4, True, "none", gpu_speed.engine),
+    for preset, multiple, seq_len, batch, compiled, checkpointing, loop in (
+        ("gpt2", 64, 1024, 16, True, "none", gpu_speed.engine),
+        ("gpt2", 1, 1024, 16, True, "none", gpu_speed.engine),
+        ("gpt2", 1, 1024, 16, True, "none", gpu_speed.transformers),
+        ("gpt2-medium", 64, 1024, 8, True, "none", gpu_speed.engine),
+        ("gpt2-medium", 64, 1024, 8, False, "full", gpu_speed.engine),
+        ("llama-3.2-1b", 1, 2048, 4, True, "none", gpu_speed.engine),
     ):
         recipe = {
             "seq_len": seq_len, "global_batch": batch, "steps": 1, "precision": "bf16-mixed", "compile": compiled,
             "activation_checkpointing": checkpointing,
         }  # fmt: skip
-        run = load({"model": {"preset": preset}, "recipe": recipe, "cluster": {"backend": "cuda"}})
-        how = "compiled" if compiled else "eager" if checkpointing == "none" else "checkpointed"
-        yield f"{preset}-{loop.__name__}-{how}", run, loop
+        model = {"preset": preset, "vocab_multiple": multiple}
+        run = load({"model": model, "recipe": recipe, "cluster": {"backend": "cuda"}})
+        how = "compiled" if compiled else "checkpointed"
+        yield f"{preset}-{loop.__name__}-{how}-{run.model.padded_vocab}", run, loop
 
 
 def profile(name: str, run: Run, loop: Any, folder: Path) -> dict[str, Any]:
@@ -74,8 +77,10 @@ def profile(name: str, run: Run, loop: Any, folder: Path) -> dict[str, Any]:
         shutil.copyfileobj(source, packed)
     plain.unlink()
     found = profile_of(f"{plain}.gz")
+    forecast = predict(run, device("h200" if "H200" in torch.cuda.get_device_name() else "h100-sxm"), backend="cuda")
     return {
         "profile": name, "unprofiled_step_seconds": begin.elapsed_time(end) / 1e4,
+        "predicted_step_seconds": forecast.step_seconds, "predicted_causes": forecast.step_causes,
         "step_nanoseconds": [each.nanoseconds for each in found.steps], "parts_ns": dict(found.step.parts_ns),
         "flops": found.flops, "hfu": found.hfu, "causes": [each.sentence for each in found.causes],
         "doubts": list(found.doubts),
@@ -100,19 +105,11 @@ def snapshot(run: Run, path: Path) -> int:
 
 
 def profiles(folder: Path | None = None) -> Iterator[dict[str, Any]]:
-    """All of them, one after the other."""
+    """All of them, one after the other, and with a folder the snapshot."""
     with tempfile.TemporaryDirectory() as temporary:
-        where = folder or Path(temporary)
         for name, run, loop in runs():
-            yield profile(name, run, loop, where)
-
-
-if __name__ == "__main__":
-    import json
-    import sys
-
-    to = Path(sys.argv[1])
-    for each in profiles(to):
-        print(json.dumps(each), flush=True)
-    eager = list(runs())[2][1]
-    print(snapshot(eager, to / "gpt2-eager-memory.pickle"))
+            yield profile(name, run, loop, folder or Path(temporary))
+    if folder is not None:
+        recipe = {"seq_len": 1024, "global_batch": 8, "steps": 1, "precision": "bf16-mixed"}
+        run = load({"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"backend": "cuda"}})
+        yield {"profile": "snapshot", "peak_nbytes": snapshot(run, folder / "gpt2-memory.pickle")}

@@ -21,6 +21,7 @@ from trainledger.ledger.rank_figures import RankFigures, account_of, figures, wr
 from trainledger.ledger.step import account
 from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
+from trainledger.meter.engine import Watching
 from trainledger.plan.memory_check import refuse_beyond
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import accounts_of, checkpoint_nbytes, forecast, memory_of_device
@@ -35,7 +36,7 @@ from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.train.device import compute_capability, find_device
-from trainledger.train.engine import train
+from trainledger.train.engine import say_on_stderr, train
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.preflight import Needs
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
@@ -223,7 +224,9 @@ def run_closed_loop(
         meter = StepMeter()
         watching: list[Observer] = [RankMeasuring(meter), meter]
     else:
-        watching = [Forecasting(), *observers, *Measuring().observers()]
+        measuring = Measuring()
+        watch = Watching(lambda: measuring.meter.metered, say_on_stderr)
+        watching = [Forecasting(), *observers, *measuring.observers(), watch]
     return train(
         run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout,
         needs_of=needs_of if preflight else None,

@@ -62,12 +62,12 @@ class DeepSteps:
         with nullcontext() if self._recorder is None else self._recorder.phase("optimizer"):
             yield
 
-    def after(self, number: int) -> Iterator[Finding]:
+    def after(self, number: int, tokens: int) -> Iterator[Finding]:
         """End what was recorded of the step of that number, begin that of the next; what was found."""
         self.recorded = False
         if number == self.slowed[0] and self._recorder is not None:
             self._stack.close()
-            self.ledger, self.recorded = self._recorder.ledger(tokens=0, writer="measure"), True
+            self.ledger, self.recorded = self._recorder.ledger(tokens=tokens, writer="measure"), True
             self._recorder = None
             yield from odd_shapes(self.ledger, number)
         elif number == self.slowed[-1]:

@@ -230,11 +230,14 @@ class LoopMeter:
             step.facts.setdefault("learning_rate", float(rate))
         step.facts |= self._usage.now()
         if self._deep is not None:
-            for each in self._deep.after(step.number):
+            for each in self._deep.after(step.number, self._tokens_of(step)):
                 self._find(each)
             if self._deep.recorded and self._deep.ledger is not None:
                 self._speed.record(self._deep.ledger)
         self._take()
+
+    def _tokens_of(self, step: StepClock) -> int:
+        return self._tokens_given or step.tokens * self._world
 
     def _take(self, *, wait: bool = False) -> None:
         """Write the steps whose time has become known; the last of them is held, as facts of it may still come."""
@@ -248,9 +251,10 @@ class LoopMeter:
         facts = {name: _number(value) for name, value in step.facts.items()}
         seconds = sum(phases.values())
         self._time += seconds
-        self._tokens += self._tokens_given or step.tokens * self._world
+        tokens = self._tokens_of(step)
+        self._tokens += tokens
         metered = self._deep is not None and step.number in self._deep.slowed
-        speed = self._speed.of(self._tokens_given or step.tokens * self._world, seconds)
+        speed = self._speed.of(tokens, seconds)
         seen = Seen(
             step.number, seconds, phases, facts.get("memory_nbytes"), facts.get("others"), outside,
             facts.get("saved_nbytes"),

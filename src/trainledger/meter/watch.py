@@ -15,6 +15,7 @@ from statistics import median
 from trainledger.units import format_nbytes, format_percent, format_seconds
 
 WINDOW = 20  # steps
+EVERY = 5  # steps between two looks: medians take longer than everything else
 WARM_UP = 3  # first steps that are slower for their own reasons
 DATA_SHARE = 0.10  # of a step that waits for data
 CHECKPOINT_SHARE = 0.05  # of the time since the checkpoint before
@@ -73,10 +74,12 @@ class Watch:
         whole = len(self._recent) == WINDOW
         if whole and not self._first:
             self._first = list(self._recent)
+        if self._steps % EVERY:
+            return found
         now: list[Finding] = []
         if whole:
             now += [*self._of_data(), *self._of_forecast(), *self._of_speed()]
-            if (self._steps - WARM_UP) % WINDOW == 0:
+            if self._steps % WINDOW == 0:
                 now += self._of_memory()
             elif "memory grows" in self._on:
                 now.append(Finding("memory grows", step.step, ""))

@@ -26,10 +26,8 @@ Real = Any  # float for one run, an array for many at once
 # multiplications: 64 x 64 loads 2.7 times as much for each as 256 x 128 does).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 64, 0.6))
 SPLITS = (1, 2, 4, 8, 16)  # of the inner length over multiprocessors, where the result has too few tiles for all
-# Rows that do not begin at multiples of this take other kernels. Assumed: GPT-2 124M trained 25 % faster when its
-# vocabulary went from 50,257 to 50,304 (A. Karpathy 2023), with a third of its FLOPs in the head.
+# Rows that do not begin at multiples of this take other kernels.
 ALIGNED_NBYTES = 16
-UNALIGNED = 0.6
 # Batched matmuls run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
 # heads 108 wide make a step of 182B on A100 a third longer than heads 144 or 216 wide, with a fortieth of its FLOPs).
 UNALIGNED_BATCH = 0.0625
@@ -99,9 +97,9 @@ def tiling(
     _, rows, columns, speed, split, tiles, waves = min(ways, key=lambda each: float(each[0]))
     batch, m, n, k = shape
     return Tiling(
-        rows, columns, split, tiles, waves, workers, rate=_share(dtype, efficiency), aligned=_alignment(shape, dtype),
-        speed=speed, filled=batch * m * n / (tiles * rows * columns), busy=tiles * split / (waves * workers),
-        inside=k / (k + split * efficiency.depth),
+        rows, columns, split, tiles, waves, workers, rate=_share(dtype, efficiency),
+        aligned=_alignment(shape, dtype, efficiency), speed=speed, filled=batch * m * n / (tiles * rows * columns),
+        busy=tiles * split / (waves * workers), inside=k / (k + split * efficiency.depth),
     )  # fmt: skip
 
 
@@ -114,7 +112,7 @@ def _ways(
 ) -> Iterator[tuple[Any, ...]]:
     """Seconds, rows, columns, speed, split, tiles and waves of each way to cut a matmul."""
     batch, m, n, k = shape
-    rate = peak * _share(dtype, efficiency) * _alignment(shape, dtype)
+    rate = peak * _share(dtype, efficiency) * _alignment(shape, dtype, efficiency)
     for rows, columns, speed in TILES:
         tiles = batch * -(-m // rows) * -(-n // columns)
         tile_seconds = 2 * rows * columns * workers / (rate * speed)
@@ -125,7 +123,7 @@ def _ways(
                 break  # to split further gives no worker anything to do
 
 
-def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
+def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Real:
     """The share of the rate that is left where a dim does not fill whole pieces of memory.
 
     In a single matmul each dim is the inner one of some matrix, in one of its three passes. The rows of a batch, those
@@ -140,10 +138,10 @@ def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
     if hasattr(rest, "shape") or hasattr(batch, "shape"):
         import numpy as np
 
-        single = np.where(rest == 0, 1.0, UNALIGNED)
+        single = np.where(rest == 0, 1.0, efficiency.unaligned_share)
         return np.where(np.asarray(batch) == 1, single, np.where(inner == 0, 1.0, UNALIGNED_BATCH))
     if batch == 1:
-        return UNALIGNED if rest else 1.0
+        return efficiency.unaligned_share if rest else 1.0
     return UNALIGNED_BATCH if inner else 1.0
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from html import escape
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Table, sections, signed
+from trainledger.document import Amount, Cell, Document, Figure, Table, section, sections, signed
 from trainledger.ledger.measured import Spread
 from trainledger.ledger.rank_figures import RankFigures
 from trainledger.reconcile import Part, Reconciliation, Row
@@ -36,12 +36,25 @@ def document(found: Reconciliation | RunRecord) -> Document:
     lines += [f"Not in this report: {each}." for each in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
-        sections=sections(table_of(rows), ranks_table(record.ranks) if record and record.ranks else None, lines),
-        data=lambda: (
-            _data(rows) | ({"missing": list(record.missing), "ranks": plain(list(record.ranks))} if record else {})
+        sections=sections(
+            table_of(rows),
+            ranks_table(record.ranks) if record and record.ranks else None,
+            section("What was noticed", tuple(_noticed(record))) if record and record.findings else None,
+            lines,
         ),
+        data=lambda: _data(rows) | (_of_directory(record) if record else {}),
         figures=lambda: figures(record) if record else {},
     )
+
+
+def _noticed(record: RunRecord) -> Iterator[str]:
+    for each in record.findings:
+        yield f"Step {each['step']}: {each['sentence']}"
+
+
+def _of_directory(record: RunRecord) -> dict[str, Any]:
+    findings = [{name: each[name] for name in ("step", "name", "sentence")} for each in record.findings]
+    return {"missing": list(record.missing), "ranks": plain(list(record.ranks)), "findings": findings}
 
 
 def table_of(rows: Reconciliation) -> Table:

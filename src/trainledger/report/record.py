@@ -48,6 +48,12 @@ class RunRecord:
         return [each for each in self.lines if "validation_loss" in each and "step" in each]
 
     @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What the watch found out of the ordinary while it ran."""
+        found = [each for each in self.lines if each.get("event") == "finding"]
+        return [each for each in found if isinstance(each.get("sentence"), str) and isinstance(each.get("name"), str)]
+
+    @property
     def reconciliation(self) -> Reconciliation:
         """Forecast and measurement; what the directory lacks is empty there."""
         return reconcile(self.forecast or Forecast(), self.measured)

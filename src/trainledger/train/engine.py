@@ -63,7 +63,7 @@ def train(
     ``resume``), one begun on other text, or one that another process holds; `Diverged`, `Interrupted`, `CannotSave`,
     `LostRank` or `OutOfMemory` where the run ends early.
     """
-    say = say or _say_on_stderr
+    say = say or say_on_stderr
     refuse(run.recipe.precision, run.recipe)
     with joined(run, seconds=seconds_in_a_collective) as ranks:
         if not ranks.first:
@@ -274,5 +274,5 @@ def _say_nothing(sentence: str) -> None:
     """What a rank other than the first says."""
 
 
-def _say_on_stderr(sentence: str) -> None:
+def say_on_stderr(sentence: str) -> None:
     print(printable(sentence), file=unheard(sys.stderr), flush=True)
