@@ -42,7 +42,7 @@ PRIORS = {
     "h100-sxm": Efficiency(
         matmul_share=0.78, float8_share=0.65, depth=128, attention_share=0.5, attention_backward_share=0.42,
         attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6, network_share=0.8,
-        unaligned_share=0.19,  # heads of 50,257 columns reach 12.5 % of the peak of an H200 (bench/results, 2026-11-26)
+        odd_share=0.19,  # heads of 50,257 columns reach 12.5 % of the peak of an H200 (bench/results, 2026-11-26)
         source="MAMF of stas00/ml-engineering; Dao 2023, FlashAttention-2, figures 4 to 7 (H100)", date=DATE,
     ),
     "v100-sxm": Efficiency(

@@ -26,8 +26,10 @@ Real = Any  # float for one run, an array for many at once
 # multiplications: 64 x 64 loads 2.7 times as much for each as 256 x 128 does).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 64, 0.6))
 SPLITS = (1, 2, 4, 8, 16)  # of the inner length over multiprocessors, where the result has too few tiles for all
-# Rows that do not begin at multiples of this take other kernels.
+# Rows that do not begin at multiples of this take other kernels. Assumed: as on A100 where their number is odd
+# (`Efficiency.odd_share`), which devices since then feel more.
 ALIGNED_NBYTES = 16
+UNALIGNED = 0.6
 # Batched matmuls run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
 # heads 108 wide make a step of 182B on A100 a third longer than heads 144 or 216 wide, with a fortieth of its FLOPs).
 UNALIGNED_BATCH = 0.0625
@@ -135,13 +137,14 @@ def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Re
     batch, m, n, k = shape
     inner = n % elements + k % elements
     rest = inner + m % elements
+    odd = m % 2 + n % 2 + k % 2
     if hasattr(rest, "shape") or hasattr(batch, "shape"):
         import numpy as np
 
-        single = np.where(rest == 0, 1.0, efficiency.unaligned_share)
+        single = np.where(rest == 0, 1.0, np.where(odd == 0, UNALIGNED, efficiency.odd_share))
         return np.where(np.asarray(batch) == 1, single, np.where(inner == 0, 1.0, UNALIGNED_BATCH))
     if batch == 1:
-        return efficiency.unaligned_share if rest else 1.0
+        return efficiency.odd_share if odd else UNALIGNED if rest else 1.0
     return UNALIGNED_BATCH if inner else 1.0
 
 

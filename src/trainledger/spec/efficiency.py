@@ -9,7 +9,7 @@ from trainledger.spec.problem import Problem
 
 SHARES = (
     "matmul_share", "float8_share", "attention_share", "attention_backward_share", "bandwidth_share", "network_share",
-    "unaligned_share",
+    "odd_share",
 )  # fmt: skip
 
 NOT_NEGATIVE = (
@@ -25,8 +25,8 @@ class Efficiency:
     peak in one in fp8; ``depth`` is the inner size k that takes as long as the start and the end of an output tile.
     ``attention_share`` and ``attention_backward_share`` are those of fused attention on long sequences with head
     size 128, ``attention_length`` the number of keys at which half of them is reached.
-    ``unaligned_share`` of a matmul's rate is left where the rows of a matrix do not begin at multiples of 16 bytes,
-    which takes other kernels.
+    ``odd_share`` of a matmul's rate is left where the rows of a matrix have an odd number of elements, which takes
+    kernels that load them one by one.
     ``bandwidth_share`` of the memory's rate is reached by elementwise kernels. ``kernel_seconds`` is the least time of
     a kernel on the device, ``launch_seconds`` the time to launch an operation. ``contention_share`` of an overlapped
     collective's time is lost by compute; ``straggler_share`` of a step is added for each doubling
@@ -46,9 +46,9 @@ class Efficiency:
     contention_share: float = 0.0
     straggler_share: float = 0.0
     network_share: float = 1.0
-    # Assumed: GPT-2 124M trained 25 % faster when its vocabulary went from 50,257 to 50,304 (A. Karpathy 2023, A100),
-    # with a third of its FLOPs in the head.
-    unaligned_share: float = 0.6
+    # GPT-2 124M trained 25 % faster when its vocabulary went from 50,257 to 50,304 (A. Karpathy 2023, A100), with a
+    # third of its FLOPs in the head.
+    odd_share: float = 0.6
     source: str = ""
     date: str = ""
 
