@@ -164,11 +164,16 @@ def _parts(before: Mapping[str, Number], after: Mapping[str, Number]) -> tuple[P
 
 
 def _phases(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Part, ...]:
-    """By phase, recomputation counted with the backward it happens in, as clocks around phases do."""
-    folded = {name: seconds for name, seconds in before.items() if name != "recompute"}
-    if "recompute" in before:
-        folded["backward"] = folded.get("backward", 0.0) + before["recompute"]
-    return _parts(folded, after)
+    """By phase, recomputation counted with the backward it happens in, as clocks around phases do, and a loss that
+    was timed by itself with the forward."""
+    return _parts(_folded(before, "recompute", "backward"), _folded(after, "loss", "forward"))
+
+
+def _folded(seconds: Mapping[str, float], phase: str, into: str) -> dict[str, float]:
+    folded = {name: each for name, each in seconds.items() if name != phase}
+    if phase in seconds:
+        folded[into] = folded.get(into, 0.0) + seconds[phase]
+    return folded
 
 
 def _dispatched(before: Forecast, after: Measured) -> tuple[Part, ...]:

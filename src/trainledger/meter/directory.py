@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -47,18 +48,23 @@ class RunDirectory:
         if (line.get("others") or 0.0) > DISTURBED:
             self._disturbed.add(line["step"])
 
+    def forecast(self, told: Forecast) -> None:
+        """Keep a forecast, where the loop brought none."""
+        if not (self.path / "forecast.json").exists():
+            write_json(told, self.path / "forecast.json")
+
     def event(self, event: str, step: int, **facts: object) -> None:
         self._metrics.event(event, step, **facts)
 
-    def end(self, state: str, step: int, ledger: Ledger | None) -> None:
+    def end(self, state: str, step: int, seconds: float, parameters: int, ledger: Ledger | None) -> None:
         """Close the files; the measurement is made of all lines. ``state`` is finished, interrupted or failed."""
-        self.event("finish" if state == "finished" else state, step)
+        self.event("finish" if state == "finished" else state, step, seconds=seconds)
         self._metrics.close()
         measured = measured_run(
             read(self._metrics.path), ledger, metered=self._slowed, disturbed=self._disturbed,
             device=title(self._device), torch_version=str(torch.__version__), date=date.today().isoformat(),
         )  # fmt: skip
-        write_json(measured, self.path / "measured.json")
+        write_json(replace(measured, parameters=parameters), self.path / "measured.json")
         if ledger is not None:
             write_ledger(ledger, self.path / "measured-ledger.json.gz")
         write_state(self.path, state, step=step, loop=METERED)

@@ -195,7 +195,8 @@ class LoopMeter:
         if self.directory is not None:
             ledger = None if self._deep is None else self._deep.ledger
             crashed = getattr(sys, "last_value", None) is not None
-            self.directory.end(state or ("failed" if crashed else "finished"), self.steps, ledger)
+            state = state or ("failed" if crashed else "finished")
+            self.directory.end(state, self.steps, self._time, self._speed.parameters, ledger)
         self._stack.close()
 
     def __enter__(self) -> LoopMeter:
@@ -234,6 +235,9 @@ class LoopMeter:
                 self._find(each)
             if self._deep.recorded and self._deep.ledger is not None:
                 self._speed.record(self._deep.ledger)
+                told = self._speed.forecast(self._deep.ledger)
+                if self.directory is not None and told is not None:
+                    self.directory.forecast(told)
         self._take()
 
     def _tokens_of(self, step: StepClock) -> int:

@@ -7,8 +7,11 @@ from torch import nn
 
 from trainledger.catalog import device_of_driver
 from trainledger.ledger.ledger import Ledger
-from trainledger.predict.utilization import mfu
-from trainledger.spec.calibration import find_calibration
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.step import step_time
+from trainledger.predict.utilization import matmul_dtype, mfu
+from trainledger.spec.calibration import Calibration, find_calibration
+from trainledger.spec.cluster import Device
 from trainledger.trace.recorder.tensor_facts import dtype_name
 
 _PER_PARAMETER_AND_TOKEN = 6  # two FLOPs of a multiply-add in forward, four in backward; attention is left out
@@ -24,12 +27,10 @@ class Speed:
         self._device, self._ranks = device, ranks
         self._model_flops = model_flops
         self.basis = "assumed" if model_flops is None else "given"
+        self._machine: Device | Calibration | None = find_calibration(device.type)
         if device.type == "cuda":
-            sheet = device_of_driver(torch.cuda.get_device_name(device))
-            self._peaks = {} if sheet is None else sheet.peak_flops_per_second
-        else:
-            calibration = find_calibration(device.type)
-            self._peaks = {} if calibration is None else calibration.peak_flops_per_second
+            self._machine = device_of_driver(torch.cuda.get_device_name(device)) or self._machine
+        self._peaks = {} if self._machine is None else self._machine.peak_flops_per_second
         self._format: str | None = None
 
     def see_format(self) -> None:
@@ -55,3 +56,16 @@ class Speed:
         if flops and seconds and peak:
             found["mfu"] = mfu(flops, seconds, peak * self._ranks)
         return found
+
+    def forecast(self, ledger: Ledger) -> Forecast | None:
+        """What the operations of a recorded step take at the rates of this machine; None where it was not measured."""
+        if self._machine is None:
+            return None
+        step, peak = step_time(ledger, self._machine), self._peaks.get(matmul_dtype(ledger))
+        share = mfu(ledger.model_flops, step.seconds, peak) if step.seconds and peak else None
+        return Forecast(
+            model_flops=ledger.model_flops, step_seconds=step.seconds, step_seconds_by_phase=step.by_phase,
+            tokens_per_second=ledger.tokens / step.seconds if step.seconds else None, mfu=share,
+            peak_flops_per_second=peak, basis={"step_seconds": step.basis},
+            notes=("the forecast is of the operations of the recorded step, at the rates of this machine", *step.notes),
+        )  # fmt: skip
