@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -46,6 +47,9 @@ class DeepSteps:
 
     def before(self, number: int) -> None:
         """Begin what is recorded of the step of that number."""
+        if number in self.slowed:
+            self._stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")  # they are ours
         if number == self.slowed[0] and self._alone:
             for each in self._optimizers:  # gradients that are there already are not followed
                 each.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ stream, which nothing waits for: a phase is then the time between two events on 
     forward        inside the model
     loss           after the model, until autograd begins: the loss, and what else the loop does before backward()
     backward       autograd, until the last gradient of this rank
-    gradient wait  autograd's last callbacks: DDP and FSDP wait there for gradients of other ranks
+    gradient wait  autograd's last callbacks: DDP waits there for gradients of other ranks (FSDP2 inside of backward)
     clip           after the last backward, until the update: clipping, unscaling
     optimizer      the update
     evaluation     from a forward without gradients until the next with them
