@@ -56,6 +56,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("Train", "write a model that transformers opens", "trained"),
     "import": ("Train", "read a model that transformers wrote", "trained"),
     "measure machine": ("Measure", "this machine's rates, kept for forecasts", "measure"),
+    "measure matmul": ("Measure", "matmuls by shape, dtype and layout, and their roofline", "measure_rates"),
     "measure step": ("Measure", "one real step with random tokens, operation by operation", "measure"),
     "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "measure"),
     "runs": ("Measure", "the runs so far", "measure"),
@@ -128,7 +129,7 @@ def _run(words: list[str]) -> int:
             rest.remove(second)
             return _call(f"{first} {second}", rest, as_json)
         if second in ("-h", "--help"):
-            text = "\n".join(f"trainledger {each:<16} {COMMANDS[each][1]}" for each in several)
+            text = "\n".join(f"trainledger {each:<19} {COMMANDS[each][1]}" for each in several)
             return _show(Outcome(lines(text, {"help": text})), as_json)
         return _failed(f"trainledger {first} is one of: {', '.join(several)}", WRONG_INPUT, as_json)
     if first not in COMMANDS:

@@ -48,7 +48,7 @@ def measure_machine(args: Namespace) -> Document:
 
 def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
     """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
-    with _progress() as tell:
+    with progress_bar() as tell:
         from trainledger.measure.machine import measure_machine
         from trainledger.train.device import find_device
 
@@ -59,7 +59,7 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
 
 
 @contextmanager
-def _progress(doing: str = "measuring", first: str = "starting torch") -> Iterator[Callable[[float, str], None]]:
+def progress_bar(doing: str = "measuring", first: str = "starting torch") -> Iterator[Callable[[float, str], None]]:
     """A bar on the terminal; nothing where standard error is none."""
     if not sys.stderr.isatty():
         yield lambda share, name: None
@@ -71,6 +71,14 @@ def _progress(doing: str = "measuring", first: str = "starting torch") -> Iterat
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(first, total=1.0)
         yield lambda share, name: bar.update(task, completed=share, description=name)
+
+
+def with_html(document: Document, path: str | None) -> Document | Outcome:
+    """The document, written as a page with its figures where one is asked for."""
+    if path is None:
+        return document
+    replace_file(path, page(document.title, parts(document), document.figures()).encode())
+    return Outcome(document, remarks=(f"Written to {path}",))
 
 
 @takes(
@@ -143,7 +151,7 @@ def _of_trace(args: Namespace) -> Document | Outcome:
     if args.run_dir:
         raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
     size, done = max(os.path.getsize(args.trace) if os.path.isfile(args.trace) else 0, 1), 0
-    with _progress("reading", args.trace) as tell:
+    with progress_bar("reading", args.trace) as tell:
 
         def advance(nbytes: int) -> None:
             nonlocal done

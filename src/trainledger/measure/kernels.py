@@ -67,7 +67,7 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
     elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
     pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
-    pools = {dtype: _ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
+    pools = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
     found: list[Kernel] = []
     for dtype, pool in pools.items():
         found += [_forward_product(pool, dtype, shape) for shape in shapes]
@@ -78,7 +78,7 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
             found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
     most = elements_of[-1]
     for elements in (most,) if quick else elements_of:
-        found += [_copy(pools["fp32"], elements), _elementwise(pools["fp32"], "fp32", elements)]
+        found += [copy_kernel(pools["fp32"], elements), _elementwise(pools["fp32"], "fp32", elements)]
     for dtype, pool in pools.items():
         if dtype != "fp32":
             found += [_elementwise(pool, dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
@@ -86,13 +86,15 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     return [*found, *_others(device, pools["fp32"])]
 
 
-def _product(dtype: str, shape: tuple[int, int, int], build: Callable[[], Callable[[], object]], phase: str) -> Kernel:
+def matmul_kernel(
+    dtype: str, shape: tuple[int, int, int], build: Callable[[], Callable[[], object]], phase: str
+) -> Kernel:
     m, n, k = shape
     nbytes = (m * k + n * k + m * n) * DTYPES[dtype].itemsize
     return Kernel("matmul", dtype, shape, 2 * m * n * k, nbytes, build, phase)
 
 
-def _forward_product(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+def _forward_product(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
     """As a linear layer multiplies: by a weight that lies turned."""
     m, n, k = shape
 
@@ -100,27 +102,27 @@ def _forward_product(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -
         take_a_MK, take_b_NK = pool.take(m, k), pool.take(n, k)
         return lambda: F.linear(take_a_MK(), take_b_NK())
 
-    return _product(dtype, shape, build, "")
+    return matmul_kernel(dtype, shape, build, "")
 
 
-def _input_gradient(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+def _input_gradient(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
     m, n, k = shape
 
     def build() -> Callable[[], object]:
         take_a_MK, take_b_KN = pool.take(m, k), pool.take(k, n)
         return lambda: take_a_MK() @ take_b_KN()
 
-    return _product(dtype, shape, build, "backward")
+    return matmul_kernel(dtype, shape, build, "backward")
 
 
-def _weight_gradient(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+def _weight_gradient(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
     m, n, k = shape
 
     def build() -> Callable[[], object]:
         take_a_KM, take_b_KN = pool.take(k, m), pool.take(k, n)
         return lambda: take_a_KM().t() @ take_b_KN()
 
-    return _product(dtype, shape, build, "backward")
+    return matmul_kernel(dtype, shape, build, "backward")
 
 
 def _attention(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Kernel:
@@ -149,7 +151,7 @@ def _attention_backward(device: torch.device, dtype: str, shape: tuple[int, int,
     return Kernel("attention", dtype, shape, 10 * heads * length**2 * width, nbytes, build, "backward", operations=2)
 
 
-class _ColdPool:
+class ColdPool:
     """Operands that no cache holds: views of a buffer larger than any, taken in turn.
 
     In a training step most operands were last touched many megabytes ago; the same tensor over and over would
@@ -167,7 +169,7 @@ class _ColdPool:
         return lambda: next(views)
 
 
-def _copy(pool: _ColdPool, elements: int) -> Kernel:
+def copy_kernel(pool: ColdPool, elements: int) -> Kernel:
     def build() -> Callable[[], object]:
         take = pool.take(elements)
         return lambda: take().copy_(take())
@@ -175,19 +177,19 @@ def _copy(pool: _ColdPool, elements: int) -> Kernel:
     return Kernel("copy", "fp32", (elements,), 0, 8 * elements, build)
 
 
-def _casts(wide: _ColdPool, narrow: _ColdPool, dtype: str, elements: int) -> Iterator[Kernel]:
+def _casts(wide: ColdPool, narrow: ColdPool, dtype: str, elements: int) -> Iterator[Kernel]:
     """Between fp32 and a narrower format, which autocast does to every operand."""
     nbytes = (4 + DTYPES[dtype].itemsize) * elements
     for source, target, name in ((wide, narrow, "fp32"), (narrow, wide, dtype)):
 
-        def build(source: _ColdPool = source, target: _ColdPool = target) -> Callable[[], object]:
+        def build(source: ColdPool = source, target: ColdPool = target) -> Callable[[], object]:
             take, put = source.take(elements), target.take(elements)
             return lambda: put().copy_(take())
 
         yield Kernel("copy", name, (elements,), 0, nbytes, build, operation="_to_copy")
 
 
-def _elementwise(pool: _ColdPool, dtype: str, elements: int) -> Kernel:
+def _elementwise(pool: ColdPool, dtype: str, elements: int) -> Kernel:
     def build() -> Callable[[], object]:
         take = pool.take(elements)
         return lambda: torch.mul(take(), take(), out=take())
@@ -200,7 +202,7 @@ def rows_on(device: torch.device) -> int:
     return ROWS if device.type == "cpu" else LARGE_ROWS
 
 
-def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = False) -> Iterator[Kernel]:
+def by_name(device: torch.device, pool: ColdPool, dtype: str, *, quick: bool = False) -> Iterator[Kernel]:
     """Operators whose rate is their own: activations, norms, sums over rows and over columns, softmax, embedding.
 
     Bytes are those that a ledger counts: of a broadcast operand its own elements.
@@ -255,7 +257,7 @@ def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = 
     )  # fmt: skip
 
 
-def _others(device: torch.device, pool: _ColdPool) -> Iterator[Kernel]:
+def _others(device: torch.device, pool: ColdPool) -> Iterator[Kernel]:
     """One kernel for each of the other kinds, at the size it has in a small training step."""
     n_rows = rows_on(device)
     n, logits = n_rows * WIDTH, n_rows // 4 * VOCABULARY

@@ -1,8 +1,7 @@
 """A calibration of this machine in half a minute: matmuls by shape and dtype, memory, attention, overhead.
 
-Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a
-second costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the
-processor are thrown away; where none is left, the fastest calls count and the calibration says ``busy``.
+Kernels are timed in rounds (`measure.rounds`). Where no undisturbed block of a kernel is left, its fastest calls count
+and the calibration says ``busy``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -26,51 +24,18 @@ from safetensors.torch import save_file
 
 from trainledger.durable import sha256, sync
 from trainledger.measure.contention import Sample, watched
-from trainledger.measure.kernels import Kernel, fresh_bytes_per_second, kernels, operation_seconds
+from trainledger.measure.kernels import fresh_bytes_per_second, kernels, operation_seconds
 from trainledger.measure.overhead import StepOverhead, TinySteps
+from trainledger.measure.rounds import Timing, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.train.device import compute_capability, keep_freed_memory, synchronize
 from trainledger.units import MIB
 
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
 ABSURDLY_SLOW = 8.0
-ENOUGH_SAMPLES = 3
-BURST_SECONDS = 0.004
 _PARTS = (attrgetter("operation"), attrgetter("update"), attrgetter("update_tensor"))
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Block:
-    """Calls of one kernel for a fraction of a second: mean seconds of a call, and of the fastest few in a row."""
-
-    seconds: float
-    fastest: float
-    others: float | None = None
-    disturbed: bool = False
-
-
-@dataclass
-class Timing:
-    """A kernel, its call, and the blocks timed so far."""
-
-    kernel: Kernel
-    call: Callable[[], object]
-    blocks: list[Block] = field(default_factory=list)
-
-    @property
-    def undisturbed(self) -> list[Block]:
-        return [each for each in self.blocks if not each.disturbed]
-
-    def best(self) -> tuple[float, float | None]:
-        """Seconds of a call and others' share: the median undisturbed block, or the fastest calls of all."""
-        kept = sorted(self.undisturbed, key=lambda each: each.seconds)
-        if kept:
-            middle = kept[(len(kept) - 1) // 2]
-            return middle.seconds, middle.others
-        fastest = min(self.blocks, key=lambda each: each.fastest)
-        return fastest.fastest, fastest.others
 
 
 def measure_machine(
@@ -90,13 +55,15 @@ def measure_machine(
     keep_freed_memory()  # as the engine does, which is what the rates are for
     threads = torch.get_num_threads() if backend == "cpu" else 1
     dtypes = ["fp32"]
-    if _worth_timing(device, torch.bfloat16):
+    if worth_timing(device, torch.bfloat16):
         dtypes.append("bf16")
     else:
         notes.append("bf16 matmuls are emulated on this machine and were left out")
     chosen = kernels(device, dtypes, quick=quick)
     seconds, rounds = (4.0, 3) if quick else (15.0, 5)
-    timings = _time_all(chosen, device, threads, seconds, rounds, tell)
+    timings = time_all(
+        chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.95 * share, name)
+    )
 
     bare = _watched_often(lambda: operation_seconds(device), threads, 5)
     tell(0.96, "overhead of a step")
@@ -139,49 +106,6 @@ def measure_machine(
     )
 
 
-def _time_all(
-    chosen: list[Kernel],
-    device: torch.device,
-    threads: int,
-    seconds: float,
-    rounds: int,
-    tell: Callable[[float, str], None],
-) -> list[Timing]:
-    """``rounds`` blocks of every kernel in about ``seconds``, and up to as many again for disturbed ones."""
-    timings = [Timing(each, each.build()) for each in chosen]
-    block = seconds / rounds / len(timings)
-    for timing in timings:
-        timing.call()
-        synchronize(device)
-    deadline = time.perf_counter() + 1.3 * seconds
-    for round_ in range(2 * rounds):
-        wanted = timings if round_ < rounds else [each for each in timings if len(each.undisturbed) < ENOUGH_SAMPLES]
-        for at, timing in enumerate(wanted):
-            if timing.blocks and time.perf_counter() > deadline:
-                return timings
-            tell(0.95 * min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
-            timing.blocks.append(_block(timing.call, device, threads, block))
-    return timings
-
-
-def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
-    """Run a kernel for about ``seconds``, looking at the clock (and waiting for the device) every few calls."""
-    calls, burst, fastest = 0, 1, float("inf")
-    synchronize(device)
-    with watched(threads) as sample:
-        start = before = time.perf_counter()
-        while before - start < seconds:
-            for _ in range(burst):
-                call()
-            synchronize(device)
-            now = time.perf_counter()
-            calls += burst
-            fastest = min(fastest, (now - before) / burst)
-            burst = max(1, int(BURST_SECONDS / fastest))
-            before = now
-    return Block((before - start) / calls, fastest, sample.others, sample.disturbed)
-
-
 def _watched_often(measure: Callable[[], T], threads: int, times: int) -> list[tuple[Sample, T]]:
     samples = []
     for _ in range(times):
@@ -207,7 +131,9 @@ def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
     )  # fmt: skip
 
 
-def _worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
+def worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matmuls in a dtype run at some speed here, and are not emulated."""
+
     def seconds(kind: torch.dtype) -> float:
         x_MK = torch.ones(256, 256, dtype=kind, device=device)
         best = float("inf")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainledger.document import Figure, Table
 from trainledger.predict.product import ProductTime
 from trainledger.report.style import COLOURS, arranged, line, points
+from trainledger.spec.rates import STRAIGHT, MatmulTimes
 from trainledger.units import TERA, format_flops_per_second
 
 _LEAST, _MOST = 1.0, 4096.0  # FLOPs per byte that the roofline shows at least
@@ -22,14 +24,11 @@ def roofline_figure(intensity: float, times: Sequence[ProductTime], title: str) 
     low, high = min(_LEAST, intensity / _ROOM), max(_MOST, intensity * _ROOM)
     data = []
     for at, each in enumerate(times):
-        if each.ridge is None or each.peak_flops_per_second is None or each.memory_bytes_per_second is None:
+        peak, memory, colour = each.peak_flops_per_second, each.memory_bytes_per_second, COLOURS[at % len(COLOURS)]
+        if each.ridge is None or peak is None or memory is None:
             continue
-        peak, colour = each.peak_flops_per_second, COLOURS[at % len(COLOURS)]
-        corners = sorted({low, min(max(each.ridge, low), high), high})
-        roof = [min(peak, each.memory_bytes_per_second * corner) / TERA for corner in corners]
-        said = f"{each.title}: {format_flops_per_second(peak)} from {each.ridge:.4g} FLOPs per byte on<extra></extra>"
-        data.append(points(each.device, corners, roof, "lines", line={"color": colour}, hovertemplate=said))
-        bound = min(peak, each.memory_bytes_per_second * intensity)
+        data.append(_roof(each.device, each.title, peak, memory, (low, high), colour))
+        bound = min(peak, memory * intensity)
         for rate, symbol, words in ((bound, "circle-open", "at most"), (each.flops_per_second, "circle", "predicted")):
             if rate:
                 said = f"{each.title}: {words} {format_flops_per_second(rate)}<extra></extra>"
@@ -37,11 +36,53 @@ def roofline_figure(intensity: float, times: Sequence[ProductTime], title: str) 
                 data.append(
                     points(words, [intensity], [rate / TERA], marker=marker, showlegend=False, hovertemplate=said)
                 )
+    layout = _roofline_layout(title)
+    layout["shapes"].append(line("v", intensity, "#999999", "x", "y domain", dash="dot"))
+    return {"data": data, "layout": layout}
+
+
+def measured_roofline(found: MatmulTimes, title: str) -> Figure:
+    """FLOP/s over FLOPs per byte of measured matmuls, under the roof of each dtype: its best matmul, a large copy."""
+    low = min(_LEAST, *(each.intensity / _ROOM for each in found.matmuls))
+    high = max(_MOST, *(each.intensity * _ROOM for each in found.matmuls))
+    data = []
+    for at, dtype in enumerate(dict.fromkeys(each.dtype for each in found.matmuls)):
+        colour, own = COLOURS[at % len(COLOURS)], [each for each in found.matmuls if each.dtype == dtype]
+        data.append(_roof(dtype, found.title, found.best(dtype), found.memory_bytes_per_second, (low, high), colour))
+        for name, straight, symbol in (("factors by rows", True, "circle"), ("others", False, "circle-open")):
+            some = [each for each in own if (each.factors == STRAIGHT) == straight]
+            if some:
+                said = [
+                    f"{' x '.join(map(str, each.shape))}, {each.factors}: "
+                    f"{format_flops_per_second(each.flops_per_second)}"
+                    for each in some
+                ]
+                data.append(
+                    points(
+                        f"{dtype}, {name}", [each.intensity for each in some],
+                        [each.flops_per_second / TERA for each in some], marker={"color": colour, "symbol": symbol},
+                        text=said, hovertemplate="%{text}<extra></extra>",
+                    )
+                )  # fmt: skip
+    return {"data": data, "layout": _roofline_layout(title)}
+
+
+def _roof(
+    name: str, title: str, peak: float, memory_bytes_per_second: float, ends: tuple[float, float], colour: str
+) -> dict[str, Any]:
+    """The roof of a device between two intensities: the rate of its memory up to the ridge point, then its peak."""
+    ridge = peak / memory_bytes_per_second
+    corners = sorted({ends[0], min(max(ridge, ends[0]), ends[1]), ends[1]})
+    roof = [min(peak, memory_bytes_per_second * corner) / TERA for corner in corners]
+    said = f"{title}: {format_flops_per_second(peak)} from {ridge:.4g} FLOPs per byte on<extra></extra>"
+    return points(name, corners, roof, "lines", line={"color": colour}, hovertemplate=said)
+
+
+def _roofline_layout(title: str) -> dict[str, Any]:
     layout = arranged(title, "FLOPs per byte", "TFLOP/s")
     for axis in ("xaxis", "yaxis"):
         layout[axis] |= {"type": "log"}
-    layout["shapes"].append(line("v", intensity, "#999999", "x", "y domain", dash="dot"))
-    return {"data": data, "layout": layout}
+    return layout
 
 
 def sweep_figure(sweeps: Mapping[str, Sweep], dim: str, size: int, title: str) -> Figure:

@@ -1,0 +1,59 @@
+"""Verbs that measure one thing of a machine: matmuls, copies, the data loader, collectives."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+
+from trainledger.cli.arguments import Outcome, option, output, takes
+from trainledger.cli.measure import progress_bar, with_html
+from trainledger.document import Document
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+
+_BACKEND = option("--backend", "auto, cpu, cuda or mps", default="auto")
+_HTML = output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html")
+_DTYPES = ("fp32", "bf16")
+_LARGEST = 2**20
+
+
+@takes(
+    option("--shapes MxNxK", "matmuls [M, K] @ [K, N], such as 1024x1024x512", nargs="+", default=[]),
+    option("--sweep SIZE", "in their place a sweep: batch (rows) or width (columns and inner size)", default=None),
+    option("--dtype LIST", "fp32, bf16 or fp32,bf16 (both, where bf16 is not emulated)", default=""),
+    _BACKEND,
+    _HTML,
+)
+def measure_matmul(args: Namespace) -> Document | Outcome:
+    """Time matmuls: FLOP/s, bytes/s and share of the best by shape, dtype and layout of the factors; the roofline."""
+    shapes, dtypes = [_shape(each) for each in args.shapes], _dtypes(args.dtype)
+    if args.sweep is not None:
+        if shapes:
+            raise InvalidInput([Problem("--sweep", args.sweep, "stands in the place of --shapes; name one of them")])
+        if args.sweep not in ("batch", "width"):
+            raise InvalidInput([Problem("--sweep", args.sweep, "must be batch or width", "batch")])
+    with progress_bar() as tell:
+        from trainledger.measure.matmuls import measure_matmuls
+
+        found = measure_matmuls(args.backend, shapes=shapes, sweep=args.sweep, dtypes=dtypes, tell=tell)
+    return with_html(found.document(), args.html)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    """The sizes of MxNxK; raises InvalidInput."""
+    found = re.fullmatch(r"(\d{1,9})[x*](\d{1,9})[x*](\d{1,9})", text)
+    if found is None:
+        raise InvalidInput([Problem("--shapes", text, "must be three whole numbers, such as 1024x1024x512")])
+    m, n, k = (int(each) for each in found.groups())
+    for each in (m, n, k):
+        if not 1 <= each <= _LARGEST:
+            raise InvalidInput([Problem("--shapes", text, f"each size must be 1 to {_LARGEST:,}")])
+    return m, n, k
+
+
+def _dtypes(text: str) -> list[str]:
+    """The names of dtypes between commas; raises InvalidInput."""
+    names = [each.strip() for each in text.split(",")] if text else []
+    for each in names:
+        if each not in _DTYPES:
+            raise InvalidInput([Problem("--dtype", each, "must be fp32 or bf16", nearest_text(each, _DTYPES))])
+    return list(dict.fromkeys(names))

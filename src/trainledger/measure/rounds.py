@@ -1,0 +1,93 @@
+"""Kernels timed in rounds: the median of blocks that no other process disturbed.
+
+Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a second
+costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the processor are
+thrown away; where none is left, the fastest calls count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from trainledger.measure.contention import watched
+from trainledger.measure.kernels import Kernel
+from trainledger.train.device import synchronize
+
+ENOUGH_SAMPLES = 3
+BURST_SECONDS = 0.004
+
+Tell = Callable[[float, str], None]  # the share of the work that is done, and the name of what is timed
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls of one kernel for a fraction of a second: mean seconds of a call, and of the fastest few in a row."""
+
+    seconds: float
+    fastest: float
+    others: float | None = None
+    disturbed: bool = False
+
+
+@dataclass
+class Timing:
+    """A kernel, its call, and the blocks timed so far."""
+
+    kernel: Kernel
+    call: Callable[[], object]
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def undisturbed(self) -> list[Block]:
+        return [each for each in self.blocks if not each.disturbed]
+
+    def best(self) -> tuple[float, float | None]:
+        """Seconds of a call and others' share: the median undisturbed block, or the fastest calls of all."""
+        kept = sorted(self.undisturbed, key=lambda each: each.seconds)
+        if kept:
+            middle = kept[(len(kept) - 1) // 2]
+            return middle.seconds, middle.others
+        fastest = min(self.blocks, key=lambda each: each.fastest)
+        return fastest.fastest, fastest.others
+
+
+def time_all(
+    chosen: Sequence[Kernel], device: torch.device, threads: int, *, seconds: float, rounds: int, tell: Tell
+) -> list[Timing]:
+    """``rounds`` blocks of every kernel in about ``seconds``, and up to as many again for disturbed ones."""
+    timings = [Timing(each, each.build()) for each in chosen]
+    block = seconds / rounds / len(timings)
+    for timing in timings:
+        timing.call()
+        synchronize(device)
+    deadline = time.perf_counter() + 1.3 * seconds
+    for round_ in range(2 * rounds):
+        wanted = timings if round_ < rounds else [each for each in timings if len(each.undisturbed) < ENOUGH_SAMPLES]
+        for at, timing in enumerate(wanted):
+            if timing.blocks and time.perf_counter() > deadline:
+                return timings
+            tell(min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
+            timing.blocks.append(_block(timing.call, device, threads, block))
+    return timings
+
+
+def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
+    """Run a kernel for about ``seconds``, looking at the clock (and waiting for the device) every few calls."""
+    calls, burst, fastest = 0, 1, float("inf")
+    synchronize(device)
+    with watched(threads) as sample:
+        start = before = time.perf_counter()
+        while before - start < seconds:
+            for _ in range(burst):
+                call()
+            synchronize(device)
+            now = time.perf_counter()
+            calls += burst
+            fastest = min(fastest, (now - before) / burst)
+            burst = max(1, int(BURST_SECONDS / fastest))
+            before = now
+    return Block((before - start) / calls, fastest, sample.others, sample.disturbed)

@@ -1,0 +1,165 @@
+"""Measured rates of a machine beyond its kernels: matmuls side by side, copies, the data loader, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainledger.document import Answer
+from trainledger.frozen import frozen
+from trainledger.spec.problem import Problem
+
+STRAIGHT = "a @ b"  # both factors of a matmul by rows
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def _positive(record: object, *names: str) -> Iterator[Problem]:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and value <= 0:
+            yield Problem(name, value, "must be positive")
+
+
+@frozen(kw_only=True)
+class MatmulTime:
+    """One call of a matmul [m, k] @ [k, n] of ``shape`` (m, n, k); ``factors`` says how the two lie in memory.
+
+    ``others`` is the share of a core that other processes used meanwhile (None: unknown).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    factors: str
+    flops: int
+    nbytes: int
+    seconds: float
+    others: float | None = None
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.nbytes / self.seconds
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte that is read or written once."""
+        return self.flops / self.nbytes
+
+
+@frozen(kw_only=True)
+class MatmulTimes(Answer, report="matmul_times"):
+    """Matmuls measured side by side, with the rate of a large copy, which is the slope of the roofline."""
+
+    title: str
+    backend: str
+    date: str
+    torch_version: str
+    threads: int
+    matmuls: tuple[MatmulTime, ...]
+    memory_bytes_per_second: float
+    notes: tuple[str, ...] = ()
+
+    def best(self, dtype: str) -> float:
+        """FLOP/s of the fastest of them in a dtype."""
+        return max(each.flops_per_second for each in self.matmuls if each.dtype == dtype)
+
+
+@frozen(kw_only=True)
+class CopyTime:
+    """One copy, or what stands in the place of one; ``seconds`` is None where it was not measured, and ``note`` why.
+
+    ``nbytes`` are read and written of a copy in memory, and those that pass once of any other.
+    """
+
+    what: str
+    nbytes: int
+    seconds: float | None = None
+    note: str = ""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _positive(self, "seconds")
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return None if self.seconds is None or not self.nbytes else self.nbytes / self.seconds
+
+
+@frozen(kw_only=True)
+class CopyTimes(Answer, report="copy_times"):
+    """Copies measured side by side: in memory by layout and size, to and from a device, to and from a disk."""
+
+    title: str
+    backend: str
+    date: str
+    torch_version: str
+    threads: int
+    memory: tuple[CopyTime, ...]
+    device: tuple[CopyTime, ...]
+    disk: tuple[CopyTime, ...]
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class LoaderTime:
+    """Tokens that were read, or made of text, in so many seconds by so many ``workers`` (threads or processes)."""
+
+    what: str
+    workers: int
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@frozen(kw_only=True)
+class LoaderTimes(Answer, report="loader_times"):
+    """The data loader measured, and what a step of the run takes (None: no run, or no forecast of its time).
+
+    ``data`` says what was read, ``needed_tokens_per_second`` the tokens that steps of the run take in a second.
+    """
+
+    data: str
+    seq_len: int
+    global_batch: int
+    times: tuple[LoaderTime, ...]
+    needed_tokens_per_second: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class CollectiveTime:
+    """One collective over ``ranks`` of one machine, of ``nbytes`` counted as `Entry.payload` counts them.
+
+    Those are the bytes of the whole result of an all-gather, of the whole input of a reduce-scatter, else of a rank's
+    tensor. ``others`` is the share of a core that other processes used meanwhile (None: unknown).
+    """
+
+    name: str
+    backend: str
+    ranks: int
+    nbytes: int
+    seconds: float
+    others: float | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.name not in COLLECTIVES:
+            yield Problem("name", self.name, f"must be one of {', '.join(COLLECTIVES)}")
+        yield from _positive(self, "nbytes", "seconds")
+        if self.ranks < 2:
+            yield Problem("ranks", self.ranks, "must be at least 2")
+
+
+@frozen(kw_only=True)
+class CollectiveTimes(Answer, report="collective_times"):
+    """Collectives measured side by side, by name, size and group."""
+
+    title: str
+    date: str
+    torch_version: str
+    threads: int
+    times: tuple[CollectiveTime, ...]
+    notes: tuple[str, ...] = ()
