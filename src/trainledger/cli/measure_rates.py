@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import Namespace
 
@@ -35,6 +36,22 @@ def measure_matmul(args: Namespace) -> Document | Outcome:
         from trainledger.measure.matmuls import measure_matmuls
 
         found = measure_matmuls(args.backend, shapes=shapes, sweep=args.sweep, dtypes=dtypes, tell=tell)
+    return with_html(found.document(), args.html)
+
+
+@takes(
+    _BACKEND,
+    option("--dir DIR", "the disk that is measured: a folder on it (the temporary folder)", default=None),
+    _HTML,
+)
+def measure_copy(args: Namespace) -> Document | Outcome:
+    """Time copies: view against copy, contiguous against strided, host and device, disk; sizes from cache to memory."""
+    if args.dir is not None and not os.path.isdir(args.dir):
+        raise InvalidInput([Problem("--dir", args.dir, "is not a directory")])
+    with progress_bar() as tell:
+        from trainledger.measure.copies import measure_copies
+
+        found = measure_copies(args.backend, folder=args.dir, tell=tell)
     return with_html(found.document(), args.html)
 
 
