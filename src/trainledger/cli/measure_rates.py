@@ -6,7 +6,7 @@ import os
 import re
 from argparse import Namespace
 
-from trainledger.cli.arguments import Outcome, option, output, takes
+from trainledger.cli.arguments import Outcome, count, option, output, takes
 from trainledger.cli.measure import progress_bar, with_html
 from trainledger.document import Document
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -52,6 +52,20 @@ def measure_copy(args: Namespace) -> Document | Outcome:
         from trainledger.measure.copies import measure_copies
 
         found = measure_copies(args.backend, folder=args.dir, tell=tell)
+    return with_html(found.document(), args.html)
+
+
+@takes(
+    count("--ranks N", "processes on this machine (2)", least=2, most=1024, default=2),
+    option("--backend", "gloo, or nccl with a GPU for each rank (nccl where there are as many)", default=None),
+    _HTML,
+)
+def measure_collectives(args: Namespace) -> Document | Outcome:
+    """Time collectives between processes of this machine by size and group: bus bandwidth, latency, and the fit."""
+    with progress_bar(first="starting ranks") as tell:
+        from trainledger.measure.collectives import report_collectives
+
+        found = report_collectives(args.ranks, args.backend, tell=tell)
     return with_html(found.document(), args.html)
 
 
