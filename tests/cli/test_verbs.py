@@ -25,6 +25,7 @@ HOSTILE = [
     ["measure", "matmul", "--shapes", "10x"], ["measure", "matmul", "--shapes", "0x1x1"],
     ["measure", "matmul", "--sweep", "depth"], ["measure", "matmul", "--shapes", "1x1x1", "--sweep", "batch"],
     ["measure", "matmul", "--dtype", "fp23"], ["measure", "copy", "--dir", "nothing"],
+    ["measure", "loader", "nothing.toml"], ["measure", "loader", "--set", "recipe.seq_len=8"],
     ["measure", "collectives", "--ranks", "1"], ["measure", "collectives", "--backend", "mpi"],
     ["train", "nothing.toml"], ["measure"], ["measure", "me"], ["measure", "step"], ["reconcile", "nothing"],
     ["reconcile", "adir"], ["runs", "--dir", "nothing"], ["init", "adir"], ["pland", "gpt2"], ["--fast"],

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "measure machine": ("Measure", "this machine's rates, kept for forecasts", "measure"),
     "measure matmul": ("Measure", "matmuls by shape, dtype and layout, and their roofline", "measure_rates"),
     "measure copy": ("Measure", "copies by layout and size, host and device, disk", "measure_rates"),
+    "measure loader": ("Measure", "tokens per second of the data loader by workers", "measure_rates"),
     "measure collectives": ("Measure", "collectives by size and group: bus bandwidth, latency", "measure_rates"),
     "measure step": ("Measure", "one real step with random tokens, operation by operation", "measure"),
     "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "measure"),

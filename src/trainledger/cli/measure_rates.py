@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
+from dataclasses import replace
 
-from trainledger.cli.arguments import Outcome, count, option, output, takes
+from trainledger.api.machine import kernels_of, machine_of
+from trainledger.cli.arguments import SET, Outcome, count, option, output, takes
+from trainledger.cli.asking import run_of_file
 from trainledger.cli.measure import progress_bar, with_html
 from trainledger.document import Document
+from trainledger.predict.predict import NO_MACHINE, predict
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.rates import LoaderTimes
+from trainledger.spec.run import Run
 
 _BACKEND = option("--backend", "auto, cpu, cuda or mps", default="auto")
 _HTML = output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html")
@@ -53,6 +59,35 @@ def measure_copy(args: Namespace) -> Document | Outcome:
 
         found = measure_copies(args.backend, folder=args.dir, tell=tell)
     return with_html(found.document(), args.html)
+
+
+@takes(
+    option("run RUN", "a run file, whose data is read (none: text that is made here)", nargs="?", default=None),
+    SET,
+    _HTML,
+)
+def measure_loader(args: Namespace) -> Document | Outcome:
+    """Time the data loader by workers: tokens/s of a run's data, or of made text, against what its steps need."""
+    if args.run is None and args.set:
+        raise InvalidInput([Problem("--set", args.set[0], "changes a run file; name one")])
+    run = None if args.run is None else run_of_file(args)
+    with progress_bar() as tell:
+        from trainledger.measure.loader import measure_loader
+
+        found = measure_loader(run, tell=tell)
+    if run is not None:
+        found = _against_steps(run, found)
+    return with_html(found.document(), args.html)
+
+
+def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
+    """The same beside the tokens that the steps of a run take in a second, where a forecast says so."""
+    machine = machine_of(run)
+    needed = predict(run, machine, backend=kernels_of(run)).tokens_per_second
+    if needed is not None:
+        return replace(found, needed_tokens_per_second=needed)
+    why = NO_MACHINE if machine is None else "no forecast of the time of a step"
+    return replace(found, notes=(*found.notes, why))
 
 
 @takes(
