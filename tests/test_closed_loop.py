@@ -18,7 +18,7 @@ import torch
 from trainledger import catalog
 from trainledger.cli import main
 from trainledger.closed_loop import is_it
-from trainledger.measure.machine import title
+from trainledger.measure.hardware import title
 from trainledger.report.record import read_run
 from trainledger.units import GIB
 

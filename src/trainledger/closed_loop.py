@@ -19,7 +19,7 @@ from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.rank_figures import RankFigures, account_of, figures, write_rank
 from trainledger.ledger.step import account
-from trainledger.measure.machine import memory_nbytes, title
+from trainledger.measure.hardware import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
 from trainledger.meter.engine import Watching
 from trainledger.plan.memory_check import refuse_beyond

@@ -10,8 +10,9 @@ import torch
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
 from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
+from trainledger.measure.hardware import memory_nbytes
 from trainledger.measure.kernels import kernels
-from trainledger.measure.machine import memory_nbytes, storage_bytes_per_second
+from trainledger.measure.machine import storage_bytes_per_second
 from trainledger.measure.meter import QuietSteps
 from trainledger.measure.rounds import Block, Timing
 from trainledger.spec.calibration import KINDS, read_calibration

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.spec.calibration import (
+    FORMAT,
     KINDS,
     Calibration,
     KernelTime,
@@ -107,7 +108,7 @@ def test_a_torn_file_is_a_sentence(small, tmp_path):
 def test_another_format_asks_for_a_new_measurement(small, tmp_path):
     path = tmp_path / "machine.toml"
     write_calibration(small, path)
-    path.write_text(path.read_text().replace("format = 2", "format = 99"))
+    path.write_text(path.read_text().replace(f"format = {FORMAT}", "format = 99"))
     with pytest.raises(InvalidInput, match="measure again"):
         read_calibration(path)
 

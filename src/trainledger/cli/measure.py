@@ -33,12 +33,12 @@ def _is_calibration(path: Path) -> bool:
 
 
 @takes(
-    flag("--quick", "fewer shapes and samples, about 8 s"),
+    flag("--quick", "fewer shapes and samples, no collectives: about 8 s"),
     option("--backend", "auto, cpu, cuda or mps", default="auto"),
     output("--output FILE.toml", "where to keep the calibration", suffix=".toml", ours=_is_calibration),
 )
 def measure_machine(args: Namespace) -> Document:
-    """Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a minute.
+    """Measure this machine in under a minute: matmuls, memory, attention, overhead, disk, data loader, collectives.
 
     Forecasts read the rates from a file; $TRAINLEDGER_CALIBRATION names another place for it.
     """

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from trainledger.measure.contention import DISTURBED, ProcessorUse, others_between, processor_use
+from trainledger.measure.hardware import title
 from trainledger.measure.local_ranks import Job, Place, on_ranks, serve, threads_of_each
-from trainledger.measure.machine import title
 from trainledger.measure.rounds import Tell
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput, Problem

@@ -17,8 +17,8 @@ import torch
 
 from trainledger.durable import sync
 from trainledger.measure.contention import watched
+from trainledger.measure.hardware import title
 from trainledger.measure.kernels import Kernel
-from trainledger.measure.machine import title
 from trainledger.measure.rounds import Tell, time_all
 from trainledger.spec.rates import CopyTime, CopyTimes
 from trainledger.train.device import find_device, keep_freed_memory, synchronize

@@ -136,5 +136,9 @@ def threads_of_each(ranks: int) -> int:
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said.isdigit() and int(said):
         return int(said)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks)
+    return max(1, cores_here() // ranks)
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""A calibration of this machine in half a minute: matmuls by shape and dtype, memory, attention, overhead.
+"""A calibration of this machine in a minute: kernels, overhead, memory, disk, data loader, collectives of two ranks.
 
 Kernels are timed in rounds (`measure.rounds`). Where no undisturbed block of a kernel is left, its fastest calls count
 and the calibration says ``busy``.
@@ -6,13 +6,10 @@ and the calibration says ``busy``.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -23,16 +20,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trainledger.durable import sha256, sync
+from trainledger.measure.collectives import FEW_SIZES, measure_collectives
 from trainledger.measure.contention import Sample, watched
+from trainledger.measure.copies import READ, device_copies, disk_times
+from trainledger.measure.hardware import memory_nbytes, title, worth_timing
 from trainledger.measure.kernels import fresh_bytes_per_second, kernels, operation_seconds
+from trainledger.measure.loader import loader_tokens_per_second
+from trainledger.measure.local_ranks import cores_here
 from trainledger.measure.overhead import StepOverhead, TinySteps
 from trainledger.measure.rounds import Timing, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
-from trainledger.train.device import compute_capability, keep_freed_memory, synchronize
-from trainledger.units import MIB
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rates import CollectiveTime
+from trainledger.train.device import compute_capability, keep_freed_memory
+from trainledger.units import KIB, MIB
 
-# A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
-ABSURDLY_SLOW = 8.0
+RANKS = 2  # of the collectives
 _PARTS = (attrgetter("operation"), attrgetter("update"), attrgetter("update_tensor"))
 
 T = TypeVar("T")
@@ -44,7 +47,7 @@ def measure_machine(
     quick: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Calibration:
-    """Measure the machine under ``backend`` (cpu, cuda or mps) in about 20 s, or about 6 s if ``quick``.
+    """Measure the machine under ``backend`` (cpu, cuda, mps) in about 40 s; ``quick`` in 8 s, without collectives.
 
     ``progress`` is called with the share of the work done and the name of the kernel being timed.
     """
@@ -62,17 +65,32 @@ def measure_machine(
     chosen = kernels(device, dtypes, quick=quick)
     seconds, rounds = (4.0, 3) if quick else (15.0, 5)
     timings = time_all(
-        chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.95 * share, name)
+        chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.65 * share, name)
     )
 
     bare = _watched_often(lambda: operation_seconds(device), threads, 5)
-    tell(0.96, "overhead of a step")
+    tell(0.66, "overhead of a step")
     tiny_steps = TinySteps(device)
     steps = _watched_often(tiny_steps, threads, 9)
     step = StepOverhead(*(_middle([(sample, part(each)) for sample, each in steps]) for part in _PARTS))
-    tell(0.97, "storage")
+    tell(0.7, "storage")
     saves = _watched_often(lambda: storage_bytes_per_second(16 * MIB if quick else 64 * MIB), threads, 3)
     rates = [(sample, rate) for sample, rate in saves if rate is not None]
+    reads = next((each for each in disk_times(16 * MIB if quick else 64 * MIB) if each.what == READ), None)
+    tell(0.74, "data loader")
+    loads = loader_tokens_per_second(text_nbytes=256 * KIB if quick else 2 * MIB, seconds=0.1 if quick else 0.3)
+    tell(0.77, "host and device")
+    copied = [each for each in device_copies(device) if each.seconds is not None]
+    links: tuple[CollectiveTime, ...] = ()
+    if not quick and cores_here() > 1:
+        tell(0.8, "collectives")
+        try:
+            links = measure_collectives(
+                RANKS, sizes=FEW_SIZES, block_seconds=0.04,
+                tell=lambda share, name: tell(0.8 + 0.2 * share, f"{name} ranks"),
+            )  # fmt: skip
+        except (ChildProcessError, InvalidInput) as error:
+            notes.append(f"collectives could not be measured: {error}")
     tell(1.0, "done")
 
     samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in (*bare, *steps)]
@@ -99,6 +117,11 @@ def measure_machine(
         storage_bytes_per_second=1 / _middle([(sample, 1 / rate) for sample, rate in rates]) if rates else None,
         memory_nbytes=memory_nbytes(device),
         compute_capability=compute_capability(device),
+        read_bytes_per_second=None if reads is None else reads.bytes_per_second,
+        loader_tokens_per_second=loads,
+        cores=cores_here(),
+        host_copies=tuple(copied),
+        collectives=links,
         samples=len(samples),
         discarded=discarded,
         busy=bool(disturbed),
@@ -131,25 +154,6 @@ def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
     )  # fmt: skip
 
 
-def worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether matmuls in a dtype run at some speed here, and are not emulated."""
-
-    def seconds(kind: torch.dtype) -> float:
-        x_MK = torch.ones(256, 256, dtype=kind, device=device)
-        best = float("inf")
-        for _ in range(5):
-            start = time.perf_counter()
-            x_MK @ x_MK
-            synchronize(device)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    try:
-        return seconds(dtype) < ABSURDLY_SLOW * seconds(torch.float32)
-    except RuntimeError:
-        return False
-
-
 def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float | None:
     """How fast a checkpoint goes to disk, as the engine saves it: bytes written, synced and hashed per second.
 
@@ -167,32 +171,3 @@ def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float
             return written / (time.perf_counter() - start)
     except (OSError, SafetensorError):
         return None
-
-
-def title(device: torch.device) -> str:
-    """What the device is called: the name of the GPU, or of the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and value.strip():
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def memory_nbytes(device: torch.device) -> int | None:
-    """Memory of the device; on a CPU the machine's, or what its control group allows if that is less."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    sizes = list(_limits())
-    return min(sizes) if sizes else None
-
-
-def _limits() -> Iterator[int]:
-    with suppress(ValueError, OSError):
-        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(ValueError, OSError):
-        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))

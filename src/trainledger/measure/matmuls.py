@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import torch
 import torch.nn.functional as F
 
+from trainledger.measure.hardware import memory_nbytes, title, worth_timing
 from trainledger.measure.kernels import (
     DTYPES,
     ELEMENTS,
@@ -18,7 +19,6 @@ from trainledger.measure.kernels import (
     Kernel,
     copy_kernel,
 )
-from trainledger.measure.machine import memory_nbytes, title, worth_timing
 from trainledger.measure.rounds import Tell, time_all
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import STRAIGHT, MatmulTime, MatmulTimes

@@ -14,6 +14,7 @@ from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
 from trainledger.predict.collective import Placement, collective_seconds, placement
+from trainledger.predict.measured_links import MeasuredLinks, link_fits, rank_contention
 from trainledger.predict.overlap import (
     bucket_elements,
     in_buckets,
@@ -59,7 +60,12 @@ class Clock:
         self.machine = machine
         self.fabric = fabric
         self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
-        self.contention = machine.contention_share if isinstance(machine, Device) else 0.0
+        self.links = None
+        if isinstance(machine, Device):
+            self.contention = machine.contention_share
+        else:
+            self.contention = rank_contention(machine, run.layout.devices)
+            self.links = MeasuredLinks(tuple(link_fits(machine.collectives)))
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def of_run(self, run: Run) -> Clock:
@@ -105,6 +111,8 @@ class Clock:
 
     def collective(self, name: str, nbytes: Any, place: Placement) -> Any:
         """Seconds of a collective between ranks that are placed so."""
+        if self.links is not None:
+            return 0.0 if is_one(place.ranks) else self.links.seconds(name, nbytes, place.ranks)
         assert self.fabric is not None
         return collective_seconds(name, nbytes, place, self.fabric, unreachable=self.unreachable)
 

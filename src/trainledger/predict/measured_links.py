@@ -8,9 +8,15 @@ carries, whatever the number of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainledger.frozen import frozen
+from trainledger.predict.roofline import NoRate
+from trainledger.spec.calibration import Calibration
+from trainledger.spec.links import Fabric, Link
 from trainledger.spec.rates import CollectiveTime
+
+STANDS_FOR = {"send": "all_to_all", "recv": "all_to_all"}  # between two ranks the same bytes go over the same link
 
 
 @frozen
@@ -73,3 +79,67 @@ def link_fits(times: Sequence[CollectiveTime]) -> list[LinkFit]:
     for each in times:
         groups.setdefault((each.name, each.ranks), []).append(each)
     return [link_fit(each) for each in groups.values() if len({one.nbytes for one in each}) > 1]
+
+
+# Ranks of this machine
+
+
+@frozen
+class MeasuredLinks:
+    """The collectives of a machine as they were measured between its own ranks."""
+
+    fits: tuple[LinkFit, ...]
+
+    def seconds(self, name: str, nbytes: float, ranks: int) -> float:
+        """Seconds of a collective by the fit over as many ranks, or by that over most, at the same bus bandwidth.
+
+        Latency grows with the steps round a ring. Raises NoRate where the collective was not measured.
+        """
+        name = STANDS_FOR.get(name, name)
+        own = [each for each in self.fits if each.name == name]
+        if not own:
+            raise NoRate(f"no {name.replace('_', '-')} between ranks of this machine was measured")
+        fit = next((each for each in own if each.ranks == ranks), max(own, key=lambda each: each.ranks))
+        steps = (ranks - 1) / (fit.ranks - 1)
+        return fit.latency_seconds * steps + nbytes * bus_factor(name, ranks) / fit.bus_bytes_per_second
+
+
+def measured_fabric(machine: Calibration, devices: int) -> Fabric | None:
+    """The links between ranks of a machine, all of them one node; None where no collective was measured."""
+    fits = link_fits(machine.collectives)
+    if not fits:
+        return None
+    rate = max(each.bus_bytes_per_second for each in fits)
+    title = f"links of this machine ({machine.collectives[0].backend}, measured {machine.date})"
+    return Fabric(
+        devices_per_node=devices,
+        node=Link(name="this-machine", title=title, bytes_per_second=rate, basis="measured", date=machine.date),
+    )
+
+
+def of_each_rank(machine: Calibration, ranks: int) -> Calibration:
+    """A machine as each of so many ranks has it: of a CPU its share of the cores and of the memory.
+
+    Each rank has as many threads as `train --ranks` gives it, and a kernel takes as much longer as it has fewer of them
+    than the calibration had; assumed also of kernels that memory bounds. Each rank has an accelerator of its own.
+    """
+    if machine.backend != "cpu" or ranks == 1:
+        return machine
+    slower = rank_slowdown(machine, ranks)
+    memory = None if machine.memory_nbytes is None else machine.memory_nbytes // ranks
+    kernels = tuple(replace(each, seconds=each.seconds * slower) for each in machine.kernels)
+    return replace(machine, kernels=kernels, memory_nbytes=memory)
+
+
+def rank_slowdown(machine: Calibration, ranks: int) -> float:
+    """How much longer a kernel takes on one of so many ranks of a CPU than alone."""
+    cores = machine.cores or machine.threads
+    threads = machine.threads if machine.threads < cores else max(1, cores // ranks)
+    return machine.threads / threads * max(1.0, ranks * threads / cores)
+
+
+def rank_contention(machine: Calibration, ranks: int) -> float:
+    """The share of an overlapped collective's time that compute loses to it: all of it on a CPU with no idle core."""
+    cores = machine.cores or machine.threads
+    threads = machine.threads if machine.threads < cores else max(1, cores // ranks)
+    return 1.0 if machine.backend == "cpu" and ranks * threads >= cores else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainledger.ledger.ranks import RankAccount
+from trainledger.predict.measured_links import measured_fabric, of_each_rank, rank_contention
 from trainledger.predict.overlap import times_of
 from trainledger.predict.pipeline import NAMES, Chunk, Stage, TaskSpan, pipeline_ends, pipeline_spans
 from trainledger.predict.roofline import EntryTime, Machine, NoRate
@@ -42,8 +43,8 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     if run.layout.alone:
         return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
     basis, notes = basis_of(machine)
-    fabric = machine.step_fabric if isinstance(machine, Device) else None
-    if not isinstance(machine, Device) or fabric is None:
+    machine, fabric, contention = of_layout(run, machine)
+    if fabric is None:
         return StepTime(None, {}, {}, {}, basis, (NO_LINK,))
     try:
         stages = stages_of(run, ranks, machine, fabric)
@@ -53,7 +54,6 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         ideal = {id(each.ledger): ideal_seconds(each.ledger, machine, dtype) for each, _ in shares}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
-    contention = machine.contention_share
     seconds = step_seconds(run, stages, contention)
     computing = sum(share * sum(each.seconds for each in stage.times) for stage, share in shares)
     free = computing
@@ -91,6 +91,15 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     )
 
 
+def of_layout(run: Run, machine: Machine) -> tuple[Machine, Fabric | None, float]:
+    """The machine that each rank has, what joins the ranks (None: not known), and what compute loses to collectives."""
+    if isinstance(machine, Device):
+        return machine, machine.step_fabric, machine.contention_share
+    devices = run.layout.devices
+    contention = rank_contention(machine, devices)
+    return of_each_rank(machine, devices), measured_fabric(machine, devices), contention
+
+
 def shares_of(stages: Sequence[StageTime]) -> list[tuple[StageTime, Any]]:
     """Of stages that are alike the first, and the share of all devices that they are."""
     devices = sum(each.ranks for each in stages)
@@ -113,15 +122,15 @@ def _mean(shares: Sequence[tuple[StageTime, Any]], key: str, others: dict[str, f
     return {label: seconds for label, seconds in split.items() if seconds}
 
 
-def straggling(run: Run, machine: Device, fabric: Fabric) -> float:
+def straggling(run: Run, machine: Machine, fabric: Fabric) -> float:
     """The share that slow nodes add: so much for each doubling of their number."""
-    if machine.efficiency is None:
+    if not isinstance(machine, Device) or machine.efficiency is None:
         return 0.0
     nodes: int = -(-run.layout.devices // fabric.devices_per_node)
     return machine.efficiency.straggler_share * (nodes - 1).bit_length()
 
 
-def _notes(run: Run, stages: Sequence[StageTime], machine: Device, fabric: Fabric) -> list[str]:
+def _notes(run: Run, stages: Sequence[StageTime], machine: Machine, fabric: Fabric) -> list[str]:
     notes = launched_one_by_one(machine) if run.recipe.launch_blocking else []
     if fabric.network is not None and run.layout.devices > fabric.devices_per_node:
         network = network_text(run.cluster, fabric.network)
@@ -132,6 +141,8 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Device, fabric: Fabri
         notes.append(note)
     else:
         notes.append(f"all devices in one node, over {fabric.node.title}")
+    if not isinstance(machine, Device) and machine.backend == "cpu":
+        notes.append(f"assuming that {run.layout.devices} ranks share the cores of this machine evenly")
     found = {name for stage in stages for name, _ in stage.ledger.uncounted}
     if found:
         notes.append(f"FLOPs of operations without a rule are not in it: {', '.join(sorted(found))}")
@@ -253,9 +264,7 @@ def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Spa
     Rounds that are alike are one span, which says how many. Stragglers and waiting for the program are not drawn.
     Raises NoRate where a rate or a link is not known.
     """
-    fabric, contention = None, 0.0
-    if isinstance(machine, Device):
-        fabric, contention = machine.step_fabric, machine.contention_share
+    machine, fabric, contention = of_layout(run, machine)
     stages = stages_of(run, ranks, machine, fabric)
     if run.layout.pipeline > 1:
         return tuple(_of_pipeline(run, stages, contention))

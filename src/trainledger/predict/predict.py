@@ -24,6 +24,7 @@ from trainledger.predict.forecast import (
     short_of_memory,
     waterfall,
 )
+from trainledger.predict.measured_links import of_each_rank
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.predict.step import StepTime, step_time
@@ -101,7 +102,8 @@ def forecast(
     if machine is None:
         return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
     facts["device"] = machine.title
-    memory = memory_of_device(run, heaviest_rank.peak.nbytes, machine)
+    own = machine if isinstance(machine, Device) else of_each_rank(machine, run.layout.devices)
+    memory = memory_of_device(run, heaviest_rank.peak.nbytes, own)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
     basis["device_nbytes"] = "assumed"
     if memory.tensors_alone:
@@ -119,7 +121,7 @@ def forecast(
         if facts["total_seconds"] is None:
             notes.append(f"no time of the whole run: {NEVER}")
             facts["bottleneck"] = Bottleneck("failures", NEVER)
-        facts |= _against_peak(run, ledger, machine, step, whole, facts["matmul_dtype"], notes)
+        facts |= _against_peak(run, ledger, own, step, whole, facts["matmul_dtype"], notes)
     if memory.fits is False and memory.usable_nbytes is not None:
         unspread = run.layout.alone and run.cluster.count > 1
         who = ALONE if unspread else "a device"

@@ -76,13 +76,15 @@ class Conditions:
     """Rates and waits of a whole run; None is not known, and then the time of it is left out.
 
     ``mtbf_seconds`` is of all devices together, as are ``storage_bytes_per_second`` and ``loader_tokens_per_second``;
-    ``host_bytes_per_second`` is of one device, to its host's memory. ``notes`` names what was not said in the run file,
+    ``read_bytes_per_second`` is that of reading tokens where it differs from writing, ``host_bytes_per_second`` of one
+    device, to its host's memory. ``notes`` names what was not said in the run file,
     with its source.
     """
 
     mtbf_seconds: float | None = None
     restart_seconds: float = 0.0
     storage_bytes_per_second: float | None = None
+    read_bytes_per_second: float | None = None
     host_bytes_per_second: float | None = None
     loader_tokens_per_second: float | None = None
     compile_seconds: float = 0.0
@@ -105,12 +107,18 @@ def conditions(run: Run, machine: Machine) -> Conditions:
     mtbf = or_published("mtbf_device_hours", cluster.mtbf_device_hours)
     restart = cluster.restart_seconds if mtbf is None else or_published("restart_seconds", cluster.restart_seconds)
     storage: float | None = cluster.storage_bytes_per_second
+    reads: float | None = None
+    loads: float | None = cluster.loader_tokens_per_second
+    fabric = machine.fabric if isinstance(machine, Device) else None
+    host = None if fabric is None or fabric.host is None else fabric.host.reached
     if storage is None and isinstance(machine, Device):
         of_one = or_published("storage_bytes_per_second")
         storage = None if of_one is None else of_one * cluster.count
     elif storage is None and not isinstance(machine, Device):
-        storage = machine.storage_bytes_per_second
-    fabric = machine.fabric if isinstance(machine, Device) else None
+        storage, reads = machine.storage_bytes_per_second, machine.read_bytes_per_second
+    if not isinstance(machine, Device):
+        host = machine.host_bytes_per_second
+        loads = machine.loader_tokens_per_second if loads is None else loads
     compiling = or_published("compile_seconds") if recipe.compile else None
     notes = list(_notes(assumed))
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
@@ -123,8 +131,9 @@ def conditions(run: Run, machine: Machine) -> Conditions:
         mtbf_seconds=None if mtbf is None else run_mtbf(mtbf * SECONDS_PER_HOUR, cluster.count),
         restart_seconds=restart or 0.0,
         storage_bytes_per_second=storage,
-        host_bytes_per_second=None if fabric is None or fabric.host is None else fabric.host.reached,
-        loader_tokens_per_second=cluster.loader_tokens_per_second,
+        read_bytes_per_second=reads,
+        host_bytes_per_second=host,
+        loader_tokens_per_second=loads,
         compile_seconds=compiling or 0.0,
         power_watts=machine.power_watts if isinstance(machine, Device) else None,
         notes=tuple(notes),
@@ -280,8 +289,9 @@ def _arriving_seconds(run: Run, sequences: int, around: Conditions) -> float:
     tokens, arrives = sequences * run.recipe.seq_len, 0.0
     if around.loader_tokens_per_second is not None:
         arrives = tokens / around.loader_tokens_per_second
-    if around.storage_bytes_per_second is not None:
-        arrives = max(arrives, tokens * token_nbytes(run) / around.storage_bytes_per_second)
+    reads = around.storage_bytes_per_second if around.read_bytes_per_second is None else around.read_bytes_per_second
+    if reads is not None:
+        arrives = max(arrives, tokens * token_nbytes(run) / reads)
     return arrives
 
 

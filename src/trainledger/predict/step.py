@@ -131,7 +131,10 @@ def host_seconds(entry: Entry, machine: Machine) -> Real | None:
 
     What the device computes waits for it: `ledger.memory.checkpointing.Offload` copies one array after the other.
     """
-    if not isinstance(machine, Device) or machine.fabric is None or machine.fabric.host is None:
+    if not isinstance(machine, Device):
+        rate = machine.host_bytes_per_second
+        return None if rate is None else entry.read / rate
+    if machine.fabric is None or machine.fabric.host is None:
         return None
     host = machine.fabric.host
     return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainledger.document import Amount, Cell, Document, Facts, Table, sections
 from trainledger.ledger.ledger import Ledger, summary
+from trainledger.predict.measured_links import link_fits
 from trainledger.report.plain_data import named, run_data
 from trainledger.spec.calibration import Calibration, KernelTime, to_device
 from trainledger.spec.plain import to_plain
@@ -54,7 +55,20 @@ def _in_short(found: Calibration) -> Iterator[tuple[str, str]]:
     call, tensor = (format_seconds(each) for each in (found.update_seconds, found.update_tensor_seconds))
     yield "optimizer", f"{call} a call and {tensor} a tensor, beyond its operations"
     if found.storage_bytes_per_second is not None:
-        yield "storage", f"{format_nbytes(found.storage_bytes_per_second)}/s written, synced and hashed"
+        read = found.read_bytes_per_second
+        reads = "" if read is None else f"; {format_nbytes(read)}/s read"
+        yield "storage", f"{format_nbytes(found.storage_bytes_per_second)}/s written, synced and hashed{reads}"
+    if found.loader_tokens_per_second is not None:
+        yield "loader", f"{format_count(found.loader_tokens_per_second)} tokens/s read ahead"
+    for each in found.host_copies:
+        if each.bytes_per_second is not None:
+            yield each.what, f"{format_nbytes(each.bytes_per_second)}/s"
+    for fit in link_fits(found.collectives):
+        bus = f"{format_nbytes(fit.bus_bytes_per_second)}/s bus bandwidth"
+        yield (
+            fit.name.replace("_", "-"),
+            f"{format_seconds(fit.latency_seconds)} and {bus} between {fit.ranks} ranks of this machine",
+        )
 
 
 def step(run: Run, ledger: Ledger, output: str | None) -> Document:

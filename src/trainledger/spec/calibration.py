@@ -11,8 +11,10 @@ from trainledger.frozen import frozen
 from trainledger.spec.cluster import Device
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rates import CollectiveTime, CopyTime
 
-FORMAT = 2  # 1 had no kernels by operation and no matmuls of backward
+FORMAT = 3  # 1 had no kernels by operation and no matmuls of backward
+READ_FORMATS = (2, 3)  # 2 had no copies to a device, no reading from disk, no loader and no collectives
 ENVIRONMENT = "TRAINLEDGER_CALIBRATION"
 KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update"
@@ -61,7 +63,10 @@ class Calibration:
     overhead of a call of the optimizer, ``update_tensor_seconds`` of each of its tensors. ``fresh_bytes_per_second`` is
     the rate of writing newly mapped memory, as in a first step. ``storage_bytes_per_second`` is the rate of writing,
     syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
-    ``compute_capability`` is NVIDIA's generation number of the device.
+    ``read_bytes_per_second`` is the rate of reading a file that is not cached, ``loader_tokens_per_second`` that of the
+    data loader. ``host_copies`` are those between an accelerator and its host, ``collectives`` between ranks of this
+    machine. ``cores`` are those that the process may use, of which it used ``threads``. ``compute_capability`` is
+    NVIDIA's generation number of the device.
     """
 
     title: str
@@ -77,6 +82,11 @@ class Calibration:
     storage_bytes_per_second: float | None = None
     memory_nbytes: int | None = None
     compute_capability: float | None = None
+    read_bytes_per_second: float | None = None
+    loader_tokens_per_second: float | None = None
+    cores: int | None = None
+    host_copies: tuple[CopyTime, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
     samples: int = 0
     discarded: int = 0
     busy: bool = False
@@ -100,6 +110,12 @@ class Calibration:
         """Bytes read and written per second by the largest copy into memory used before."""
         copies = [each for each in self.kernels if each.kind == "copy"]
         return max(copies, key=lambda each: each.nbytes).bytes_per_second if copies else None
+
+    @property
+    def host_bytes_per_second(self) -> float | None:
+        """The slower way between an accelerator and pinned memory of its host; None where none was measured."""
+        pinned = [each.bytes_per_second for each in self.host_copies if each.what.endswith(", pinned")]
+        return min((each for each in pinned if each is not None), default=None)
 
 
 def to_device(calibration: Calibration, name: str = "this-machine") -> Device:
@@ -156,7 +172,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput([Problem("calibration", where, f"is not TOML: {error}")]) from error
     written = record.pop("format", None)
-    if written != FORMAT:
+    if written not in READ_FORMATS:
         rule = "is not a calibration that this version reads; measure again"
         raise InvalidInput([Problem("format", written, rule, FORMAT)], where)
     return from_plain(Calibration, record, where)
@@ -164,7 +180,8 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
 
 def _out_of_range(record: KernelTime | Calibration) -> Iterator[Problem]:
     """Amounts that must be positive, or at least not negative."""
-    positive = ("seconds", "nbytes", "threads", "storage_bytes_per_second", "fresh_bytes_per_second", "memory_nbytes")
+    positive = ("seconds", "nbytes", "threads", "storage_bytes_per_second", "fresh_bytes_per_second", "memory_nbytes",
+                "read_bytes_per_second", "loader_tokens_per_second", "cores")  # fmt: skip
     for name, value in vars(record).items():
         if name in positive and value is not None and value <= 0:
             yield Problem(name, value, "must be positive")
