@@ -11,7 +11,7 @@ from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
 from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
 from trainledger.measure.hardware import memory_nbytes
-from trainledger.measure.kernels import kernels
+from trainledger.measure.kernels import ColdPool, kernels
 from trainledger.measure.machine import storage_bytes_per_second
 from trainledger.measure.meter import QuietSteps
 from trainledger.measure.rounds import Block, Timing
@@ -70,6 +70,24 @@ def test_every_kernel_of_an_accelerator_can_be_called():
         call = each.build()
         call()
         call()
+
+
+def test_no_operand_fades_to_subnormals_however_often_kernels_run(monkeypatch):
+    made = []
+
+    class Kept(ColdPool):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("trainledger.measure.kernels.ColdPool", Kept)
+    for each in kernels(torch.device("cpu"), ["fp32", "bf16"], quick=True):
+        if each.kind in ("elementwise", "copy"):
+            call = each.build()
+            for _ in range(50):
+                call()
+    assert len(made) >= 2
+    assert all(0.2 < float(each._buffer[: 2**20].float().mean()) < 0.6 for each in made)  # of values in [0, 1)
 
 
 def test_flops_of_the_kernels_are_those_of_the_ledgers_rules():
