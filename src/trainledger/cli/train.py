@@ -319,7 +319,7 @@ def demo(args: Namespace) -> Outcome:
             print(f"\n== {title} ==\n", *texts, sep="\n", flush=True)
 
     if machine_of(run) is None:
-        heading("Measuring this machine (half a minute, once)")
+        heading("Measuring this machine (a minute, once)")
         calibration, kept_in = measure_and_keep(run.cluster.backend)
         say(f"{calibration.title}, kept in {kept_in}")
     if "recipe.precision" not in run.origin.explicit and (fast := fast_precision(run)) is not None:
