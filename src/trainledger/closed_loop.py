@@ -152,6 +152,8 @@ class Measuring(Observer):
             date=date.today().isoformat(),
             notes=self._notes(),
         )
+        if self._state.device.type == "cpu":
+            measured = replace(measured, threads=torch.get_num_threads())
         if not self._state.run.layout.alone:
             measured = replace(measured, model_flops=None)  # MFU is of all ranks, and the metered FLOPs are of one
         if meter.ledger is not None:

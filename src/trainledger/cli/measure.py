@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainledger.api.refit import PastRun, undo_update, update_calibration
 from trainledger.cli.arguments import RUN_FILE, Outcome, flag, option, output, takes
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.document import Document
@@ -118,19 +119,25 @@ def runs(args: Namespace) -> Document:
 
 
 @takes(
-    option("run_dir RUN_DIR", "the directory of a run", nargs="?", default=None),
+    option("run_dirs RUN_DIR", "the directory of a run; with --update of several", nargs="*", default=[]),
     option(
         "--trace FILE",
         "in its place a trace of torch.profiler, of any program (.json, .json.gz)",
         default=None,
     ),
+    flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
+    option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
+    flag("--undo", "take the last --update of the calibration back"),
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
 )
 def reconcile(args: Namespace) -> Document | Outcome:
     """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
 
-    Of a profiler's trace: where the time of its steps went.
+    Of a profiler's trace: where the time of its steps went. With --update the calibration learns from past runs.
     """
+    if args.update or args.undo or args.runs is not None:
+        return _refitted(args)
+    args.run_dir = _only(args.run_dirs)
     if args.trace is not None:
         return _of_trace(args)
     if not args.run_dir or not Path(args.run_dir).is_dir():
@@ -163,3 +170,47 @@ def _of_trace(args: Namespace) -> Document | Outcome:
         return found
     replace_file(args.html, page(found.title, parts(found), found.figures()).encode())
     return Outcome(found, remarks=(f"Written to {args.html}",))
+
+
+def _only(run_dirs: list[str]) -> str | None:
+    """The one run directory that is named, or None; raises InvalidInput."""
+    if len(run_dirs) > 1:
+        raise InvalidInput([Problem("RUN_DIR", run_dirs[1], "is one too many; --update takes several")])
+    return run_dirs[0] if run_dirs else None
+
+
+def _refitted(args: Namespace) -> Document | Outcome:
+    """The calibration fitted to past runs, or the last fit taken back."""
+    if args.trace is not None:
+        raise InvalidInput([Problem("--trace", args.trace, "is no run of this engine; --update takes run directories")])
+    if args.undo:
+        if args.update or args.run_dirs or args.runs is not None:
+            raise InvalidInput([Problem("--undo", None, "takes the last fit back, and stands alone")])
+        path, left = undo_update()
+        return lines(f"{path} is as it was before the last fit; fits left: {left}", {"path": str(path), "fits": left})
+    if not args.update:
+        raise InvalidInput([Problem("--runs", args.runs, "goes with --update")])
+    if args.run_dirs and args.runs is not None:
+        raise InvalidInput([Problem("--runs", args.runs, "stands in the place of RUN_DIR ...; name one of them")])
+    for each in args.run_dirs:
+        if not is_run(Path(each)):
+            raise InvalidInput([Problem("RUN_DIR", each, "is not the directory of a run")])
+    found = [Path(each) for each in args.run_dirs] or _runs_in(Path(args.runs or listing.DEFAULT))
+    with progress_bar("reading", "runs") as tell:
+        answer = update_calibration(_past(found, tell))
+    return with_html(answer.document(), args.html)
+
+
+def _past(run_dirs: list[Path], tell: Callable[[float, str], None]) -> Iterator[PastRun]:
+    """What is kept of each run, one after another."""
+    for at, each in enumerate(run_dirs):
+        tell(at / len(run_dirs), each.name)
+        record = read_run(each)
+        yield PastRun(path=each, measured=record.measured, ledger=record.measured_ledger)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The run directories in a folder, by name; raises InvalidInput."""
+    if not folder.is_dir():
+        raise InvalidInput([Problem("--runs", str(folder), "is not a directory")])
+    return sorted(each for each in folder.iterdir() if is_run(each))

@@ -48,6 +48,7 @@ class Measured:
     micro-batch, the peak by category as dispatched operations showed it, and ``allocator_peak_nbytes`` as the
     allocator's own events did. ``step_seconds_by_phase`` are means over the middle half of the steady steps,
     ``seconds_by_phase`` sums over the run; ``warm-up`` in it is what the first steps took longer than steady ones.
+    ``threads`` are those of a CPU that a rank had.
     """
 
     parameters: int | None = None
@@ -67,6 +68,7 @@ class Measured:
     device: str = ""
     torch_version: str = ""
     date: str = ""
+    threads: int | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -16,7 +16,7 @@ import torch
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import measured_run
 from trainledger.measure.contention import DISTURBED
-from trainledger.measure.machine import title
+from trainledger.measure.hardware import title
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.plain import write_json
 from trainledger.spec.problem import InvalidInput, Problem

@@ -18,6 +18,7 @@ from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
 from trainledger.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
 from trainledger.spec.cluster import Device
+from trainledger.spec.fit import factor_of
 
 if TYPE_CHECKING:
     from trainledger.spec.calibration import Calibration, KernelTime
@@ -72,6 +73,7 @@ class Roofline:
         self.machine = machine
         self.blocking = blocking
         self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
+        self._factors = {} if isinstance(machine, Device) else machine.factors
         if not isinstance(machine, Device):
             for each in sorted(machine.kernels, key=lambda each: each.nbytes):
                 named = each.phase if each.kind in COMPUTE_KINDS else each.operation
@@ -96,6 +98,8 @@ class Roofline:
         compute, memory = self._compute(entry), self._memory(entry)
         bound = _bound(compute, memory, overhead)
         ideal = entry.flops / peak_rate(machine, entry.dtype) if compute else 0.0
+        factor = factor_of(self._factors, entry.phase, entry.kind)
+        compute, memory, overhead = factor * compute, factor * memory, factor * overhead
         if machine.backend == "cpu":
             return EntryTime(entry, max(compute, memory) + overhead, bound, ideal, overhead)
         # An accelerator works while the program launches what comes next.

@@ -16,7 +16,8 @@ from trainledger.predict.kernel import Real
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.predict.utilization import hfu, matmul_dtype, mfu
 from trainledger.spec.cluster import Device
-from trainledger.units import format_nbytes, format_percent, format_seconds
+from trainledger.spec.fit import factor_of
+from trainledger.units import counted, format_nbytes, format_percent, format_seconds
 
 Seconds = dict[str, Real]
 
@@ -92,7 +93,11 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
 def basis_of(machine: Machine) -> tuple[str, list[str]]:
     """What times on a machine rest on, and the sentences that say it."""
     if not isinstance(machine, Device):
-        return "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
+        rates = f"roofline on the rates measured on {machine.date}"
+        if machine.fits:
+            fit = machine.fits[-1]
+            rates += f", fitted to {counted(len(fit.runs), 'run')} on {fit.date}"
+        return "assumed", [rates, *machine.notes]
     if machine.efficiency is None:
         return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
     shares = f"rates are fitted shares of {machine.title}'s data sheet (catalog, {machine.efficiency.date})"
@@ -191,6 +196,7 @@ def _optimizer_call(
     if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
         return ()
     seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
+    seconds *= factor_of(machine.factors, "optimizer", "update")
     if not seconds:
         return ()
     entry = Entry("optimizer call", "", "optimizer", "update", basis="assumed")

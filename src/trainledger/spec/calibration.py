@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from trainledger.frozen import frozen
 from trainledger.spec.cluster import Device
+from trainledger.spec.fit import Fit, fits_toml
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import CollectiveTime, CopyTime
@@ -66,7 +68,7 @@ class Calibration:
     ``read_bytes_per_second`` is the rate of reading a file that is not cached, ``loader_tokens_per_second`` that of the
     data loader. ``host_copies`` are those between an accelerator and its host, ``collectives`` between ranks of this
     machine. ``cores`` are those that the process may use, of which it used ``threads``. ``compute_capability`` is
-    NVIDIA's generation number of the device.
+    NVIDIA's generation number of the device. ``fits`` are those to past runs, the last of which counts.
     """
 
     title: str
@@ -92,9 +94,15 @@ class Calibration:
     busy: bool = False
     notes: tuple[str, ...] = ()
     basis: str = "measured"
+    fits: tuple[Fit, ...] = ()
 
     def problems(self) -> Iterator[Problem]:
         yield from _out_of_range(self)
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """The factors on predicted times of the last fit to past runs; none where there was none."""
+        return self.fits[-1].factors if self.fits else {}
 
     @property
     def peak_flops_per_second(self) -> dict[str, float]:
@@ -157,7 +165,9 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
 
     if not os.environ.get(ENVIRONMENT) and Path(path) == calibration_path(calibration.backend):
         Path(path).parent.mkdir(parents=True, exist_ok=True)  # a place of our own; any other must be there
-    replace_file(path, tomli_w.dumps({"format": FORMAT, **to_plain(calibration)}).encode())
+    record = {"format": FORMAT, **to_plain(replace(calibration, fits=()))}
+    del record["fits"]
+    replace_file(path, f"{tomli_w.dumps(record)}{fits_toml(calibration.fits)}".encode())
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
