@@ -15,7 +15,13 @@ from trainledger.predict.predict import predict
 from trainledger.predict.step import step_time
 from trainledger.report.record import read_run
 from trainledger.spec.attention import MultiHead
-from trainledger.spec.calibration import Calibration, KernelTime, read_calibration, write_calibration
+from trainledger.spec.calibration import (
+    Calibration,
+    KernelTime,
+    calibration_path,
+    read_calibration,
+    write_calibration,
+)
 from trainledger.spec.feed_forward import Dense
 from trainledger.spec.fit import fit_kind
 from trainledger.spec.layout import Layout
@@ -195,6 +201,17 @@ def test_steps_without_times_of_operations_are_fitted_as_a_whole(path, tmp_path)
     learned = predict(run_of(64, 3), read_calibration(path), backend="cpu")
     alone = predict(run_of(64, 3), MACHINE, backend="cpu")
     assert learned.step_seconds == pytest.approx(1.7 * alone.step_seconds)
+
+
+def test_of_several_calibrations_that_of_the_runs_is_fitted_and_undone(path, runs, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    gpu, cpu = calibration_path("cuda"), calibration_path("cpu")
+    write_calibration(replace(MACHINE, title="a GPU", backend="cuda"), gpu)
+    write_calibration(MACHINE, cpu)
+    assert update_calibration(runs_in(runs), calibration=None).written == str(cpu)
+    assert read_calibration(gpu).fits == ()
+    assert undo_update() == (cpu, 0)
 
 
 def test_the_verb_fits_shows_and_takes_back(path, runs, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def test_no_operand_fades_to_subnormals_however_often_kernels_run(monkeypatch):
     for each in kernels(torch.device("cpu"), ["fp32", "bf16"], quick=True):
         if each.kind in ("elementwise", "copy"):
             call = each.build()
-            for _ in range(50):
+            for _ in range(12):
                 call()
     assert len(made) >= 2
     assert all(0.2 < float(each._buffer[: 2**20].float().mean()) < 0.6 for each in made)  # of values in [0, 1)

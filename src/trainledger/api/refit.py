@@ -46,9 +46,11 @@ def update_calibration(runs: Iterable[PastRun], *, calibration: Path | None = No
     Runs of another machine, torch version or number of threads, of several ranks, compiled or disturbed ones are passed
     over, each with its reason. Raises `InvalidInput` where fewer than `ENOUGH_RUNS` are left, or nothing was measured.
     """
-    path, machine = _calibration(calibration)
+    past = list(runs)
+    devices = [each.measured.device for each in past]
+    path, machine = max(_calibrations(calibration), key=lambda each: devices.count(each[1].title))
     samples, passed_over = list[RunSample](), list[tuple[str, str]]()
-    for each in runs:
+    for each in past:
         try:
             samples.append(sample_of(each, machine))
         except _PassedOver as reason:
@@ -67,16 +69,16 @@ def update_calibration(runs: Iterable[PastRun], *, calibration: Path | None = No
 
 def undo_update(calibration: Path | None = None) -> tuple[Path, int]:
     """Take the last fit of this machine's calibration back; its file, and how many fits are left in it."""
-    path, _ = _calibration(calibration)
+    path, _ = max(_calibrations(calibration), key=lambda each: [fit.date for fit in each[1].fits[-1:]])
     return path, undo_fit(path)
 
 
-def _calibration(path: Path | None) -> tuple[Path, Calibration]:
-    """The file of this machine's calibration, an accelerator's before the processor's; raises InvalidInput."""
-    if path is None:
-        kept = [calibration_path(each) for each in BACKENDS]
-        path = next((each for each in kept if each.exists()), kept[-1])
-    return path, read_calibration(path)
+def _calibrations(path: Path | None) -> list[tuple[Path, Calibration]]:
+    """The file that is named, or those of this machine's accelerator and processor; raises InvalidInput for none."""
+    kept = list(dict.fromkeys(calibration_path(each) for each in BACKENDS)) if path is None else [path]
+    return [(each, read_calibration(each)) for each in kept if each.exists()] or [
+        (kept[-1], read_calibration(kept[-1]))
+    ]
 
 
 def _too_few(count: int, passed_over: Sequence[tuple[str, str]], path: Path) -> Problem:

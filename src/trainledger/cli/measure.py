@@ -6,7 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainledger.api.refit import PastRun, undo_update, update_calibration
@@ -19,10 +19,11 @@ from trainledger.report import runs as listing
 from trainledger.report.html import page, parts
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import is_run, read_run
-from trainledger.spec.calibration import Calibration, calibration_path, write_calibration
+from trainledger.spec.calibration import Calibration, calibration_path, read_calibration, write_calibration
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import read_table
+from trainledger.units import counted
 
 
 def _is_calibration(path: Path) -> bool:
@@ -55,6 +56,10 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
 
         calibration = measure_machine(find_device(backend).type, quick=quick, progress=tell)
     path = Path(output) if output else calibration_path(calibration.backend)
+    with suppress(InvalidInput):
+        if path.exists() and (fits := read_calibration(path).fits):
+            gone = counted(len(fits), "fit")
+            say(f"{gone} to past runs went with the old rates; reconcile --update fits the new ones")
     write_calibration(calibration, path)
     return calibration, path
 

@@ -82,11 +82,12 @@ def measure_machine(
     tell(0.77, "host and device")
     copied = [each for each in device_copies(device) if each.seconds is not None]
     links: tuple[CollectiveTime, ...] = ()
-    if not quick and cores_here() > 1:
+    library = _collectives_of(device)
+    if not quick and library is not None:
         tell(0.8, "collectives")
         try:
             links = measure_collectives(
-                RANKS, sizes=FEW_SIZES, block_seconds=0.04,
+                RANKS, library, sizes=FEW_SIZES, block_seconds=0.04,
                 tell=lambda share, name: tell(0.8 + 0.2 * share, f"{name} ranks"),
             )  # fmt: skip
         except (ChildProcessError, InvalidInput) as error:
@@ -127,6 +128,13 @@ def measure_machine(
         busy=bool(disturbed),
         notes=tuple(notes),
     )
+
+
+def _collectives_of(device: torch.device) -> str | None:
+    """What ranks of this machine talk through; None where there are no two devices, or no two cores."""
+    if device.type == "cuda":
+        return "nccl" if torch.cuda.device_count() >= RANKS else None
+    return "gloo" if device.type == "cpu" and cores_here() >= RANKS else None
 
 
 def _watched_often(measure: Callable[[], T], threads: int, times: int) -> list[tuple[Sample, T]]:
