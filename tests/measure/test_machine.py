@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+import trainledger as tl
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
 from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
@@ -15,7 +16,9 @@ from trainledger.measure.kernels import ColdPool, kernels
 from trainledger.measure.machine import storage_bytes_per_second
 from trainledger.measure.meter import QuietSteps
 from trainledger.measure.rounds import Block, Timing
-from trainledger.spec.calibration import KINDS, read_calibration
+from trainledger.spec.calibration import KINDS, Calibration, read_calibration, write_calibration
+from trainledger.spec.fit import Fit
+from trainledger.spec.rates import COLLECTIVES
 
 needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this system has no /proc/stat")
 
@@ -24,6 +27,10 @@ needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this syste
 def measured(tmp_path_factory):
     """A quick calibration by the command itself, in a process of its own."""
     path = tmp_path_factory.mktemp("machine") / "machine.toml"
+    fit = Fit(date="2026-01-02", runs=("a",), error_before=0.2, error_after=0.1, factors={})
+    write_calibration(
+        Calibration(title="", backend="cpu", date="", torch_version="", threads=1, kernels=(), fits=(fit,)), path
+    )
     command = [sys.executable, "-m", "trainledger", "measure", "machine", "--quick", "--json", "--output", str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -36,7 +43,8 @@ def test_the_command_prints_what_it_keeps(measured):
     assert printed["peak_flops_per_second"] == kept.peak_flops_per_second
     assert printed["title"] == kept.title
     assert len(printed["kernels"]) == len(kept.kernels)
-    assert errors == ""
+    assert errors == "1 fit to past runs went with the old rates; reconcile --update fits the new ones\n"
+    assert kept.fits == ()
 
 
 def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
@@ -51,6 +59,15 @@ def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
     assert min(kept.update_seconds, kept.update_tensor_seconds) >= 0
     assert kept.busy or kept.discarded or kept.update_seconds + kept.update_tensor_seconds > 0
     assert kept.memory_nbytes == memory_nbytes(torch.device("cpu"))
+
+
+def test_a_quick_calibration_has_disk_and_loader_and_no_collectives(measured):
+    _, kept, _ = measured
+    assert kept.read_bytes_per_second > 0
+    assert kept.loader_tokens_per_second > 0
+    assert kept.cores == len(os.sched_getaffinity(0))
+    assert kept.collectives == ()
+    assert kept.host_copies == ()
 
 
 def test_the_peak_is_the_best_matmul(measured):
@@ -170,3 +187,20 @@ def test_one_real_step_is_measured_operation_by_operation(tmp_path):
     assert printed["parameters"] == ledger.parameters
     assert all(each.seconds is not None for each in ledger)
     assert set(printed["seconds_by_kind"]) == {each.kind for each in ledger}
+
+
+@pytest.mark.process
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_a_whole_calibration_has_collectives_that_give_ranks_a_step_time(tmp_path, monkeypatch):
+    path = tmp_path / "machine.toml"
+    command = [sys.executable, "-m", "trainledger", "measure", "machine", "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "all-reduce" in done.stdout
+    kept = read_calibration(path)
+    assert {each.name for each in kept.collectives} == set(COLLECTIVES)
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
+    spread = {"layout.shard": 2, "cluster.count": 2, "cluster.backend": "cpu", "recipe.seq_len": 64}
+    forecast = tl.plan("teach-10m", spread | {"recipe.global_batch": 4, "recipe.steps": 1}).forecast
+    assert forecast.step_seconds > 0
+    assert forecast.step_causes["exposed communication"] > 0
