@@ -10,12 +10,12 @@ import torch
 import trainledger as tl
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
-from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
+from trainledger.measure.contention import ProcessorUse, Sample, others_between, processor_use, watched
 from trainledger.measure.hardware import memory_nbytes
 from trainledger.measure.kernels import ColdPool, kernels
 from trainledger.measure.machine import storage_bytes_per_second
 from trainledger.measure.meter import QuietSteps
-from trainledger.measure.rounds import Block, Timing
+from trainledger.measure.rounds import Block, Timing, busy_sentence
 from trainledger.spec.calibration import KINDS, Calibration, read_calibration, write_calibration
 from trainledger.spec.fit import Fit
 from trainledger.spec.rates import COLLECTIVES
@@ -93,8 +93,8 @@ def test_no_operand_fades_to_subnormals_however_often_kernels_run(monkeypatch):
     made = []
 
     class Kept(ColdPool):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
             made.append(self)
 
     monkeypatch.setattr("trainledger.measure.kernels.ColdPool", Kept)
@@ -122,6 +122,15 @@ def test_the_fastest_sample_stands_in_where_all_were_disturbed():
     assert timing.best() == (2.0, 1.0)
     timing.blocks += [Block(9.0, 1.0, 0.0), Block(5.0, 1.0, 0.1), Block(7.0, 1.0, 0.0)]
     assert timing.best() == (7.0, 0.0)
+
+
+def test_company_in_all_blocks_together_is_told_where_no_block_shows_it():
+    kernel = kernels(torch.device("cpu"), ["fp32"], quick=True)[0]
+    quiet = Timing(kernel, kernel.build(), [Block(3.0, 2.0, 0.1)])
+    busy = Timing(kernel, kernel.build(), [Block(3.0, 2.0, 1.0, disturbed=True)])
+    assert busy_sentence([quiet, quiet], Sample(3.0, 0.05)) is None
+    assert "they took 0.6 cores from it" in busy_sentence([quiet], Sample(3.0, 0.6, disturbed=True))
+    assert "1 of 2 kernels have no undisturbed sample" in busy_sentence([quiet, busy], Sample(3.0, 0.05))
 
 
 @needs_proc_stat

@@ -19,7 +19,7 @@ from trainledger.durable import sync
 from trainledger.measure.contention import watched
 from trainledger.measure.hardware import title
 from trainledger.measure.kernels import Kernel
-from trainledger.measure.rounds import Tell, time_all
+from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.rates import CopyTime, CopyTimes
 from trainledger.train.device import find_device, keep_freed_memory, synchronize
 from trainledger.units import MIB, format_percent, format_seconds
@@ -50,11 +50,12 @@ def measure_copies(
     notes: list[str] = []
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     chosen = list(_in_memory(device))
-    timings = time_all(
-        chosen, device, threads, seconds=seconds, rounds=SAMPLES, tell=lambda share, name: tell(0.7 * share, name)
-    )
-    if any(not each.undisturbed for each in timings):
-        notes.append("other processes kept the machine busy: some copies are given by their fastest call")
+    with watched(threads) as whole:
+        timings = time_all(
+            chosen, device, threads, seconds=seconds, rounds=SAMPLES, tell=lambda share, name: tell(0.7 * share, name)
+        )
+    busy = busy_sentence(timings, whole)
+    notes += [] if busy is None else [busy]
     memory = tuple(
         CopyTime(what=each.kernel.operation, nbytes=each.kernel.nbytes, seconds=each.best()[0],
                  note="x".join(map(str, each.kernel.shape)))

@@ -68,7 +68,7 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
     pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
     pools = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
-    products = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
+    products = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes, results=True) for dtype in dtypes}
     found: list[Kernel] = []
     for dtype, pool in pools.items():
         found += [_forward_product(pool, dtype, shape) for shape in shapes]
@@ -159,8 +159,12 @@ class ColdPool:
     show the speed of a cache.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, nbytes: int) -> None:
-        self._buffer = _random(device, dtype, nbytes // dtype.itemsize)
+    def __init__(self, device: torch.device, dtype: torch.dtype, nbytes: int, *, results: bool = False) -> None:
+        size = nbytes // dtype.itemsize
+        if results:  # written before it is read; filled so that the system has given every page
+            self._buffer = torch.empty(size, device=device, dtype=dtype).fill_(0.5)
+        else:
+            self._buffer = _random(device, dtype, size)
 
     def take(self, *shape: int) -> Callable[[], torch.Tensor]:
         """A function that gives the next view of this shape."""

@@ -28,7 +28,7 @@ from trainledger.measure.kernels import fresh_bytes_per_second, kernels, operati
 from trainledger.measure.loader import loader_tokens_per_second
 from trainledger.measure.local_ranks import cores_here
 from trainledger.measure.overhead import StepOverhead, TinySteps
-from trainledger.measure.rounds import Timing, time_all
+from trainledger.measure.rounds import Timing, busy_sentence, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rates import CollectiveTime
@@ -64,9 +64,10 @@ def measure_machine(
         notes.append("bf16 matmuls are emulated on this machine and were left out")
     chosen = kernels(device, dtypes, quick=quick)
     seconds, rounds = (4.0, 3) if quick else (15.0, 5)
-    timings = time_all(
-        chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.65 * share, name)
-    )
+    with watched(threads) as whole:
+        timings = time_all(
+            chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.65 * share, name)
+        )
 
     bare = _watched_often(lambda: operation_seconds(device), threads, 5)
     tell(0.66, "overhead of a step")
@@ -96,14 +97,11 @@ def measure_machine(
 
     samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in (*bare, *steps)]
     discarded = sum(each.disturbed for each in samples)
-    disturbed = [timing for timing in timings if not timing.undisturbed]
     if any(each.others is None for each in samples):
         notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
-    if disturbed:
-        notes.append(
-            f"other processes kept the machine busy: {len(disturbed)} of {len(timings)} kernels have no undisturbed "
-            "sample and are given by their fastest calls; measure again on a quiet machine"
-        )
+    busy = busy_sentence(timings, whole)
+    if busy is not None:
+        notes.append(busy)
     return Calibration(
         title=title(device),
         backend=backend,
@@ -125,7 +123,7 @@ def measure_machine(
         collectives=links,
         samples=len(samples),
         discarded=discarded,
-        busy=bool(disturbed),
+        busy=busy is not None,
         notes=tuple(notes),
     )
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import torch
 import torch.nn.functional as F
 
+from trainledger.measure.contention import watched
 from trainledger.measure.hardware import memory_nbytes, title, worth_timing
 from trainledger.measure.kernels import (
     DTYPES,
@@ -19,7 +20,7 @@ from trainledger.measure.kernels import (
     Kernel,
     copy_kernel,
 )
-from trainledger.measure.rounds import Tell, time_all
+from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import STRAIGHT, MatmulTime, MatmulTimes
 from trainledger.train.device import find_device, keep_freed_memory
@@ -86,13 +87,13 @@ def measure_matmuls(
     copied = copy_kernel(ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
                          LARGE_ELEMENTS[-1] if large else ELEMENTS[-1])  # fmt: skip
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    timings = time_all(
-        [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,
-        tell=tell,
-    )  # fmt: skip
-    if any(not each.undisturbed for each in timings):
-        busy = sum(not each.undisturbed for each in timings)
-        notes.append(f"other processes kept the machine busy: {busy} of {len(timings)} are given by their fastest call")
+    with watched(threads) as whole:
+        timings = time_all(
+            [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,
+            tell=tell,
+        )  # fmt: skip
+    busy = busy_sentence(timings, whole)
+    notes += [] if busy is None else [busy]
     return MatmulTimes(
         title=title(device), backend=device.type, date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         torch_version=torch.__version__, threads=threads,

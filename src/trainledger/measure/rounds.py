@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainledger.measure.contention import watched
+from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel
 from trainledger.train.device import synchronize
 
@@ -53,6 +53,26 @@ class Timing:
             return middle.seconds, middle.others
         fastest = min(self.blocks, key=lambda each: each.fastest)
         return fastest.fastest, fastest.others
+
+
+def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
+    """What to say where other processes disturbed the timing of kernels; None where they did not.
+
+    ``whole`` is the time of all blocks together: the system counts in ticks of 10 ms, so that company which takes half
+    of each short block shows only there.
+    """
+    without = sum(not each.undisturbed for each in timings)
+    if without:
+        return (
+            f"other processes kept the machine busy: {without} of {len(timings)} kernels have no undisturbed "
+            "sample and are given by their fastest calls; measure again on a quiet machine"
+        )
+    if whole.disturbed:
+        return (
+            f"other processes kept the machine busy: they took {whole.others:.1f} cores from it while kernels were "
+            "timed; measure again on a quiet machine"
+        )
+    return None
 
 
 def time_all(
