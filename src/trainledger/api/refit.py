@@ -76,9 +76,8 @@ def undo_update(calibration: Path | None = None) -> tuple[Path, int]:
 def _calibrations(path: Path | None) -> list[tuple[Path, Calibration]]:
     """The file that is named, or those of this machine's accelerator and processor; raises InvalidInput for none."""
     kept = list(dict.fromkeys(calibration_path(each) for each in BACKENDS)) if path is None else [path]
-    return [(each, read_calibration(each)) for each in kept if each.exists()] or [
-        (kept[-1], read_calibration(kept[-1]))
-    ]
+    there = [each for each in kept if each.exists()] or kept[-1:]
+    return [(each, read_calibration(each)) for each in there]
 
 
 def _too_few(count: int, passed_over: Sequence[tuple[str, str]], path: Path) -> Problem:
