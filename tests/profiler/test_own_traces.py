@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from trainledger.ledger.step import account
 from trainledger.nn.init import initialize
+from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.profile import profile_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
@@ -68,6 +69,8 @@ def test_flops_of_a_step_by_its_shapes_are_those_of_its_account(tmp_path, checkp
     # operator begin, and no one ran it.
     begun = {"none": 0, "full": SPEC.n_layers * 2 * 2 * 32 * 80 * 32}[checkpointing]
     assert found.flops == flops["matmul"] + flops["attention"] + begun
+    assert found.model_flops == ledger.model_flops
+    assert (found.step.parts_ns[RECOMPUTATION] > 0) == (checkpointing == "full")
     for step in found.steps:
         assert sum(step.parts_ns.values()) == step.nanoseconds
     assert not found.on_device

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.profile import profile, profile_of
 from trainledger.profiler.read import read_profile
 from trainledger.profiler.recording import Spans
@@ -50,6 +51,9 @@ def test_a_checkpointed_step_over_ranks_takes_what_another_analyser_says():
     found = profile_of(path("mi300_resnet_checkpointed_ddp8"))
     assert sum(each.nanoseconds for each in found.steps) / 1e6 == pytest.approx(56.51760302734375, rel=1e-4)
     assert sum(each.communication_ns for each in found.steps) / 1e6 == pytest.approx(47.2003100585937, rel=1e-3)
+    again = sum(each.parts_ns[RECOMPUTATION] for each in found.steps)
+    assert again / 1e6 == pytest.approx(4.12223779296875, rel=0.01)
+    assert 0 < found.model_flops < found.flops
     computing = sum(each.busy_ns - each.parts_ns[EXPOSED] - each.parts_ns["copies"] for each in found.steps)
     assert computing / 1e6 == pytest.approx(15.11189404296875 + 4.12223779296875, rel=0.01)
     assert [(each.collective, each.elements_in, each.ranks) for each in found.collectives[:2]] == [

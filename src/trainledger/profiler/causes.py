@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainledger.profiler.flops import ProductRate
+from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording
 from trainledger.profiler.step_time import (
     AFTER_SYNC,
@@ -109,6 +110,12 @@ def _causes(
             "memory-bound kernels", moving,
             "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
             "torch.compile or fused kernels write and read less of it.",
+        )  # fmt: skip
+    if parts[RECOMPUTATION]:
+        yield Cause(
+            RECOMPUTATION, parts[RECOMPUTATION],
+            "Activation checkpointing runs operators of the forward again: keep what attention and matmuls give "
+            "(selective checkpointing), or checkpoint fewer layers, as far as memory goes.",
         )  # fmt: skip
     if parts["optimizer"]:
         yield Cause(

@@ -21,17 +21,27 @@ Sizes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Product:
-    """What one operator multiplies: its kind, its shape as text, its FLOPs and its format."""
+    """What one operator multiplies: its kind, its shape as text, its FLOPs and its format.
+
+    ``model_flops`` leave out the scores that a fused attention's backward computes again. ``sizes`` are the shape as a
+    ledger's entries have it: (batch, m, n, k) of a matmul, (sequences x heads, queries, keys, width of keys, width of
+    values) of an attention; none of a convolution.
+    """
 
     kind: str
     shape: str
     flops: int
     dtype: str
+    model_flops: int = 0
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ProductRate:
-    """A product of the step: its shape and format, how often it ran, and how long its kernels took."""
+    """A product of the step: its shape and format, how often it ran, and how long its kernels took.
+
+    ``recomputed``: activation checkpointing ran it again, so its FLOPs are none of the model's.
+    """
 
     kind: str
     shape: str
@@ -39,6 +49,9 @@ class ProductRate:
     count: int
     flops: int
     nanoseconds: int
+    recomputed: bool = False
+    model_flops: int = 0
+    sizes: tuple[int, ...] = ()
 
     @property
     def flops_per_second(self) -> float | None:
@@ -46,7 +59,16 @@ class ProductRate:
 
     def at_peak_ns(self, peaks: Mapping[str, float]) -> float | None:
         """How long it takes at a device's peaks by format; None where that of its format is not known."""
-        return self.flops * NANOSECONDS_PER_SECOND / peaks[self.dtype] if self.dtype in peaks else None
+        return at_peak_ns(self.flops, self.dtype, peaks)
+
+    def model_at_peak_ns(self, peaks: Mapping[str, float]) -> float | None:
+        """The same of its model FLOPs alone, which recomputed products have none of."""
+        return at_peak_ns(self.model_flops, self.dtype, peaks)
+
+
+def at_peak_ns(flops: int, dtype: str, peaks: Mapping[str, float]) -> float | None:
+    """How long FLOPs take at a device's peaks by format; None where that of their format is not known."""
+    return flops * NANOSECONDS_PER_SECOND / peaks[dtype] if dtype in peaks else None
 
 
 _DTYPES = {
@@ -58,18 +80,21 @@ _DTYPES = {
 def product_of(name: str, given: Shapes) -> Product | None:
     """The product that an operator of these arguments runs; None where it runs none or they do not say it.
 
-    >>> product_of("aten::addmm", Shapes(((64,), (128, 32), (32, 64)), ("float", "float", "float")))
-    Product(kind='matmul', shape='128 x 32 x 64', flops=524288, dtype='fp32')
+    >>> product_of("aten::addmm", Shapes(((64,), (16, 4), (4, 64)), ("float", "float", "float")))
+    Product(kind='matmul', shape='16 x 4 x 64', flops=8192, dtype='fp32', model_flops=8192, sizes=(1, 16, 64, 4))
     """
     find = _RULES.get(name)
     if find is None:
         return None
     try:
-        shape, flops, of = find(given.sizes, given.values)
+        found = find(given.sizes, given.values)
     except (IndexError, ValueError, TypeError):
         return None
-    kind = given.types[of] if of < len(given.types) else ""
-    return Product(kind_of_operator(name), shape, int(flops), _DTYPES.get(kind, kind))
+    dtype = given.types[found.first] if found.first < len(given.types) else ""
+    model_flops = found.flops if found.model_flops is None else found.model_flops
+    return Product(
+        kind_of_operator(name), found.shape, found.flops, _DTYPES.get(dtype, dtype), model_flops, found.sizes
+    )
 
 
 def products(recording: Recording) -> dict[int, Product]:
@@ -88,21 +113,40 @@ def products(recording: Recording) -> dict[int, Product]:
     return found
 
 
-Rule = Callable[[Sizes, tuple[str, ...]], tuple[str, int, int]]  # the shape, FLOPs, and which argument has the format
+@dataclass(frozen=True)
+class _Found:
+    """What a rule says of an operator; ``first`` is the argument that has the format."""
+
+    shape: str
+    flops: int
+    first: int
+    sizes: tuple[int, ...] = ()
+    model_flops: int | None = None  # None: all of them
+
+
+def product_of_each(recording: Recording, found: Mapping[int, Product]) -> list[int]:
+    """The index of the product that each operator is part of, itself or one that called it; `NONE` of none."""
+    part_of: list[int] = []
+    for index, caller in enumerate(recording.callers.tolist()):
+        part_of.append(index if index in found else part_of[caller] if caller != NONE else NONE)
+    return part_of
+
+
+Rule = Callable[[Sizes, tuple[str, ...]], _Found]
 
 
 def _mm(first: int) -> Rule:
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
         (m, k), (_, n) = sizes[first], sizes[first + 1]
-        return f"{m} x {k} x {n}", rules.matmul_flops(m, n, k), first
+        return _Found(f"{m} x {k} x {n}", rules.matmul_flops(m, n, k), first, (1, m, n, k))
 
     return rule
 
 
 def _bmm(first: int) -> Rule:
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
         (batch, m, k), (_, _, n) = sizes[first], sizes[first + 1]
-        return f"{batch} of {m} x {k} x {n}", rules.matmul_flops(m, n, k, batch), first
+        return _Found(f"{batch} of {m} x {k} x {n}", rules.matmul_flops(m, n, k, batch), first, (batch, m, n, k))
 
     return rule
 
@@ -110,18 +154,19 @@ def _bmm(first: int) -> Rule:
 def _attention(first: int, *, heads_first: bool, backward: bool = False) -> Rule:
     """Queries, keys and values are arguments from ``first`` on: [B, H, T, K], or [B, T, H, K]."""
 
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
         q, k, v = sizes[first : first + 3]
         heads, tokens = (1, 2) if heads_first else (2, 1)
-        flops = (rules.attention_backward_flops if backward else rules.attention_flops)(
-            q[0], q[heads], q[tokens], k[tokens], q[3], v[3]
-        )
-        return f"{q[0]} x {q[heads]} heads, {q[tokens]} x {k[tokens]} x {q[3]}", flops, first
+        asked = (q[0], q[heads], q[tokens], k[tokens], q[3], v[3])
+        flops = (rules.attention_backward_flops if backward else rules.attention_flops)(*asked)
+        model_flops = (rules.attention_backward_model_flops if backward else rules.attention_flops)(*asked)
+        shape = f"{q[0]} x {q[heads]} heads, {q[tokens]} x {k[tokens]} x {q[3]}" + (", backward" if backward else "")
+        return _Found(shape, flops, first, (q[0] * q[heads], *asked[2:]), model_flops)
 
     return rule
 
 
-def _convolution(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+def _convolution(sizes: Sizes, values: tuple[str, ...]) -> _Found:
     """`aten::convolution`: input [B, C, ...], weight [O, C / groups, ...], bias, stride, padding, dilation."""
     x, weight = sizes[:2]
     stride, padding, dilation = (json.loads(values[each]) for each in (3, 4, 5))
@@ -132,15 +177,15 @@ def _convolution(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
         for size, kernel, step, pad, spread in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     flops = rules.matmul_flops(weight[0], prod(out), prod(weight[1:]), x[0])
-    return f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}", flops, 0
+    return _Found(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}", flops, 0)
 
 
-def _convolution_backward(sizes: Sizes, values: tuple[str, ...]) -> tuple[str, int, int]:
+def _convolution_backward(sizes: Sizes, values: tuple[str, ...]) -> _Found:
     """`aten::convolution_backward`: gradient of the output, input, weight; which gradients are asked for comes last."""
     out, x, weight = sizes[:3]
     asked = json.loads(values[-1].lower())[:2]
     flops = rules.matmul_flops(weight[0], prod(out[2:]), prod(weight[1:]), out[0]) * sum(map(bool, asked))
-    return f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}, backward", flops, 0
+    return _Found(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}, backward", flops, 0)
 
 
 _RULES: dict[str, Rule] = {

@@ -10,8 +10,10 @@ import re
 
 # In the order in which the moments of a step are given to them where several run at once.
 KINDS = (
-    "matmul", "attention", "convolution", "optimizer", "norm", "loss", "embedding", "reduction", "elementwise", "other",
+    "matmul", "attention", "convolution", "recomputation", "optimizer", "norm", "loss", "embedding", "reduction",
+    "elementwise", "other",
 )  # fmt: skip
+RECOMPUTATION = "recomputation"
 COMMUNICATION = "communication"
 
 UPDATE = re.compile(r"^Optimizer\.step#")  # what PyTorch calls the annotation around an optimizer's update

@@ -8,12 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.profiler.intervals import Intervals, union
-from trainledger.profiler.kinds import COMMUNICATION, UPDATE, is_collective, kind_of_kernel, kind_of_operator
+from trainledger.profiler.kinds import (
+    COMMUNICATION,
+    RECOMPUTATION,
+    UPDATE,
+    is_collective,
+    kind_of_kernel,
+    kind_of_operator,
+)
 from trainledger.profiler.recording import NONE, Recording, Spans
 
+Which = npt.NDArray[np.bool_]  # of the operators of a recording
 
-def kinds_of_work(recording: Recording) -> list[str]:
-    """The kind of each piece of device work: of its operator, else of its own name; copies are ``copy``."""
+
+def kinds_of_work(recording: Recording, again: Which) -> list[str]:
+    """The kind of each piece of device work: of its operator, else of its own name; copies are ``copy``.
+
+    Computation by operators that run ``again`` is recomputation, whatever it is.
+    """
     work, of = recording.work, recording.operator_of_work
     updates = _during(recording, UPDATE)
     by_operator = [kind_of_operator(each) for each in recording.names]
@@ -23,6 +35,8 @@ def kinds_of_work(recording: Recording) -> list[str]:
         what = by_kernel[name]
         if kind:
             what = "copy"
+        elif what != COMMUNICATION and operator != NONE and again[operator]:
+            what = RECOMPUTATION
         elif what not in (COMMUNICATION, "attention") and operator != NONE:
             if updates[operator]:
                 what = "optimizer"
@@ -32,7 +46,7 @@ def kinds_of_work(recording: Recording) -> list[str]:
     return found
 
 
-def _during(recording: Recording, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def _during(recording: Recording, pattern: re.Pattern[str]) -> Which:
     """Whether each operator begins inside an annotation of such a name on its own thread."""
     around, operators = recording.named(recording.annotations, pattern), recording.operators
     inside = np.zeros(len(operators), dtype=bool)
@@ -42,7 +56,7 @@ def _during(recording: Recording, pattern: re.Pattern[str]) -> npt.NDArray[np.bo
     return inside
 
 
-def kinds_on_host(recording: Recording) -> dict[str, Intervals]:
+def kinds_on_host(recording: Recording, again: Which) -> dict[str, Intervals]:
     """Of a program without a device: the moments in which operators of each kind run, outside those they call."""
     operators = recording.operators
     updates = _during(recording, UPDATE)
@@ -50,7 +64,8 @@ def kinds_on_host(recording: Recording) -> dict[str, Intervals]:
     pieces: dict[str, list[tuple[int, int]]] = {}
     for begin, end, index in alone(operators):
         kind = kinds[operators.names[index]]
-        kind = "optimizer" if updates[index] and kind != COMMUNICATION else kind
+        if kind != COMMUNICATION:
+            kind = RECOMPUTATION if again[index] else "optimizer" if updates[index] else kind
         pieces.setdefault(kind, []).append((begin, end))
     found = {}
     for kind, each in pieces.items():

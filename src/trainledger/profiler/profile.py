@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,12 +13,13 @@ import numpy as np
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
 from trainledger.profiler.causes import Cause, causes
-from trainledger.profiler.flops import Product, ProductRate, products
+from trainledger.profiler.flops import Product, ProductRate, product_of_each, products
 from trainledger.profiler.kinds import COMMUNICATION
+from trainledger.profiler.operators import Which
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
 from trainledger.profiler.recording import NONE, Message, Recording
-from trainledger.profiler.step_time import StepTime, step_time, timeline
+from trainledger.profiler.step_time import StepTime, Timeline, step_time, timeline
 from trainledger.profiler.steps import Step, steps_of
 from trainledger.spec.cluster import Device
 
@@ -78,17 +79,30 @@ class Profile(Answer, report="profile"):
         return sum(each.flops for each in self.products)
 
     @property
+    def model_flops(self) -> int:
+        """The same without what runs again: checkpointed regions, scores in the backward of a fused attention."""
+        return sum(each.model_flops for each in self.products)
+
+    @property
     def hfu(self) -> float | None:
         """The share of the peak that the step reaches, each format's FLOPs against its own peak.
 
         None where shapes were not recorded or the device, or a format's peak on it, is not in the catalog.
         """
+        return self._of_peak(lambda each, peaks: each.at_peak_ns(peaks))
+
+    @property
+    def mfu(self) -> float | None:
+        """The same of model FLOPs: nothing that runs again counts."""
+        return self._of_peak(lambda each, peaks: each.model_at_peak_ns(peaks))
+
+    def _of_peak(self, at_peak: Callable[[ProductRate, Mapping[str, float]], float | None]) -> float | None:
         if self.device is None or not self.flops or not self.step.nanoseconds:
             return None
         peaks = self.device.peak_flops_per_second
-        at_peak_ns = [each.at_peak_ns(peaks) for each in self.products if each.flops]
-        known = [each for each in at_peak_ns if each is not None]
-        return sum(known) / self.step.nanoseconds if len(known) == len(at_peak_ns) else None
+        found = [at_peak(each, peaks) for each in self.products if each.flops]
+        known = [each for each in found if each is not None]
+        return sum(known) / self.step.nanoseconds if len(known) == len(found) else None
 
 
 def profile_of(path: str | os.PathLike[str], advance: Advance = lambda nbytes: None) -> Profile:
@@ -102,25 +116,25 @@ def profile(recording: Recording, path: str = "") -> Profile:
     each = tuple(step_time(times, step) for step in steps.steps)
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
-    kernels, rates, sent = _of_step(recording, times.work_kinds, steps.steps[at])
+    kernels, rates, sent = _of_step(recording, times, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
     return Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
-        causes=causes(recording, each[at], rates, peaks), doubts=doubts(recording, steps),
+        causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
         on_device=recording.on_device,
     )  # fmt: skip
 
 
 def _of_step(
-    recording: Recording, kinds: Sequence[str], step: Step
+    recording: Recording, times: Timeline, step: Step
 ) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...], tuple[Sent, ...]]:
     """The kernels, products and collectives of a step, those that take longest first."""
-    multiplied = products(recording)
+    multiplied, kinds, again = products(recording), times.work_kinds, times.recomputed.operators
     if not recording.on_device:
-        return (), _rates(_products_on_host(recording, step, multiplied)), ()
-    work, of = recording.work, recording.operator_of_work
+        return (), _rates(_products_on_host(recording, step, multiplied), again), ()
+    work, of = recording.work, np.append(product_of_each(recording, multiplied), NONE)[recording.operator_of_work]
     begin, end = step.device_ns
     inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
     lengths = work.ends_ns - work.begins_ns
@@ -132,11 +146,11 @@ def _of_step(
         _add(kernels, (recording.names[work.names[at]], kinds[at]), nanoseconds)
         if kinds[at] == COMMUNICATION and isinstance(message := _message(recording, at), Message):
             _add(sent, message, nanoseconds)
-        if of[at] in multiplied:
+        if of[at] != NONE:
             taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
     return (
         tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
-        _rates((multiplied[operator], nanoseconds) for operator, nanoseconds in taken.items()),
+        _rates(((multiplied[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
         tuple(
             Sent(key.collective, key.dtype, key.elements_in, key.elements_out, key.ranks, *both)
             for key, both in _longest(sent)
@@ -151,21 +165,27 @@ def _message(recording: Recording, at: int) -> object:
 
 def _products_on_host(
     recording: Recording, step: Step, multiplied: Mapping[int, Product]
-) -> Iterable[tuple[Product, int]]:
+) -> Iterable[tuple[Product, int, int]]:
     operators = recording.operators
     for index, product in multiplied.items():
         if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
-            yield product, int(operators.ends_ns[index] - operators.begins_ns[index])
+            yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
 
 
-def _rates(ran: Iterable[tuple[Product, int]]) -> tuple[ProductRate, ...]:
-    by_product: dict[Product, list[int]] = {}
-    for product, nanoseconds in ran:
-        _add(by_product, product, nanoseconds)
-    return tuple(
-        ProductRate(key.kind, key.shape, key.dtype, count, key.flops * count, nanoseconds)
-        for key, (count, nanoseconds) in _longest(by_product)
-    )
+def _rates(ran: Iterable[tuple[Product, int, int]], again: Which) -> tuple[ProductRate, ...]:
+    """By product, of products, the operators that ran them, and how long each took."""
+    by_product: dict[tuple[Product, bool], list[int]] = {}
+    for product, operator, nanoseconds in ran:
+        _add(by_product, (product, bool(again[operator])), nanoseconds)
+    return tuple(_rate(*key, *both) for key, both in _longest(by_product))
+
+
+def _rate(product: Product, recomputed: bool, count: int, nanoseconds: int) -> ProductRate:
+    model_flops = 0 if recomputed else product.model_flops * count
+    return ProductRate(
+        product.kind, product.shape, product.dtype, count, product.flops * count, nanoseconds, recomputed, model_flops,
+        product.sizes,
+    )  # fmt: skip
 
 
 def _add(known: dict[Key, list[int]], key: Key, nanoseconds: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.profiler.chrome import EVENTS, BrokenOff, entries
-from trainledger.profiler.recording import COPY, KERNEL, NONE, SET, Message, Recorder, Recording, Shapes
+from trainledger.profiler.recording import COPY, GIVEN_A_NUMBER, KERNEL, NONE, SET, Message, Recorder, Recording, Shapes
 from trainledger.spec.problem import InvalidInput, Problem
 
 Advance = Callable[[int], None]
@@ -135,9 +135,18 @@ def _add(recorder: Recorder, event: Any) -> None:
     if category in _LAUNCHES:
         recorder.add("launches", name, begin_us, length_us, thread, link=link, operator=operator)
     elif category == "cpu_op":
-        recorder.add("operators", name, begin_us, length_us, thread, operator=operator, more=_shapes(args))
+        recorder.add(
+            "operators", name, begin_us, length_us, thread, operator=operator, more=_shapes(args),
+            kind=GIVEN_A_NUMBER if _numbered(args) else 0,
+        )  # fmt: skip
     elif category == "user_annotation":
         recorder.add("annotations", name, begin_us, length_us, thread, operator=operator, more=_shapes(args))
+
+
+def _numbered(args: Mapping[str, Any]) -> bool:
+    """Whether autograd gave an operator a sequence number of its own: a backward's has the thread of its forward."""
+    number = _whole(args.get("Sequence number"))
+    return number is not None and number >= 0 and not args.get("Fwd thread id")
 
 
 def _shapes(args: Mapping[str, Any]) -> Shapes | None:

@@ -19,6 +19,7 @@ NONE = -1  # an event has no such number
 
 # What device work is.
 KERNEL, COPY, SET = range(3)
+GIVEN_A_NUMBER = 1  # of an operator: autograd gave it a sequence number, as it does in a forward
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Spans:
 
     ``names`` are numbers of names, ``lanes`` are threads on the host and streams on a device. ``links`` is what
     launches and device work have in common (Kineto's correlation), ``operators`` what those of an operator have (its
-    External id). ``more`` is the number of shapes or of a collective's arguments, ``kinds`` what device work is.
+    External id). ``more`` is the number of shapes or of a collective's arguments, ``kinds`` what device work is, and
+    of operators `GIVEN_A_NUMBER` or 0.
     """
 
     begins_ns: Column
@@ -107,6 +109,11 @@ class Recording:
         return _looked_up(self.launches.links, np.arange(len(self.launches)), self.work.links)
 
     @cached_property
+    def callers(self) -> Column:
+        """The index of the operator that called each operator; `NONE` where none did. Callers come first."""
+        return _around(self.operators)
+
+    @cached_property
     def operator_of_work(self) -> Column:
         """The index of the operator that each piece of device work was launched by; `NONE` where none is known.
 
@@ -116,6 +123,24 @@ class Recording:
         launch = self.launch_of_work
         of_launch = np.append(self.launches.operators, NONE)[launch]  # `NONE` is the last one's index
         return self.operators_with(np.where(self.work.operators != NONE, self.work.operators, of_launch))
+
+
+def _around(spans: Spans) -> Column:
+    """The index of the innermost span that each one begins in on its lane; `NONE` where there is none."""
+    found = np.full(len(spans), NONE)
+    for lane in np.unique(spans.lanes):
+        indices = np.flatnonzero(spans.lanes == lane)
+        begins, ends = spans.begins_ns[indices].tolist(), spans.ends_ns[indices].tolist()
+        open_: list[int] = []
+        around = []
+        for at, begin in enumerate(begins):
+            while open_ and ends[open_[-1]] <= begin:
+                open_.pop()
+            around.append(open_[-1] if open_ else NONE)
+            open_.append(at)
+        outer = np.array(around, dtype=np.int64)
+        found[indices] = np.where(outer != NONE, indices[outer], NONE)
+    return found
 
 
 def _looked_up(keys: Column, values: Column, asked: Column) -> Column:

@@ -18,6 +18,7 @@ import numpy as np
 from trainledger.profiler.intervals import Intervals, length, union, within, without
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
 from trainledger.profiler.operators import kinds_of_work, kinds_on_host
+from trainledger.profiler.recomputation import Recomputed, recomputed
 from trainledger.profiler.recording import NONE, Recording
 from trainledger.profiler.steps import Step
 
@@ -59,6 +60,7 @@ class Timeline:
     """When each kind of thing ran in a recording, on its device where it has one."""
 
     work_kinds: tuple[str, ...]  # of each piece of device work
+    recomputed: Recomputed
     kinds: Mapping[str, Intervals]
     data: Intervals
     after_sync: Intervals
@@ -67,7 +69,8 @@ class Timeline:
 
 def timeline(recording: Recording) -> Timeline:
     """The moments of each kind of work, and those in which the host was in the way."""
-    work, work_kinds = recording.work, tuple(kinds_of_work(recording))
+    again = recomputed(recording)
+    work, work_kinds = recording.work, tuple(kinds_of_work(recording, again.operators))
     if recording.on_device:
         kinds = np.array(work_kinds)
         by_kind = {
@@ -75,9 +78,9 @@ def timeline(recording: Recording) -> Timeline:
             for kind in np.unique(kinds).tolist()
         }
     else:
-        by_kind = kinds_on_host(recording)
+        by_kind = kinds_on_host(recording, again.operators)
     late, after_sync = _late(recording)
-    return Timeline(work_kinds, by_kind, _waits_for_data(recording), after_sync, late)
+    return Timeline(work_kinds, again, by_kind, _waits_for_data(recording), after_sync, late)
 
 
 def step_time(times: Timeline, step: Step) -> StepTime:

@@ -40,9 +40,9 @@ def document(found: Profile) -> Document:
     )
     products = Table(
         "products",
-        ("product", "shape", "format", "runs", "time", "speed", "of peak"),
+        ("product", "shape", "format", "runs", "time", "speed", "of peak", "again"),
         tuple(_product(found)),
-        ("", "", "", "count", "nanoseconds", "flops_per_second", "share"),
+        ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
     )
     sent = Table(
         "collectives",
@@ -107,8 +107,15 @@ def _facts(found: Profile) -> Iterator[tuple[str, str]]:
         )
     if found.flops:
         rate = format_flops_per_second(found.flops * NANOSECONDS_PER_SECOND / max(step.nanoseconds, 1))
-        share = "" if found.hfu is None else f", HFU {format_percent(found.hfu)}"
+        share = (
+            "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
+        )
         yield "speed", f"{rate}{share} (products, attention and convolutions whose shapes are known)"
+    if found.flops > found.model_flops:
+        yield (
+            "recomputed",
+            f"{format_percent(1 - found.model_flops / found.flops)} of these FLOPs, which MFU leaves out",
+        )
 
 
 def _causes(found: Profile) -> Iterator[str]:
@@ -123,7 +130,8 @@ def _product(found: Profile) -> Iterator[tuple[Any, ...]]:
     for each in found.products[:_ROWS]:
         speed, peak = each.flops_per_second, peaks.get(each.dtype)
         share = None if speed is None or peak is None else speed / peak
-        yield each.kind, each.shape, each.dtype, each.count, each.nanoseconds, speed, share
+        again = "recomputed" if each.recomputed else ""
+        yield each.kind, each.shape, each.dtype, each.count, each.nanoseconds, speed, share, again
 
 
 def _data(found: Profile) -> dict[str, Any]:
@@ -138,7 +146,8 @@ def _data(found: Profile) -> dict[str, Any]:
         "step": step.step.name, "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
         "parts_ns": dict(step.parts_ns),
         "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
-        "flops": found.flops, "hfu": found.hfu, "kernels": plain(list(found.kernels)),
+        "flops": found.flops, "model_flops": found.model_flops, "mfu": found.mfu, "hfu": found.hfu,
+        "kernels": plain(list(found.kernels)),
         "products": plain(list(found.products), more={type(each): ("flops_per_second",) for each in found.products}),
         "collectives": plain(list(found.collectives)), "causes": plain(list(found.causes)),
         "doubts": list(found.doubts),
