@@ -7,15 +7,19 @@ not counted with it: `aten::linear` runs `aten::addmm`, which is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from trainledger.ledger import rules
 from trainledger.profiler.kinds import kind_of_operator
-from trainledger.profiler.recording import NONE, Recording, Shapes
+from trainledger.profiler.recording import NONE, Column, Recording, Shapes
 from trainledger.units import NANOSECONDS_PER_SECOND
 
+_TF32 = re.compile(r"tf32|xf32|tensorop_s1688gemm")  # kernels that round fp32 to it as they multiply
 Sizes = tuple[tuple[int, ...], ...]
 
 
@@ -52,6 +56,10 @@ class ProductRate:
     recomputed: bool = False
     model_flops: int = 0
     sizes: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, bool]:
+        return self.kind, self.shape, self.dtype, self.recomputed
 
     @property
     def flops_per_second(self) -> float | None:
@@ -97,8 +105,20 @@ def product_of(name: str, given: Shapes) -> Product | None:
     )
 
 
-def products(recording: Recording) -> dict[int, Product]:
-    """The product of each operator that runs one, by its index."""
+@dataclass(frozen=True)
+class Multiplied:
+    """The operators of a recording that run products (by index), and what each piece of its work is part of.
+
+    ``of_work`` has the index of such an operator for each piece of device work (without a device, for each operator),
+    `NONE` where it is part of none.
+    """
+
+    products: Mapping[int, Product]
+    of_work: Column
+
+
+def multiplied(recording: Recording) -> Multiplied:
+    """The products of a recording."""
     found = {}
     operators = recording.operators
     known: dict[tuple[int, int], Product | None] = {}
@@ -110,7 +130,17 @@ def products(recording: Recording) -> dict[int, Product]:
             known[name, more] = product_of(recording.names[name], given) if isinstance(given, Shapes) else None
         if (product := known[name, more]) is not None:
             found[index] = product
-    return found
+    part_of = np.full(len(operators) + 1, NONE)  # the last one is of work whose operator is not known
+    if found:
+        for index, caller in enumerate(recording.callers.tolist()):
+            part_of[index] = index if index in found else part_of[caller] if caller != NONE else NONE
+    if not recording.on_device:
+        return Multiplied(found, np.where(np.isin(np.arange(len(operators)), list(found)), part_of[:-1], NONE))
+    of_work = part_of[recording.operator_of_work]
+    for index in np.unique(of_work[recording.has_name(recording.work, _TF32)]).tolist():
+        if index != NONE and found[index].dtype == "fp32":
+            found[index] = replace(found[index], dtype="tf32")
+    return Multiplied(found, of_work)
 
 
 @dataclass(frozen=True)

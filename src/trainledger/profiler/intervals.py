@@ -69,14 +69,14 @@ def _where(some: Intervals, others: Intervals, chosen) -> Intervals:  # type: ig
     if len(ends) < 2:
         return np.zeros((0, 2), dtype=np.int64)
     begins = ends[:-1]
-    kept = chosen(_inside(some, begins), _inside(others, begins))
+    kept = chosen(inside(some, begins), inside(others, begins))
     return union(begins[kept], ends[1:][kept])
 
 
-def _inside(some: Intervals, moments: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def inside(some: Intervals, moments: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether each moment lies in one of them (at its beginning: yes, at its end: no)."""
     if not len(some):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(some[:, 0], moments, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (at >= 0) & (moments < some[np.maximum(at, 0), 1])
-    return inside
+    found: npt.NDArray[np.bool_] = (at >= 0) & (moments < some[np.maximum(at, 0), 1])
+    return found

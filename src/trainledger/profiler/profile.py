@@ -13,14 +13,16 @@ import numpy as np
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
 from trainledger.profiler.causes import Cause, causes
-from trainledger.profiler.flops import Product, ProductRate, product_of_each, products
+from trainledger.profiler.flops import Multiplied, Product, ProductRate, multiplied
 from trainledger.profiler.kinds import COMMUNICATION
 from trainledger.profiler.operators import Which
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
 from trainledger.profiler.recording import NONE, Message, Recording
+from trainledger.profiler.split import Split, split
 from trainledger.profiler.step_time import StepTime, Timeline, step_time, timeline
 from trainledger.profiler.steps import Step, steps_of
+from trainledger.profiler.waterfall import MeasuredBar, measured_waterfall
 from trainledger.spec.cluster import Device
 
 Key = TypeVar("Key")
@@ -64,6 +66,7 @@ class Profile(Answer, report="profile"):
     kernels: tuple[KernelTime, ...]
     products: tuple[ProductRate, ...]
     collectives: tuple[Sent, ...]
+    split: Split
     causes: tuple[Cause, ...] = ()
     doubts: tuple[str, ...] = ()
     on_device: bool = True
@@ -96,6 +99,16 @@ class Profile(Answer, report="profile"):
         """The same of model FLOPs: nothing that runs again counts."""
         return self._of_peak(lambda each, peaks: each.model_at_peak_ns(peaks))
 
+    @property
+    def peaks(self) -> Mapping[str, float]:
+        """FLOP/s of the device by format; none where the catalog does not know it."""
+        return {} if self.device is None else self.device.peak_flops_per_second
+
+    @property
+    def waterfall(self) -> tuple[MeasuredBar, ...]:
+        """From the counted model FLOPs at the peak to the step, bar by bar."""
+        return measured_waterfall(self.step, self.split, self.products, self.peaks)
+
     def _of_peak(self, at_peak: Callable[[ProductRate, Mapping[str, float]], float | None]) -> float | None:
         if self.device is None or not self.flops or not self.step.nanoseconds:
             return None
@@ -116,25 +129,27 @@ def profile(recording: Recording, path: str = "") -> Profile:
     each = tuple(step_time(times, step) for step in steps.steps)
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
-    kernels, rates, sent = _of_step(recording, times, steps.steps[at])
+    products = multiplied(recording)
+    kernels, rates, sent = _of_step(recording, times, products, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
     return Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
+        split=split(recording, times, products, steps.steps[at]),
         causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
         on_device=recording.on_device,
     )  # fmt: skip
 
 
 def _of_step(
-    recording: Recording, times: Timeline, step: Step
+    recording: Recording, times: Timeline, found: Multiplied, step: Step
 ) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...], tuple[Sent, ...]]:
     """The kernels, products and collectives of a step, those that take longest first."""
-    multiplied, kinds, again = products(recording), times.work_kinds, times.recomputed.operators
+    kinds, again = times.work_kinds, times.recomputed.operators
     if not recording.on_device:
-        return (), _rates(_products_on_host(recording, step, multiplied), again), ()
-    work, of = recording.work, np.append(product_of_each(recording, multiplied), NONE)[recording.operator_of_work]
+        return (), _rates(_products_on_host(recording, step, found.products), again), ()
+    work, of = recording.work, found.of_work
     begin, end = step.device_ns
     inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
     lengths = work.ends_ns - work.begins_ns
@@ -150,7 +165,7 @@ def _of_step(
             taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
     return (
         tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
-        _rates(((multiplied[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
+        _rates(((found.products[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
         tuple(
             Sent(key.collective, key.dtype, key.elements_in, key.elements_out, key.ranks, *both)
             for key, both in _longest(sent)
@@ -164,10 +179,10 @@ def _message(recording: Recording, at: int) -> object:
 
 
 def _products_on_host(
-    recording: Recording, step: Step, multiplied: Mapping[int, Product]
+    recording: Recording, step: Step, products: Mapping[int, Product]
 ) -> Iterable[tuple[Product, int, int]]:
     operators = recording.operators
-    for index, product in multiplied.items():
+    for index, product in products.items():
         if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
             yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
 

@@ -96,8 +96,12 @@ class Recording:
 
     def named(self, spans: Spans, pattern: re.Pattern[str]) -> Spans:
         """Those whose name a pattern finds."""
+        return spans.where(self.has_name(spans, pattern))
+
+    def has_name(self, spans: Spans, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+        """Whether a pattern finds the name of each."""
         numbers = [number for number, name in enumerate(self.names) if pattern.search(name)]
-        return spans.where(np.isin(spans.names, numbers))
+        return np.isin(spans.names, numbers)
 
     def operators_with(self, ids: Column) -> Column:
         """The index of the operator that has each of these External ids; `NONE` where none has it."""

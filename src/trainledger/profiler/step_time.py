@@ -2,7 +2,8 @@
 
 A moment in which several things run is given to the first of them in this order: computation (by `kinds.KINDS`),
 communication, copies. Communication beside computation is overlapped and costs nothing; what is left is exposed. A
-moment in which the device does nothing is the host's, where it waits for data or has not launched what comes next.
+moment in which the device does nothing is the host's, where it evaluates, saves, waits for data or has not launched
+what comes next. All that is launched while it evaluates or saves is part of that.
 Else work is launched and has not begun: for a moment, which each launch takes, or for longer, and then it waits for
 something that no kernel shows (an event of another stream, a callback, another program on the device).
 """
@@ -15,25 +16,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainledger.profiler.intervals import Intervals, length, union, within, without
+from trainledger.profiler.intervals import Intervals, inside, length, union, within, without
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
 from trainledger.profiler.operators import kinds_of_work, kinds_on_host
 from trainledger.profiler.recomputation import Recomputed, recomputed
 from trainledger.profiler.recording import NONE, Recording
-from trainledger.profiler.steps import Step
+from trainledger.profiler.steps import Step, launched
 
 COPY, EXPOSED = "copies", "exposed communication"
+EVALUATION, CHECKPOINTS = "evaluation", "checkpoints"
 # Of a device that does nothing; of a program without one what lies outside all operators is `OUTSIDE`.
 WAIT_FOR_DATA, AFTER_SYNC, HOST = "waiting for data", "after a synchronization", "host too late"
 LAUNCH_GAPS, QUEUED, OUTSIDE = "launch gaps", "queued, not begun", "outside operators"
 IDLE = (WAIT_FOR_DATA, AFTER_SYNC, HOST, LAUNCH_GAPS, QUEUED, OUTSIDE)
-ORDER = (*KINDS, EXPOSED, COPY, *IDLE)
+ORDER = (*KINDS, EXPOSED, COPY, EVALUATION, CHECKPOINTS, *IDLE)
 
 _LAUNCH_NS = 20_000  # a launch takes 3 to 10 microseconds to begin on the device (assumed: twice that at most)
 _DATA = re.compile(r"DataLoader.*__next__|^data_?wait|load_batch|wait_for_batch|data_load", re.IGNORECASE)
+_AROUND = {  # annotations of the program around what is no training
+    EVALUATION: re.compile(r"(^|[^a-z])(eval|evaluat\w*|validat\w*)([^a-z]|$)", re.IGNORECASE),
+    CHECKPOINTS: re.compile(r"(save|write)[ _.]?(state|model)|checkpoint(ing)?([^a-z]|$)", re.IGNORECASE),
+}
 SYNC = re.compile(
     r"^(cuda|hip)(Stream|Device|Event)Synchronize|^(cuda|hip)Memcpy(?!.*Async)|^cu(Stream|Ctx)Synchronize"
 )
+
+
+_NOTHING = np.zeros((0, 2), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Timeline:
     work_kinds: tuple[str, ...]  # of each piece of device work
     recomputed: Recomputed
     kinds: Mapping[str, Intervals]
+    around: Mapping[str, Intervals]  # of the host: evaluation and checkpoints
     data: Intervals
     after_sync: Intervals
     host_late: Intervals
@@ -69,41 +79,61 @@ class Timeline:
 
 def timeline(recording: Recording) -> Timeline:
     """The moments of each kind of work, and those in which the host was in the way."""
-    again = recomputed(recording)
+    again, around = recomputed(recording), _around(recording)
     work, work_kinds = recording.work, tuple(kinds_of_work(recording, again.operators))
     if recording.on_device:
-        kinds = np.array(work_kinds)
-        by_kind = {
-            kind: union(work.begins_ns[kinds == kind], work.ends_ns[kinds == kind])
-            for kind in np.unique(kinds).tolist()
-        }
+        when = launched(recording)
+        kinds = np.array(work_kinds, dtype=object)
+        for name, moments in around.items():
+            kinds[inside(moments, when)] = name
+        work_kinds = tuple(kinds.tolist())
+        by_kind = {kind: union(work.begins_ns[kinds == kind], work.ends_ns[kinds == kind]) for kind in set(work_kinds)}
     else:
         by_kind = kinds_on_host(recording, again.operators)
+        for moments in around.values():
+            by_kind = {kind: without(each, moments) for kind, each in by_kind.items()}
     late, after_sync = _late(recording)
-    return Timeline(work_kinds, again, by_kind, _waits_for_data(recording), after_sync, late)
+    return Timeline(work_kinds, again, by_kind, around, _waits_for_data(recording), after_sync, late)
 
 
 def step_time(times: Timeline, step: Step) -> StepTime:
     """The parts of one step."""
-    begin, end = step.device_ns
-    left = np.array([[begin, end]], dtype=np.int64) if end > begin else np.zeros((0, 2), dtype=np.int64)
-    parts = {}
-    nothing = left[:0]
-    told = {EXPOSED: times.kinds.get(COMMUNICATION, nothing), COPY: times.kinds.get("copy", nothing)}
-    host = {WAIT_FOR_DATA: times.data, AFTER_SYNC: times.after_sync, HOST: times.host_late}
-    for name in (*KINDS, *told, *host):
-        there = within(told.get(name, host.get(name, times.kinds.get(name, nothing))), begin, end)
-        rest = without(left, there)
-        parts[name], left = length(left) - length(rest), rest
-    short = left[:, 1] - left[:, 0] <= _LAUNCH_NS
-    on_device = len(times.work_kinds) > 0
-    parts |= {
-        LAUNCH_GAPS: length(left[short]) if on_device else 0,
-        QUEUED: length(left[~short]) if on_device else 0,
-        OUTSIDE: 0 if on_device else length(left),
-    }
-    communication = length(within(told[EXPOSED], begin, end))
+    parts = {name: length(each) for name, each in moments_of(times, step).items()}
+    communication = length(within(times.kinds.get(COMMUNICATION, _NOTHING), *step.device_ns))
     return StepTime(step, parts, communication, communication - parts[EXPOSED])
+
+
+def moments_of(times: Timeline, step: Step) -> dict[str, Intervals]:
+    """The moments of each part of a step, by the names of `ORDER`; together they are the step."""
+    begin, end = step.device_ns
+    left = np.array([[begin, end]], dtype=np.int64) if end > begin else _NOTHING
+    found = {}
+    kinds, around = times.kinds, times.around
+    of: dict[str, tuple[Intervals, ...]] = {
+        EXPOSED: (kinds.get(COMMUNICATION, _NOTHING),), COPY: (kinds.get("copy", _NOTHING),),
+    }  # fmt: skip
+    of |= {name: (kinds.get(name, _NOTHING), around.get(name, _NOTHING)) for name in (EVALUATION, CHECKPOINTS)}
+    of |= {WAIT_FOR_DATA: (times.data,), AFTER_SYNC: (times.after_sync,), HOST: (times.host_late,)}
+    for name in (*KINDS, *of):
+        rest = left
+        for moments in of.get(name, (kinds.get(name, _NOTHING),)):
+            rest = without(rest, within(moments, begin, end))
+        found[name], left = without(left, rest), rest
+    short, on_device = left[:, 1] - left[:, 0] <= _LAUNCH_NS, len(times.work_kinds) > 0
+    return found | {
+        LAUNCH_GAPS: left[short] if on_device else _NOTHING,
+        QUEUED: left[~short] if on_device else _NOTHING,
+        OUTSIDE: _NOTHING if on_device else left,
+    }
+
+
+def _around(recording: Recording) -> dict[str, Intervals]:
+    found = {}
+    for name, pattern in _AROUND.items():
+        there = recording.named(recording.annotations, pattern)
+        if len(there):
+            found[name] = union(there.begins_ns, there.ends_ns)
+    return found
 
 
 def _waits_for_data(recording: Recording) -> Intervals:
@@ -120,8 +150,7 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     Where a launch is not in the recording, a gap longer than a launch takes is the host's.
     """
     if not recording.on_device:
-        nothing = np.zeros((0, 2), dtype=np.int64)
-        return nothing, nothing
+        return _NOTHING, _NOTHING
     work, of = recording.work, recording.launch_of_work
     finished = np.concatenate([[work.begins_ns[0]], np.maximum.accumulate(work.ends_ns)[:-1]])
     known = of != NONE

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.document import Bars, Document, Facts, Table, notes, section, sections, shown
+from trainledger.document import Bars, Document, Facts, Figure, Table, notes, section, sections, shown
+from trainledger.predict.forecast import Bar
 from trainledger.profiler.profile import Profile
 from trainledger.report.plain_data import plain
+from trainledger.report.plan_figures import waterfall
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_flops_per_second, format_percent
 
 _CAUSES = 4
 _ROWS = 12
-_LONGEST_NAME = 60
+_LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
 def document(found: Profile) -> Document:
@@ -57,9 +59,7 @@ def document(found: Profile) -> Document:
         title=f"{found.path}: where the time of a step went",
         sections=sections(
             Facts(tuple(_facts(found))),
-            section(
-                f"Step {step.step.name}, the median of {len(found.steps)}", Bars(tuple(step.parts_ns.items())), parts
-            ),
+            section(_step_title(found), Bars(tuple(_bars(found))), parts),
             section("Where to look first", _causes(found)) if found.causes else None,
             section("Kernels", kernels) if found.kernels else None,
             section("Products", products) if found.products else None,
@@ -67,7 +67,18 @@ def document(found: Profile) -> Document:
             notes(found.doubts),
         ),
         data=lambda: _data(found),
+        figures=lambda: _figures(found),
     )
+
+
+def _bars(found: Profile) -> Iterator[tuple[str, int]]:
+    for each in found.waterfall:
+        yield _short(each.title, _LONGEST_BAR), each.nanoseconds
+
+
+def _figures(found: Profile) -> dict[str, Figure]:
+    title = f"Where step {found.step.step.name} goes"
+    return {title: waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)}
 
 
 def _step_title(found: Profile) -> str:
@@ -75,11 +86,11 @@ def _step_title(found: Profile) -> str:
     return f"Step {found.step.step.name}" + (f", the median of {count}" if count > 1 else "")
 
 
-def _short(name: str) -> str:
+def _short(name: str, most: int = _LONGEST_NAME) -> str:
     """The name of a kernel without what all names have: namespaces, and the arguments of the function."""
     for common in ("void ", "at::native::", "(anonymous namespace)::", "pytorch_flash::"):
         name = name.replace(common, "")
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+    return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
 def _range(found: Profile, name: str) -> tuple[int, int]:
@@ -144,7 +155,7 @@ def _data(found: Profile) -> dict[str, Any]:
             for each in found.steps
         ],
         "step": step.step.name, "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
-        "parts_ns": dict(step.parts_ns),
+        "parts_ns": dict(step.parts_ns), "waterfall": plain(list(found.waterfall)),
         "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
         "flops": found.flops, "model_flops": found.model_flops, "mfu": found.mfu, "hfu": found.hfu,
         "kernels": plain(list(found.kernels)),

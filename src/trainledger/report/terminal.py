@@ -18,6 +18,7 @@ _ALARMING = re.compile(r"[Dd]oes NOT fit|\bPARTIAL\b|\b[Ii]mpossible\b")
 _NO_BREAK = "\u2060"  # where a line may not break
 _INDENT = 12  # of a fact's text
 _LABEL, _AMOUNT, _SHARE, _BAR = 26, 10, 8, 32  # columns of a bar; the amount's and the share's at least
+_LONGEST_LABEL = 44
 _NUMBER, _LEAST_SOURCE = 5, 6  # columns of a listing's numbers but for the first, and of its source
 
 
@@ -137,7 +138,8 @@ class _Writer:
         highest = max(0, *(end for _, _, end in part.ends))
         amounts = [signed(end - start, part.unit).lstrip("+") for _, start, end in part.ends]
         shares = [format_percent((end - start) / total) if total else "" for _, start, end in part.ends]
-        widths = (_LABEL, max(_AMOUNT, *map(len, amounts)), max(_SHARE, *map(len, shares)))
+        label = min(_LONGEST_LABEL, max(_LABEL, *(len(name) + 1 for name, _, _ in part.ends)))
+        widths = (label, max(_AMOUNT, *map(len, amounts)), max(_SHARE, *map(len, shares)))
         room = min(_BAR, self.width - sum(widths) - 3)
         for (name, start, end), length, share in zip(part.ends, amounts, shares, strict=True):
             low, high = (round(room * each / highest) if highest else 0 for each in sorted((start, end)))

@@ -1,0 +1,100 @@
+"""What the matmuls and the exposed communication of a step consist of, each moment given to one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from trainledger.profiler.flops import Multiplied
+from trainledger.profiler.intervals import Intervals, common, length, union, without
+from trainledger.profiler.kinds import is_collective
+from trainledger.profiler.recording import NONE, Message, Recording, Spans
+from trainledger.profiler.step_time import EXPOSED, Timeline, moments_of
+from trainledger.profiler.steps import Step
+
+Key = TypeVar("Key")
+
+COMPUTE_PARTS = ("matmul", "attention", "convolution")
+SENDS = "sends and receives"
+_COLLECTIVES = (
+    ("reduce-scatter", r"reduce_?scatter"), ("all-reduce", r"all_?reduce"), ("all-gather", r"all_?gather"),
+    ("all-to-all", r"all_?to_?all"), ("broadcast", r"broadcast"), ("barrier", r"barrier"),
+    (SENDS, r"send|recv|receive"),
+)  # fmt: skip
+_NAMES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _COLLECTIVES)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nanoseconds of a step's parts by what ran in them.
+
+    ``products`` are the moments of matmuls, attention and convolutions by kind, shape, format and whether they run
+    again (as `ProductRate.key` has it); ``collectives`` those of exposed communication by kind of collective.
+    """
+
+    products: Mapping[tuple[str, str, str, bool], int]
+    collectives: Mapping[str, int]
+
+
+def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) -> Split:
+    """The moments of a step's matmuls and of its exposed communication, each given to the first that was running."""
+    moments = moments_of(times, step)
+    computing = [moments[each] for each in COMPUTE_PARTS]
+    begin, end = step.device_ns
+    ran = recording.work if recording.on_device else recording.operators
+    inside = np.flatnonzero((ran.begins_ns < end) & (ran.ends_ns > begin))
+    kinds = times.work_kinds or (COMPUTE_PARTS[0],) * len(ran)
+    chosen = [at for at in inside.tolist() if found.of_work[at] != NONE and kinds[at] in COMPUTE_PARTS]
+
+    def product_at(at: int) -> tuple[str, str, str, bool]:
+        operator = int(found.of_work[at])
+        product = found.products[operator]
+        return product.kind, product.shape, product.dtype, bool(times.recomputed.operators[operator])
+
+    by_product: dict[tuple[str, str, str, bool], int] = {}
+    for part in computing:
+        for key, nanoseconds in _by_key(ran, chosen, product_at, part).items():
+            by_product[key] = by_product.get(key, 0) + nanoseconds
+    sent = [at for at in inside.tolist() if is_collective(recording.names[ran.names[at]])]
+    return Split(by_product, _by_key(ran, sent, lambda at: collective_of(recording, at), moments[EXPOSED]))
+
+
+def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, int]:
+    """How long each of these has a part for itself, where several run the first of them."""
+    places: dict[Key, list[int]] = {}
+    for at in chosen:
+        places.setdefault(key_of(at), []).append(at)
+    found = {}
+    for key, some in places.items():
+        there = common(left, union(ran.begins_ns[some], ran.ends_ns[some]))
+        if len(there):
+            found[key], left = length(there), without(left, there)
+    return found
+
+
+def collective_of(recording: Recording, at: int) -> str:
+    """The kind of the collective that a piece of device work (without a device: an operator) is of.
+
+    By what it says it sends, else by its own name, else by that of the operator which launched it.
+    """
+    ran = recording.work if recording.on_device else recording.operators
+    more = ran.more[at]
+    message = None if more == NONE else recording.arguments[more]
+    names = [message.collective] if isinstance(message, Message) else []
+    names.append(recording.names[ran.names[at]])
+    if recording.on_device and (operator := recording.operator_of_work[at]) != NONE:
+        names.append(recording.names[recording.operators.names[operator]])
+    return next((kind for each in names if (kind := collective_named(each))), "other collectives")
+
+
+def collective_named(name: str) -> str:
+    """The kind of collective that a name speaks of; empty where it speaks of none.
+
+    >>> collective_named("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), collective_named("_allgather_base")
+    ('all-reduce', 'all-gather')
+    """
+    return next((kind for kind, pattern in _NAMES if pattern.search(name)), "")
