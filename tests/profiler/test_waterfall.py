@@ -41,7 +41,7 @@ def test_the_first_bar_is_mfu_and_shapes_are_what_they_lose():
         # A kernel begins a little before the one before it has ended, whose moment that is then.
         ideal = round(rate.at_peak_ns(found.peaks))
         moments = bars[f"{rate.shape} {rate.dtype}"] + ideal
-        assert 0.98 * rate.nanoseconds < moments <= rate.nanoseconds
+        assert 0.95 * rate.nanoseconds < moments <= rate.nanoseconds
 
 
 def test_without_shapes_matmuls_stand_whole():
