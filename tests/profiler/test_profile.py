@@ -57,7 +57,7 @@ def test_a_checkpointed_step_over_ranks_takes_what_another_analyser_says():
     computing = sum(each.busy_ns - each.parts_ns[EXPOSED] - each.parts_ns["copies"] for each in found.steps)
     assert computing / 1e6 == pytest.approx(15.11189404296875 + 4.12223779296875, rel=0.01)
     assert [(each.collective, each.elements_in, each.ranks) for each in found.collectives[:2]] == [
-        ("allreduce", 8816192, 8), ("allreduce", 2873320, 8),
+        ("all-reduce", 8816192, 8), ("all-reduce", 2873320, 8),
     ]  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from trainledger.predict.forecast import BEYOND, RUN_CAUSES, UNEXPLAINED
 from trainledger.predict.step import CAUSES, IDEAL
+from trainledger.profiler.collectives import SENDS
 from trainledger.profiler.profile import Profile, profile, profile_of
 from trainledger.profiler.read import read_profile
-from trainledger.profiler.split import SENDS
 from trainledger.profiler.step_time import COPY, EXPOSED, HOST, OUTSIDE, QUEUED
 from trainledger.profiler.waterfall import BUBBLE, COMPUTE, COUNTED, STRAGGLERS, measured_waterfall
 

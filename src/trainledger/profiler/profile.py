@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
 from trainledger.profiler.causes import Cause, causes
-from trainledger.profiler.flops import Multiplied, Product, ProductRate, multiplied
-from trainledger.profiler.kinds import COMMUNICATION
-from trainledger.profiler.operators import Which
+from trainledger.profiler.flops import ProductRate, multiplied
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
-from trainledger.profiler.recording import NONE, Message, Recording
+from trainledger.profiler.recording import Recording
 from trainledger.profiler.split import Split, split
-from trainledger.profiler.step_time import StepTime, Timeline, step_time, timeline
-from trainledger.profiler.steps import Step, steps_of
+from trainledger.profiler.step_time import StepTime, step_time, timeline
+from trainledger.profiler.step_work import KernelTime, Sent, collectives_of, work_of
+from trainledger.profiler.steps import steps_of
 from trainledger.profiler.waterfall import MeasuredBar, measured_waterfall
 from trainledger.spec.cluster import Device
-
-Key = TypeVar("Key")
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """A kernel of the step: its kind, how often it ran and for how long (its runs may overlap others')."""
-
-    name: str
-    kind: str
-    count: int
-    nanoseconds: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A collective of the step: what it sends, how often, and how long its kernels ran, waits for others included."""
-
-    collective: str
-    dtype: str
-    elements_in: int
-    elements_out: int
-    ranks: int
-    count: int
-    nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -130,84 +101,13 @@ def profile(recording: Recording, path: str = "") -> Profile:
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
     products = multiplied(recording)
-    kernels, rates, sent = _of_step(recording, times, products, steps.steps[at])
+    kernels, rates = work_of(recording, times, products, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
     return Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
-        found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates, collectives=sent,
-        split=split(recording, times, products, steps.steps[at]),
+        found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates,
+        collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, products, steps.steps[at]),
         causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
         on_device=recording.on_device,
     )  # fmt: skip
-
-
-def _of_step(
-    recording: Recording, times: Timeline, found: Multiplied, step: Step
-) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...], tuple[Sent, ...]]:
-    """The kernels, products and collectives of a step, those that take longest first."""
-    kinds, again = times.work_kinds, times.recomputed.operators
-    if not recording.on_device:
-        return (), _rates(_products_on_host(recording, step, found.products), again), ()
-    work, of = recording.work, found.of_work
-    begin, end = step.device_ns
-    inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
-    lengths = work.ends_ns - work.begins_ns
-    kernels: dict[tuple[str, str], list[int]] = {}
-    taken: dict[int, int] = {}
-    sent: dict[Message, list[int]] = {}
-    for at in inside:
-        nanoseconds = int(lengths[at])
-        _add(kernels, (recording.names[work.names[at]], kinds[at]), nanoseconds)
-        if kinds[at] == COMMUNICATION and isinstance(message := _message(recording, at), Message):
-            _add(sent, message, nanoseconds)
-        if of[at] != NONE:
-            taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
-    return (
-        tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
-        _rates(((found.products[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
-        tuple(
-            Sent(key.collective, key.dtype, key.elements_in, key.elements_out, key.ranks, *both)
-            for key, both in _longest(sent)
-        ),
-    )
-
-
-def _message(recording: Recording, at: int) -> object:
-    more = recording.work.more[at]
-    return None if more == NONE else recording.arguments[more]
-
-
-def _products_on_host(
-    recording: Recording, step: Step, products: Mapping[int, Product]
-) -> Iterable[tuple[Product, int, int]]:
-    operators = recording.operators
-    for index, product in products.items():
-        if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
-            yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
-
-
-def _rates(ran: Iterable[tuple[Product, int, int]], again: Which) -> tuple[ProductRate, ...]:
-    """By product, of products, the operators that ran them, and how long each took."""
-    by_product: dict[tuple[Product, bool], list[int]] = {}
-    for product, operator, nanoseconds in ran:
-        _add(by_product, (product, bool(again[operator])), nanoseconds)
-    return tuple(_rate(*key, *both) for key, both in _longest(by_product))
-
-
-def _rate(product: Product, recomputed: bool, count: int, nanoseconds: int) -> ProductRate:
-    model_flops = 0 if recomputed else product.model_flops * count
-    return ProductRate(
-        product.kind, product.shape, product.dtype, count, product.flops * count, nanoseconds, recomputed, model_flops,
-        product.sizes,
-    )  # fmt: skip
-
-
-def _add(known: dict[Key, list[int]], key: Key, nanoseconds: int) -> None:
-    both = known.setdefault(key, [0, 0])
-    both[0] += 1
-    both[1] += nanoseconds
-
-
-def _longest(known: dict[Key, list[int]]) -> list[tuple[Key, list[int]]]:
-    return sorted(known.items(), key=lambda each: -each[1][1])

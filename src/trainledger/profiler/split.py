@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,21 +10,13 @@ import numpy as np
 
 from trainledger.profiler.flops import Multiplied
 from trainledger.profiler.intervals import Intervals, common, length, union, without
-from trainledger.profiler.kinds import is_collective
-from trainledger.profiler.recording import NONE, Message, Recording, Spans
+from trainledger.profiler.recording import NONE, Recording, Spans
 from trainledger.profiler.step_time import EXPOSED, Timeline, moments_of
 from trainledger.profiler.steps import Step
 
 Key = TypeVar("Key")
 
 COMPUTE_PARTS = ("matmul", "attention", "convolution")
-SENDS = "sends and receives"
-_COLLECTIVES = (
-    ("reduce-scatter", r"reduce_?scatter"), ("all-reduce", r"all_?reduce"), ("all-gather", r"all_?gather"),
-    ("all-to-all", r"all_?to_?all"), ("broadcast", r"broadcast"), ("barrier", r"barrier"),
-    (SENDS, r"send|recv|receive"),
-)  # fmt: skip
-_NAMES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _COLLECTIVES)
 
 
 @dataclass(frozen=True)
@@ -59,8 +50,9 @@ def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) 
     for part in computing:
         for key, nanoseconds in _by_key(ran, chosen, product_at, part).items():
             by_product[key] = by_product.get(key, 0) + nanoseconds
-    sent = [at for at in inside.tolist() if is_collective(recording.names[ran.names[at]])]
-    return Split(by_product, _by_key(ran, sent, lambda at: collective_of(recording, at), moments[EXPOSED]))
+    sent = times.sent
+    there = np.flatnonzero((sent.spans.begins_ns < end) & (sent.spans.ends_ns > begin)).tolist()
+    return Split(by_product, _by_key(sent.spans, there, lambda at: sent.kinds[at], moments[EXPOSED]))
 
 
 def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, int]:
@@ -74,27 +66,3 @@ def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: I
         if len(there):
             found[key], left = length(there), without(left, there)
     return found
-
-
-def collective_of(recording: Recording, at: int) -> str:
-    """The kind of the collective that a piece of device work (without a device: an operator) is of.
-
-    By what it says it sends, else by its own name, else by that of the operator which launched it.
-    """
-    ran = recording.work if recording.on_device else recording.operators
-    more = ran.more[at]
-    message = None if more == NONE else recording.arguments[more]
-    names = [message.collective] if isinstance(message, Message) else []
-    names.append(recording.names[ran.names[at]])
-    if recording.on_device and (operator := recording.operator_of_work[at]) != NONE:
-        names.append(recording.names[recording.operators.names[operator]])
-    return next((kind for each in names if (kind := collective_named(each))), "other collectives")
-
-
-def collective_named(name: str) -> str:
-    """The kind of collective that a name speaks of; empty where it speaks of none.
-
-    >>> collective_named("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), collective_named("_allgather_base")
-    ('all-reduce', 'all-gather')
-    """
-    return next((kind for kind, pattern in _NAMES if pattern.search(name)), "")

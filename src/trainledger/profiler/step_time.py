@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainledger.profiler.collectives import Collectives, collectives
 from trainledger.profiler.intervals import Intervals, inside, length, union, within, without
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
 from trainledger.profiler.operators import kinds_of_work, kinds_on_host
@@ -70,6 +71,7 @@ class Timeline:
 
     work_kinds: tuple[str, ...]  # of each piece of device work
     recomputed: Recomputed
+    sent: Collectives
     kinds: Mapping[str, Intervals]
     around: Mapping[str, Intervals]  # of the host: evaluation and checkpoints
     data: Intervals
@@ -79,7 +81,7 @@ class Timeline:
 
 def timeline(recording: Recording) -> Timeline:
     """The moments of each kind of work, and those in which the host was in the way."""
-    again, around = recomputed(recording), _around(recording)
+    again, around, sent = recomputed(recording), _around(recording), collectives(recording)
     work, work_kinds = recording.work, tuple(kinds_of_work(recording, again.operators))
     if recording.on_device:
         when = launched(recording)
@@ -90,10 +92,13 @@ def timeline(recording: Recording) -> Timeline:
         by_kind = {kind: union(work.begins_ns[kinds == kind], work.ends_ns[kinds == kind]) for kind in set(work_kinds)}
     else:
         by_kind = kinds_on_host(recording, again.operators)
+        ran = [by_kind.get(COMMUNICATION, _NOTHING), np.stack([sent.spans.begins_ns, sent.spans.ends_ns], axis=1)]
+        both = np.concatenate(ran)[np.argsort(np.concatenate(ran)[:, 0], kind="stable")]
+        by_kind[COMMUNICATION] = union(both[:, 0], both[:, 1])
         for moments in around.values():
             by_kind = {kind: without(each, moments) for kind, each in by_kind.items()}
     late, after_sync = _late(recording)
-    return Timeline(work_kinds, again, by_kind, around, _waits_for_data(recording), after_sync, late)
+    return Timeline(work_kinds, again, sent, by_kind, around, _waits_for_data(recording), after_sync, late)
 
 
 def step_time(times: Timeline, step: Step) -> StepTime:

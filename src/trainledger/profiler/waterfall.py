@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from trainledger.predict.forecast import UNEXPLAINED
 from trainledger.predict.step import IDEAL
+from trainledger.profiler.collectives import OTHERS, SENDS
 from trainledger.profiler.flops import ProductRate
 from trainledger.profiler.kinds import RECOMPUTATION
-from trainledger.profiler.split import COMPUTE_PARTS, SENDS, Split
+from trainledger.profiler.split import COMPUTE_PARTS, Split
 from trainledger.profiler.step_time import (
     AFTER_SYNC,
     CHECKPOINTS,
@@ -113,7 +114,7 @@ def _waiting(step: StepTime, parts: Split, pipeline: bool | None, for_others_ns:
     sends = parts.collectives.get(SENDS, 0)
     bubbles = bool(sends) if pipeline is None else pipeline
     rest = step.parts_ns[EXPOSED] - sum(parts.collectives.values())
-    by_kind = {**parts.collectives, "other collectives": parts.collectives.get("other collectives", 0) + rest}
+    by_kind = {**parts.collectives, OTHERS: parts.collectives.get(OTHERS, 0) + rest}
     for kind, nanoseconds in sorted(by_kind.items(), key=lambda each: -each[1]):
         cause = BUBBLE if bubbles and kind == SENDS else EXPOSED
         yield MeasuredBar(cause, kind, nanoseconds)

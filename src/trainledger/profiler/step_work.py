@@ -1,0 +1,129 @@
+"""The kernels, the products and the collectives of a step: what each is, how often it ran, and for how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from trainledger.profiler.collectives import payload_nbytes
+from trainledger.profiler.flops import Multiplied, Product, ProductRate
+from trainledger.profiler.operators import Which
+from trainledger.profiler.recording import NONE, Message, Recording
+from trainledger.profiler.step_time import Timeline
+from trainledger.profiler.steps import Step
+
+Key = TypeVar("Key")
+
+_SAVING = re.compile(r"^(aten::)?detach$")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel of the step: its kind, how often it ran and for how long (its runs may overlap others')."""
+
+    name: str
+    kind: str
+    count: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective of the step: what it sends, how often, and how long its kernels ran, waits for others included.
+
+    ``payload_nbytes`` is the whole message (`collectives.payload_nbytes`).
+    """
+
+    collective: str
+    dtype: str
+    elements_in: int
+    elements_out: int
+    ranks: int
+    count: int
+    nanoseconds: int
+    payload_nbytes: int | None = None
+
+
+def work_of(
+    recording: Recording, times: Timeline, found: Multiplied, step: Step
+) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...]]:
+    """The kernels and the products of a step, those that take longest first."""
+    kinds, again = times.work_kinds, times.recomputed.operators
+    if not recording.on_device:
+        return (), _rates(_products_on_host(recording, step, found.products, again), again)
+    work, of = recording.work, found.of_work
+    begin, end = step.device_ns
+    inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
+    lengths = work.ends_ns - work.begins_ns
+    kernels: dict[tuple[str, str], list[int]] = {}
+    taken: dict[int, int] = {}
+    for at in inside:
+        nanoseconds = int(lengths[at])
+        _add(kernels, (recording.names[work.names[at]], kinds[at]), nanoseconds)
+        if of[at] != NONE:
+            taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
+    return (
+        tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
+        _rates(((found.products[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
+    )
+
+
+def collectives_of(times: Timeline, step: Step) -> tuple[Sent, ...]:
+    """The collectives of a step that say what they send, those that take longest first."""
+    found: dict[tuple[str, Message], list[int]] = {}
+    for at in times.sent.between(*step.device_ns):
+        message = times.sent.messages[at]
+        if message is not None:
+            length = times.sent.spans.ends_ns[at] - times.sent.spans.begins_ns[at]
+            _add(found, (times.sent.kinds[at], message), int(length))
+    return tuple(
+        Sent(kind, key.dtype, key.elements_in, key.elements_out, key.ranks, count, nanoseconds, payload_nbytes(key))
+        for (kind, key), (count, nanoseconds) in _longest(found)
+    )
+
+
+def _products_on_host(
+    recording: Recording, step: Step, products: Mapping[int, Product], again: Which
+) -> Iterable[tuple[Product, int, int]]:
+    """Without those that a checkpointed region begins and breaks off, as it has all that it needs: they call nothing
+    but what saves their inputs, where others of their name do.
+    """
+    operators = recording.operators
+    calling = np.unique(recording.callers[~recording.has_name(operators, _SAVING)])
+    names = set(operators.names[calling[calling != NONE]].tolist())
+    idle = again & ~np.isin(np.arange(len(operators)), calling) & np.isin(operators.names, list(names))
+    for index, product in products.items():
+        if idle[index]:
+            continue
+        if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
+            yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
+
+
+def _rates(ran: Iterable[tuple[Product, int, int]], again: Which) -> tuple[ProductRate, ...]:
+    """By product, of products, the operators that ran them, and how long each took."""
+    by_product: dict[tuple[Product, bool], list[int]] = {}
+    for product, operator, nanoseconds in ran:
+        _add(by_product, (product, bool(again[operator])), nanoseconds)
+    return tuple(_rate(*key, *both) for key, both in _longest(by_product))
+
+
+def _rate(product: Product, recomputed: bool, count: int, nanoseconds: int) -> ProductRate:
+    model_flops = 0 if recomputed else product.model_flops * count
+    return ProductRate(
+        product.kind, product.shape, product.dtype, count, product.flops * count, nanoseconds, recomputed, model_flops,
+        product.sizes,
+    )  # fmt: skip
+
+
+def _add(known: dict[Key, list[int]], key: Key, nanoseconds: int) -> None:
+    both = known.setdefault(key, [0, 0])
+    both[0] += 1
+    both[1] += nanoseconds
+
+
+def _longest(known: dict[Key, list[int]]) -> list[tuple[Key, list[int]]]:
+    return sorted(known.items(), key=lambda each: -each[1][1])
