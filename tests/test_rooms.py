@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "meter": ({*PREDICT, "catalog", "trace", "annotate", "measure", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
-    "profiler": ({*PREDICT, "catalog"}, False),
+    "profiler": ({*PREDICT, "catalog", "plan"}, False),
     "regression": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
     "report": (
         {*PREDICT, "catalog", "data", "plan", "explain", "reconcile", "regression", "annotate", "tensors", "profiler"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainledger.api.refit import PastRun, undo_update, update_calibration
-from trainledger.cli.arguments import RUN_FILE, Outcome, flag, option, output, takes
+from trainledger.cli.arguments import RUN_FILE, SET, Outcome, flag, option, output, takes
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.document import Document
 from trainledger.ledger.ledger import write_ledger
@@ -133,18 +132,26 @@ def runs(args: Namespace) -> Document:
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
     option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
     flag("--undo", "take the last --update of the calibration back"),
+    option("--run RUN.toml", "of a trace: its run, whose forecast stands beside it", default=None),
+    SET,
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
 )
 def reconcile(args: Namespace) -> Document | Outcome:
     """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
 
-    Of a profiler's trace: where the time of its steps went. With --update the calibration learns from past runs.
+    Of a profiler's trace: where the time of its steps went, with --run beside the forecast. With --update the
+    calibration learns from past runs.
     """
     if args.update or args.undo or args.runs is not None:
         return _refitted(args)
     args.run_dir = _only(args.run_dirs)
     if args.trace is not None:
-        return _of_trace(args)
+        from trainledger.cli.profile import of_trace  # brings in numpy
+
+        return of_trace(args, progress_bar)
+    given = {"--run": args.run, "--set": args.set}
+    if any(given.values()):
+        raise InvalidInput([Problem(name, value, "is for --trace") for name, value in given.items() if value])
     if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
@@ -155,26 +162,6 @@ def reconcile(args: Namespace) -> Document | Outcome:
         return document(record)
     write_html(record, args.html)
     return Outcome(document(record), remarks=(f"Written to {args.html}",))
-
-
-def _of_trace(args: Namespace) -> Document | Outcome:
-    from trainledger.profiler.profile import profile_of
-
-    if args.run_dir:
-        raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
-    size, done = max(os.path.getsize(args.trace) if os.path.isfile(args.trace) else 0, 1), 0
-    with progress_bar("reading", args.trace) as tell:
-
-        def advance(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            tell(done / size, args.trace)
-
-        found = profile_of(args.trace, advance).document()
-    if args.html is None:
-        return found
-    replace_file(args.html, page(found.title, parts(found), found.figures()).encode())
-    return Outcome(found, remarks=(f"Written to {args.html}",))
 
 
 def _only(run_dirs: list[str]) -> str | None:

@@ -11,8 +11,9 @@ import re
 # In the order in which the moments of a step are given to them where several run at once.
 KINDS = (
     "matmul", "attention", "convolution", "recomputation", "optimizer", "norm", "loss", "embedding", "reduction",
-    "elementwise", "other",
+    "elementwise", "views and autograd", "other",
 )  # fmt: skip
+CALLS = "views and autograd"  # of a program on the host: operators that compute nothing
 RECOMPUTATION = "recomputation"
 COMMUNICATION = "communication"
 
@@ -45,6 +46,11 @@ _OF_KERNELS = (
     ("reduction", r"reduce_kernel|softmax|cub::|triton_(per|red)|Scan|Sort|sum_"),
     ("elementwise", r"elementwise|CatArray|copy|fill|triton_poi|batched_transpose|SubTensorOp|transpose|dropout"),
 )  # fmt: skip
+_CALLS = re.compile(
+    r"^autograd::|Backward\d*$|AccumulateGrad$|^(aten::)?(detach|detach_|view|reshape|_unsafe_view|t|transpose|permute|expand"
+    r"|expand_as|as_strided|slice|select|narrow|squeeze|unsqueeze|unbind|alias|resolve_conj|resolve_neg|result_type"
+    r"|is_nonzero|item|_local_scalar_dense|view_as|movedim|swapaxes|chunk|set_|resize_|requires_grad_|lift_fresh)$"
+)
 _OPERATORS = tuple((kind, re.compile(pattern)) for kind, pattern in _OF_OPERATORS)
 _KERNELS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _OF_KERNELS)
 
@@ -65,6 +71,15 @@ def kind_of_kernel(name: str) -> str:
     ('matmul', 'other')
     """
     return next((kind for kind, pattern in _KERNELS if pattern.search(name)), "other")
+
+
+def kind_on_host(name: str) -> str:
+    """The kind of an operator that runs on the host itself, where also those that compute nothing take time.
+
+    >>> kind_on_host("aten::view"), kind_on_host("autograd::engine::evaluate_function: MmBackward0")
+    ('views and autograd', 'views and autograd')
+    """
+    return COMMUNICATION if is_collective(name) else CALLS if _CALLS.search(name) else kind_of_operator(name)
 
 
 def kind_of_operator(name: str) -> str:

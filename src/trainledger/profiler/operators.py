@@ -15,6 +15,7 @@ from trainledger.profiler.kinds import (
     is_collective,
     kind_of_kernel,
     kind_of_operator,
+    kind_on_host,
 )
 from trainledger.profiler.recording import NONE, Recording, Spans
 
@@ -60,7 +61,7 @@ def kinds_on_host(recording: Recording, again: Which) -> dict[str, Intervals]:
     """Of a program without a device: the moments in which operators of each kind run, outside those they call."""
     operators = recording.operators
     updates = _during(recording, UPDATE)
-    kinds = [COMMUNICATION if is_collective(each) else kind_of_operator(each) for each in recording.names]
+    kinds = [kind_on_host(each) for each in recording.names]
     pieces: dict[str, list[tuple[int, int]]] = {}
     for begin, end, index in alone(operators):
         kind = kinds[operators.names[index]]

@@ -13,7 +13,7 @@ from trainledger.predict.forecast import UNEXPLAINED
 from trainledger.predict.step import IDEAL
 from trainledger.profiler.collectives import OTHERS, SENDS
 from trainledger.profiler.flops import ProductRate
-from trainledger.profiler.kinds import RECOMPUTATION
+from trainledger.profiler.kinds import CALLS, RECOMPUTATION
 from trainledger.profiler.split import COMPUTE_PARTS, Split
 from trainledger.profiler.step_time import (
     AFTER_SYNC,
@@ -72,7 +72,7 @@ def measured_waterfall(
         *_computing(step, parts, rates, peaks, model_at_peak_ns),
         *(MeasuredBar(MEMORY_BOUND, each, step.parts_ns[each]) for each in _MOVING_MEMORY),
         MeasuredBar(RECOMPUTATION, "", step.parts_ns[RECOMPUTATION]),
-        *(MeasuredBar(LAUNCH, each, step.parts_ns[each]) for each in (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE)),
+        *(MeasuredBar(LAUNCH, each, step.parts_ns[each]) for each in (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
         *_waiting(step, parts, pipeline, waiting_for_others_ns),
         MeasuredBar("data", "", step.parts_ns[WAIT_FOR_DATA]),
         *(MeasuredBar(each, "", step.parts_ns[each]) for each in (EVALUATION, CHECKPOINTS)),
@@ -95,6 +95,8 @@ def _computing(
         yield from (MeasuredBar(COMPUTE, each, step.parts_ns[each]) for each in COMPUTE_PARTS)
         return
     useful = counted if model_ns is None else round(model_ns)
+    if abs(counted - useful) <= len(at_peak):  # each product's share was rounded
+        useful = counted
     yield MeasuredBar(IDEAL, "", useful)
     yield MeasuredBar(KERNELS, COUNTED, counted - useful)
     lost = {key: parts.products.get(key, 0) - ideal for key, ideal in at_peak.items()}

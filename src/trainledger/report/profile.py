@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainledger.document import Bars, Document, Facts, Figure, Table, notes, section, sections, shown
 from trainledger.predict.forecast import Bar
 from trainledger.profiler.profile import Profile
+from trainledger.profiler.waterfall import MeasuredBar
 from trainledger.report.plain_data import plain
 from trainledger.report.plan_figures import waterfall
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_flops_per_second, format_percent
@@ -59,7 +60,7 @@ def document(found: Profile) -> Document:
         title=f"{found.path}: where the time of a step went",
         sections=sections(
             Facts(tuple(_facts(found))),
-            section(_step_title(found), Bars(tuple(_bars(found))), parts),
+            section(_step_title(found), Bars(tuple(short_bars(found.waterfall))), parts),
             section("Where to look first", _causes(found)) if found.causes else None,
             section("Kernels", kernels) if found.kernels else None,
             section("Products", products) if found.products else None,
@@ -67,16 +68,18 @@ def document(found: Profile) -> Document:
             notes(found.doubts),
         ),
         data=lambda: _data(found),
-        figures=lambda: _figures(found),
+        figures=lambda: figures_of(found),
     )
 
 
-def _bars(found: Profile) -> Iterator[tuple[str, int]]:
-    for each in found.waterfall:
+def short_bars(bars: Iterable[MeasuredBar]) -> Iterator[tuple[str, int]]:
+    """Bars of a waterfall with names that a terminal has room for."""
+    for each in bars:
         yield _short(each.title, _LONGEST_BAR), each.nanoseconds
 
 
-def _figures(found: Profile) -> dict[str, Figure]:
+def figures_of(found: Profile) -> dict[str, Figure]:
+    """What there is to draw of a profile, by title."""
     title = f"Where step {found.step.step.name} goes"
     return {title: waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)}
 

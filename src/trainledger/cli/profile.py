@@ -1,0 +1,54 @@
+"""A profiler's trace as a person asks for it: alone, or beside the forecast of its run."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from trainledger.cli.arguments import Outcome
+from trainledger.document import Document
+from trainledger.profiler.profile import Profile, profile_of
+from trainledger.report.html import page, parts
+from trainledger.spec.plain import replace_file
+from trainledger.spec.problem import InvalidInput, Problem
+
+Progress = Callable[[str, str], AbstractContextManager[Callable[[float, str], None]]]  # of what is done, and to what
+
+
+def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
+    """What a trace says (``args.trace``), beside the forecast of ``args.run`` where one is given."""
+    if args.run_dir:
+        raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
+    if args.set and args.run is None:
+        raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
+    found = _answer(args, progress)
+    if args.html is None:
+        return found
+    replace_file(args.html, page(found.title, parts(found), found.figures()).encode())
+    return Outcome(found, remarks=(f"Written to {args.html}",))
+
+
+def _answer(args: Namespace, progress: Progress) -> Document:
+    if args.run is None:
+        return _read(args.trace, progress).document()
+    import trainledger as tl
+    from trainledger.profiler.beside_forecast import beside
+
+    plan = tl.plan(args.run, args.set)
+    found = _read(args.trace, progress)
+    advice = None if plan.forecast.step_seconds is None else tl.advise(plan.run, together=0)
+    return beside(found, plan, advice).document()
+
+
+def _read(path: str, progress: Progress) -> Profile:
+    size, done = max(os.path.getsize(path) if os.path.isfile(path) else 0, 1), 0
+    with progress("reading", path) as tell:
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            tell(done / size, path)
+
+        return profile_of(path, advance)
