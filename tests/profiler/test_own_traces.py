@@ -1,65 +1,20 @@
 """Steps of our own engine's model under torch.profiler: its FLOPs are those of its account, its steps those it ran."""
 
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from profiler_runs import STEPS, recorded, run_of
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from trainledger.ledger.step import account
-from trainledger.nn.init import initialize
 from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.profile import profile_of
-from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields, with_fields
-from trainledger.spec.recipe import Recipe
-from trainledger.spec.run import Run
-from trainledger.train.precision import build_model
-
-SPEC = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 96, "d_model": 32, "n_layers": 3, "attention.n_heads": 4, "feed_forward.d_ff": 80,
-        "max_seq_len": 64,
-    },
-)  # fmt: skip
-STEPS = 4
-
-
-def recorded(folder: Path, run: Run, *, marked: bool) -> Path:
-    model = initialize_model(run)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens_BT = torch.randint(0, 96, (run.device_batch, run.recipe.seq_len))
-    kept = folder / "trace.json"
-    with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True,
-        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1) if marked else None,
-        on_trace_ready=(lambda found: found.export_chrome_trace(str(kept))) if marked else None,
-    ) as recording:  # fmt: skip
-        for _ in range(STEPS + 1):
-            torch.nn.functional.cross_entropy(model(tokens_BT).flatten(0, 1), tokens_BT.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            recording.step() if marked else None
-    if not marked:
-        recording.export_chrome_trace(str(kept))
-    return kept
-
-
-def initialize_model(run: Run) -> torch.nn.Module:
-    model = build_model(run.model, run.recipe)
-    initialize(model, seed=0)
-    return model
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_flops_of_a_step_by_its_shapes_are_those_of_its_account(tmp_path, checkpointing):
-    recipe = with_fields(
-        Recipe(seq_len=32, global_batch=2, steps=1, learning_rate=1e-3),
-        {"precision": "fp32", "activation_checkpointing": checkpointing},
-    )
-    run = Run(model=SPEC, recipe=recipe)
+    run = run_of(activation_checkpointing=checkpointing)
     ledger = account(run)
     found = profile_of(recorded(tmp_path, run, marked=True))
     assert len(found.steps) == STEPS
@@ -76,7 +31,7 @@ def test_flops_of_a_step_by_its_shapes_are_those_of_its_account(tmp_path, checkp
 
 
 def test_steps_without_marks_are_between_updates(tmp_path):
-    run = Run(model=SPEC, recipe=Recipe(seq_len=32, global_batch=2, steps=1, learning_rate=1e-3))
+    run = run_of()
     found = profile_of(recorded(tmp_path, run, marked=False))
     assert found.found_by == "the ends of Optimizer.step annotations"
     assert len(found.steps) == STEPS

@@ -115,6 +115,7 @@ class Multiplied:
 
     products: Mapping[int, Product]
     of_work: Column
+    around: frozenset[int] = frozenset()  # those that run another one: a mode of PyTorch calls what it was called for
 
 
 def multiplied(recording: Recording) -> Multiplied:
@@ -131,16 +132,21 @@ def multiplied(recording: Recording) -> Multiplied:
         if (product := known[name, more]) is not None:
             found[index] = product
     part_of = np.full(len(operators) + 1, NONE)  # the last one is of work whose operator is not known
+    around = set()
     if found:
         for index, caller in enumerate(recording.callers.tolist()):
-            part_of[index] = index if index in found else part_of[caller] if caller != NONE else NONE
+            outer = part_of[caller] if caller != NONE else NONE
+            part_of[index] = index if index in found else outer
+            if index in found and outer != NONE:
+                around.add(int(outer))
     if not recording.on_device:
-        return Multiplied(found, np.where(np.isin(np.arange(len(operators)), list(found)), part_of[:-1], NONE))
+        of_operators = np.where(np.isin(np.arange(len(operators)), list(found)), part_of[:-1], NONE)
+        return Multiplied(found, of_operators, frozenset(around))
     of_work = part_of[recording.operator_of_work]
     for index in np.unique(of_work[recording.has_name(recording.work, _TF32)]).tolist():
         if index != NONE and found[index].dtype == "fp32":
             found[index] = replace(found[index], dtype="tf32")
-    return Multiplied(found, of_work)
+    return Multiplied(found, of_work, frozenset(around))
 
 
 @dataclass(frozen=True)

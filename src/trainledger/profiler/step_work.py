@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from trainledger.profiler.steps import Step
 
 Key = TypeVar("Key")
 
-_SAVING = re.compile(r"^(aten::)?detach$")
+_SAVING = re.compile(r"^(aten::)?detach$|^PythonDispatchMode$")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def work_of(
     """The kernels and the products of a step, those that take longest first."""
     kinds, again = times.work_kinds, times.recomputed.operators
     if not recording.on_device:
-        return (), _rates(_products_on_host(recording, step, found.products, again), again)
+        return (), _rates(_products_on_host(recording, step, found, again), again)
     work, of = recording.work, found.of_work
     begin, end = step.device_ns
     inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
@@ -87,17 +87,18 @@ def collectives_of(times: Timeline, step: Step) -> tuple[Sent, ...]:
 
 
 def _products_on_host(
-    recording: Recording, step: Step, products: Mapping[int, Product], again: Which
+    recording: Recording, step: Step, found: Multiplied, again: Which
 ) -> Iterable[tuple[Product, int, int]]:
-    """Without those that a checkpointed region begins and breaks off, as it has all that it needs: they call nothing
-    but what saves their inputs, where others of their name do.
+    """Without those that are not run again: a checkpointed region breaks its last one off, as it has all that it needs,
+    and takes what it has kept in the place of others. They call nothing but what saves their inputs, where others of
+    their name do.
     """
     operators = recording.operators
     calling = np.unique(recording.callers[~recording.has_name(operators, _SAVING)])
     names = set(operators.names[calling[calling != NONE]].tolist())
     idle = again & ~np.isin(np.arange(len(operators)), calling) & np.isin(operators.names, list(names))
-    for index, product in products.items():
-        if idle[index]:
+    for index, product in found.products.items():
+        if idle[index] or index in found.around:
             continue
         if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
             yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
