@@ -34,7 +34,10 @@ def test_json_has_the_same_numbers(tmp_path):
     ("words", "said"),
     [
         (("--trace", "nothing.json"), "--trace = 'nothing.json': cannot be read: No such file or directory"),
-        (("--trace", "."), "cannot be read: Is a directory"),
+        (("--trace", "."), "has no traces (*.json, *.json.gz)"),
+        (("--trace", str(TRACE), "--set", "recipe.steps=2"), "changes a field of the run; name it with --run"),
+        (("--run", "run.toml"), "is for --trace"),
+        (("--trace", str(TRACE), "--run", "run.toml"), "run.toml"),
         (("runs/x", "--trace", "trace.json"), "stands in the place of RUN_DIR; name one of them"),
         ((), "is not a directory; trainledger runs lists those there are"),
         (("--trace", str(TRACE), "--html", str(TRACE)), "html"),

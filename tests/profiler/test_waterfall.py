@@ -77,7 +77,9 @@ def test_sends_and_waiting_are_a_bubble_where_there_are_stages():
 
 def test_waiting_for_the_slowest_rank_is_taken_from_communication():
     found = of("mi300_resnet_checkpointed_ddp8.json.gz")
-    bars = measured_waterfall(found.step, found.split, found.products, found.peaks, waiting_for_others_ns=5000)
+    bars = measured_waterfall(
+        found.step, found.split, found.products, found.peaks, waiting_for_others_ns={"all-reduce": 5000}
+    )
     assert sum(each.nanoseconds for each in bars) == found.step.nanoseconds
     assert next(each for each in bars if each.cause == STRAGGLERS).nanoseconds == 5000
     exposed = sum(each.nanoseconds for each in bars if each.cause == EXPOSED and each.detail != COPY)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from trainledger.cli.arguments import Outcome
 from trainledger.document import Document
 from trainledger.profiler.profile import Profile, profile_of
+from trainledger.profiler.ranks import Ranks, ranks_of, trace_files
 from trainledger.report.html import page, parts
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -32,7 +33,8 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
 
 def _answer(args: Namespace, progress: Progress) -> Document:
     if args.run is None:
-        return _read(args.trace, progress).document()
+        found = _read(args.trace, progress)
+        return found.document()
     import trainledger as tl
     from trainledger.profiler.beside_forecast import beside
 
@@ -42,13 +44,20 @@ def _answer(args: Namespace, progress: Progress) -> Document:
     return beside(found, plan, advice).document()
 
 
-def _read(path: str, progress: Progress) -> Profile:
-    size, done = max(os.path.getsize(path) if os.path.isfile(path) else 0, 1), 0
+def _read(path: str, progress: Progress) -> Profile | Ranks:
+    """What a trace says, or all those in a directory, under a progress bar."""
+    folder = Path(path).is_dir()
+    files = trace_files(path) if folder else [Path(path)]
+    size, done, name = max(sum(each.stat().st_size for each in files if each.is_file()), 1), 0, path
     with progress("reading", path) as tell:
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
-            tell(done / size, path)
+            tell(done / size, name)
 
-        return profile_of(path, advance)
+        def say(file: str) -> None:
+            nonlocal name
+            name = file
+
+        return ranks_of(path, advance, say) if folder else profile_of(path, advance)

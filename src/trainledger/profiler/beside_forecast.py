@@ -17,6 +17,7 @@ from trainledger.predict.utilization import matmul_dtype, mfu
 from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.operations import Operation, operations
 from trainledger.profiler.profile import Profile
+from trainledger.profiler.ranks import Ranks
 from trainledger.profiler.step_time import EXPOSED, HOST, LAUNCH_GAPS, OUTSIDE
 from trainledger.profiler.waterfall import COMPUTE, MeasuredBar, measured_waterfall
 from trainledger.spec.run import Run
@@ -73,10 +74,15 @@ class ProfileBeside(Answer, report="profile_beside"):
     operations: tuple[Operation, ...]
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
+    ranks: Ranks | None = None
 
 
-def beside(found: Profile, plan: Plan, advice: Advice | None = None) -> ProfileBeside:
-    """A profile beside the plan of its run; ``advice`` is that of the same run."""
+def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> ProfileBeside:
+    """A profile beside the plan of its run, of several ranks that of the first one; ``advice`` is of the same run."""
+    ranks = found if isinstance(found, Ranks) else None
+    waited_ns: Mapping[str, int] = {}
+    if isinstance(found, Ranks):
+        waited_ns, found = found.ranks[0].waited_in_median_ns, found.ranks[0].profile
     ledger, rank, notes = _account_of(found, plan)
     machine: Machine | None = found.device or plan.machine
     if found.device is not None and plan.machine is not None and found.device.title != plan.machine.title:
@@ -93,12 +99,13 @@ def beside(found: Profile, plan: Plan, advice: Advice | None = None) -> ProfileB
     bars = measured_waterfall(
         found.step, found.split, found.products, {} if machine is None else machine.peak_flops_per_second,
         model_at_peak_ns=at_peak_ns, pipeline=plan.run.layout.pipeline > 1,
+        waiting_for_others_ns=waited_ns,
     )  # fmt: skip
     notes += [f"{each[0].upper()}{each[1:]}." for each in plan.forecast.notes if each.startswith("no step time")]
     return ProfileBeside(
         profile=found, plan=plan, rank=rank, mfu=reached, waterfall=bars, bars=tuple(_both(plan, bars)),
         operations=operations(ledger, found.products, found.collectives),
-        remedies=() if advice is None else tuple(_remedies(found, advice)), notes=tuple(notes),
+        remedies=() if advice is None else tuple(_remedies(found, advice)), notes=tuple(notes), ranks=ranks,
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
 from trainledger.profiler.recording import Recording
 from trainledger.profiler.split import Split, split
-from trainledger.profiler.step_time import StepTime, step_time, timeline
+from trainledger.profiler.step_time import StepTime, Timeline, step_time, timeline
 from trainledger.profiler.step_work import KernelTime, Sent, collectives_of, work_of
-from trainledger.profiler.steps import steps_of
+from trainledger.profiler.steps import Steps, steps_of
 from trainledger.profiler.waterfall import MeasuredBar, measured_waterfall
 from trainledger.spec.cluster import Device
 
@@ -96,6 +96,11 @@ def profile_of(path: str | os.PathLike[str], advance: Advance = lambda nbytes: N
 
 def profile(recording: Recording, path: str = "") -> Profile:
     """What a recording says."""
+    return profile_and_timeline(recording, path)[0]
+
+
+def profile_and_timeline(recording: Recording, path: str = "") -> tuple[Profile, Timeline, Steps]:
+    """What a recording says, and the moments that it was found from."""
     steps, times = steps_of(recording), timeline(recording)
     each = tuple(step_time(times, step) for step in steps.steps)
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
@@ -104,10 +109,11 @@ def profile(recording: Recording, path: str = "") -> Profile:
     kernels, rates = work_of(recording, times, products, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
-    return Profile(
+    found = Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates,
         collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, products, steps.steps[at]),
         causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
         on_device=recording.on_device,
     )  # fmt: skip
+    return found, times, steps

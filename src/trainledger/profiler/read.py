@@ -165,7 +165,14 @@ def _message(args: Mapping[str, Any]) -> Message | None:
     if "Collective name" not in args:
         return None
     numbers = [_whole(args.get(each), 0) or 0 for each in ("In msg nelems", "Out msg nelems", "Group size")]
-    return Message(str(args["Collective name"]), numbers[0], numbers[1], str(args.get("dtype", "")), numbers[2])
+    name, dtype = str(args["Collective name"]), str(args.get("dtype", ""))
+    return Message(name, numbers[0], numbers[1], dtype, numbers[2], _group(args))
+
+
+def _group(args: Mapping[str, Any]) -> str:
+    """The ranks of a collective's group, as a profiler lists them; empty where it lists only some."""
+    ranks = str(args.get("Process Group Ranks", ""))
+    return "" if "..." in ranks or ranks == "[]" else ranks
 
 
 def _devices(told: Any) -> tuple[str, ...]:

@@ -63,13 +63,17 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective's kernel says of it: its kind, elements in and out, their type, and the ranks of its group."""
+    """What a collective's kernel says of it: its kind, elements in and out, their type, and the ranks of its group.
+
+    ``group`` names these ranks, where that was recorded.
+    """
 
     collective: str
     elements_in: int
     elements_out: int
     dtype: str
     ranks: int
+    group: str = ""
 
 
 @dataclass(frozen=True)

@@ -48,15 +48,22 @@ def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) 
 
     by_product: dict[tuple[str, str, str, bool], int] = {}
     for part in computing:
-        for key, nanoseconds in _by_key(ran, chosen, product_at, part).items():
-            by_product[key] = by_product.get(key, 0) + nanoseconds
+        for key, own in _by_key(ran, chosen, product_at, part).items():
+            by_product[key] = by_product.get(key, 0) + length(own)
+    sent = exposed_by_kind(times, step, moments[EXPOSED])
+    return Split(by_product, {kind: length(own) for kind, own in sent.items()})
+
+
+def exposed_by_kind(times: Timeline, step: Step, exposed: Intervals) -> dict[str, Intervals]:
+    """The moments of a step's exposed communication by kind of collective, where several run of the first of them."""
+    begin, end = step.device_ns
     sent = times.sent
     there = np.flatnonzero((sent.spans.begins_ns < end) & (sent.spans.ends_ns > begin)).tolist()
-    return Split(by_product, _by_key(sent.spans, there, lambda at: sent.kinds[at], moments[EXPOSED]))
+    return _by_key(sent.spans, there, lambda at: sent.kinds[at], exposed)
 
 
-def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, int]:
-    """How long each of these has a part for itself, where several run the first of them."""
+def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, Intervals]:
+    """The moments of a part that each of these has, where several run the first of them."""
     places: dict[Key, list[int]] = {}
     for at in chosen:
         places.setdefault(key_of(at), []).append(at)
@@ -64,5 +71,5 @@ def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: I
     for key, some in places.items():
         there = common(left, union(ran.begins_ns[some], ran.ends_ns[some]))
         if len(there):
-            found[key], left = length(there), without(left, there)
+            found[key], left = there, without(left, there)
     return found

@@ -60,20 +60,21 @@ def measured_waterfall(
     *,
     model_at_peak_ns: float | None = None,
     pipeline: bool | None = None,
-    waiting_for_others_ns: int = 0,
+    waiting_for_others_ns: Mapping[str, int] | None = None,
 ) -> tuple[MeasuredBar, ...]:
     """The bars of a step; they sum to its nanoseconds.
 
     ``peaks`` are FLOP/s by format. ``model_at_peak_ns`` are the model FLOPs of an account at the peak; None: those that
     were counted by shape. ``pipeline`` says whether there are stages that wait for each other; None: where the step has
-    sends and receives. ``waiting_for_others_ns`` is the part of exposed communication that waits for the slowest rank.
+    sends and receives. ``waiting_for_others_ns`` is what of exposed communication waits for the slowest rank, by kind
+    of collective.
     """
     bars = [
         *_computing(step, parts, rates, peaks, model_at_peak_ns),
         *(MeasuredBar(MEMORY_BOUND, each, step.parts_ns[each]) for each in _MOVING_MEMORY),
         MeasuredBar(RECOMPUTATION, "", step.parts_ns[RECOMPUTATION]),
         *(MeasuredBar(LAUNCH, each, step.parts_ns[each]) for each in (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
-        *_waiting(step, parts, pipeline, waiting_for_others_ns),
+        *_waiting(step, parts, pipeline, waiting_for_others_ns or {}),
         MeasuredBar("data", "", step.parts_ns[WAIT_FOR_DATA]),
         *(MeasuredBar(each, "", step.parts_ns[each]) for each in (EVALUATION, CHECKPOINTS)),
         MeasuredBar(UNEXPLAINED, "kernels of no known kind", step.parts_ns["other"]),
@@ -111,7 +112,9 @@ def _computing(
         yield MeasuredBar(KERNELS, f"{other}{part}", step.parts_ns[part] - named - ideal)
 
 
-def _waiting(step: StepTime, parts: Split, pipeline: bool | None, for_others_ns: int) -> Iterator[MeasuredBar]:
+def _waiting(
+    step: StepTime, parts: Split, pipeline: bool | None, for_others: Mapping[str, int]
+) -> Iterator[MeasuredBar]:
     """Exposed communication by kind of collective, copies, and what waits for other ranks."""
     sends = parts.collectives.get(SENDS, 0)
     bubbles = bool(sends) if pipeline is None else pipeline
@@ -119,9 +122,7 @@ def _waiting(step: StepTime, parts: Split, pipeline: bool | None, for_others_ns:
     by_kind = {**parts.collectives, OTHERS: parts.collectives.get(OTHERS, 0) + rest}
     for kind, nanoseconds in sorted(by_kind.items(), key=lambda each: -each[1]):
         cause = BUBBLE if bubbles and kind == SENDS else EXPOSED
-        yield MeasuredBar(cause, kind, nanoseconds)
+        yield MeasuredBar(cause, kind, nanoseconds - for_others.get(kind, 0))
     yield MeasuredBar(EXPOSED, COPY, step.parts_ns[COPY])
     yield MeasuredBar(BUBBLE if bubbles else UNEXPLAINED, QUEUED, step.parts_ns[QUEUED])
-    if for_others_ns:
-        yield MeasuredBar(EXPOSED, "of which waits for the slowest rank", -for_others_ns)
-        yield MeasuredBar(STRAGGLERS, "", for_others_ns)
+    yield MeasuredBar(STRAGGLERS, "", sum(for_others.values()))

@@ -14,6 +14,7 @@ from trainledger.report.plain_data import plain
 from trainledger.report.plan_figures import waterfall
 from trainledger.report.profile import document as of_profile
 from trainledger.report.profile import figures_of, short_bars
+from trainledger.report.profile_ranks import document as of_ranks
 from trainledger.report.table import commands
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
 
@@ -31,12 +32,14 @@ def document(found: ProfileBeside) -> Document:
         ("", "nanoseconds", "nanoseconds", "nanoseconds"),
     )  # fmt: skip
     facts, *others = whole.sections
+    ranks = [] if found.ranks is None else of_ranks(found.ranks).sections[:1]
     others = [each for each in others if not each.title.startswith("Step ")]
     measured = Bars(tuple(short_bars(found.waterfall)))
     return Document(
         title=f"{found.profile.path}: where the time of a step went, beside the forecast",
         sections=sections(
             facts,
+            *ranks,
             section("Beside the forecast", Facts(tuple(_facts(found))), bars),
             section("Measured, from the account's model FLOPs at the peak", measured),
             section("What to change", Items(tuple(_remedies(found)))) if found.remedies else None,
@@ -44,7 +47,7 @@ def document(found: ProfileBeside) -> Document:
             *others,
             notes(found.notes),
         ),
-        data=lambda: {**whole.data(), **_data(found)},
+        data=lambda: {**whole.data(), **({} if found.ranks is None else of_ranks(found.ranks).data()), **_data(found)},
         figures=lambda: _figures(found),
     )
 

@@ -1,0 +1,210 @@
+"""The traces of several ranks of one program: who waits for whom in their collectives.
+
+A collective's kernel runs from when its rank is there until all are done. So of one collective the rank whose kernel is
+shortest came last, and what the others' kernels run longer they waited for it. Nothing is compared across ranks but
+lengths, as their clocks differ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainledger.document import Answer
+from trainledger.profiler.collectives import OTHERS, SENDS, payload_nbytes
+from trainledger.profiler.intervals import Intervals, common, length, union
+from trainledger.profiler.profile import Profile, profile_and_timeline
+from trainledger.profiler.read import Advance, read_profile
+from trainledger.profiler.split import exposed_by_kind
+from trainledger.profiler.step_time import EXPOSED, Timeline, moments_of
+from trainledger.profiler.steps import Step
+from trainledger.profiler.waterfall import MeasuredBar, measured_waterfall
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import format_count, format_percent, format_seconds
+
+_ONE_FOR_ALL = ("broadcast", SENDS, OTHERS)  # kinds in which the shortest kernel is not that of the last rank
+_WORTH_A_NAME = 0.02  # of a step, that the others wait for one rank
+_NANO = 1e9
+
+Key = tuple[Any, ...]  # what a collective is, its group, and which one of its kind in the step
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """The profile of one rank, and what it waited for others in the steps that all ranks have (nanoseconds).
+
+    ``waited_ns`` is by step and by kind of collective, and lies in exposed communication; ``caused_ns`` is what all
+    others waited in collectives to which this rank came last, in all such steps; ``last`` is how many of the
+    ``compared`` those were.
+    """
+
+    rank: int
+    profile: Profile
+    waited_ns: Mapping[str, Mapping[str, int]]
+    caused_ns: int
+    last: int
+    compared: int
+
+    @property
+    def waited_in_median_ns(self) -> Mapping[str, int]:
+        """What it waited in its median step, by kind of collective; nothing where other ranks do not have that."""
+        return self.waited_ns.get(self.profile.step.step.name, {})
+
+    @property
+    def waterfall(self) -> tuple[MeasuredBar, ...]:
+        """The bars of its median step, with what it waits for the slowest rank as one of them."""
+        found, waited = self.profile, self.waited_in_median_ns
+        return measured_waterfall(found.step, found.split, found.products, found.peaks, waiting_for_others_ns=waited)
+
+
+@dataclass(frozen=True)
+class Ranks(Answer, report="profile_ranks"):
+    """The traces of several ranks; ``steps`` are the names of those that all of them have."""
+
+    path: str
+    ranks: tuple[RankProfile, ...]
+    steps: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def step_ns(self) -> int:
+        """The median step of the rank in the middle."""
+        lengths = sorted(each.profile.step.nanoseconds for each in self.ranks)
+        return lengths[(len(lengths) - 1) // 2]
+
+    @property
+    def stragglers(self) -> tuple[RankProfile, ...]:
+        """Ranks that the others wait for, each of them for more than a fiftieth of a step on the average."""
+        others, steps = max(len(self.ranks) - 1, 1), max(len(self.steps), 1)
+        found = [each for each in self.ranks if each.caused_ns > _WORTH_A_NAME * self.step_ns * others * steps]
+        return tuple(sorted(found, key=lambda each: -each.caused_ns))
+
+    def said_of(self, straggler: RankProfile) -> str:
+        """A sentence on a rank that the others wait for."""
+        others, steps = max(len(self.ranks) - 1, 1), max(len(self.steps), 1)
+        each_ns = straggler.caused_ns / others / steps
+        return (
+            f"Rank {straggler.rank} came last to {format_count(straggler.last)} of {format_count(straggler.compared)} "
+            f"collectives: each of the others waited {format_seconds(each_ns / _NANO)} of a step for it, "
+            f"{format_percent(each_ns / max(self.step_ns, 1))}. Look at what this rank does in that time (its host, "
+            "its data, the work it has, its device's clock)."
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A rank as it was read: its profile, and for each step its collectives and its exposed communication by kind."""
+
+    rank: int
+    profile: Profile
+    steps: Mapping[str, tuple[Mapping[Key, tuple[int, int]], Mapping[str, Intervals]]]
+
+
+def trace_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The traces in a directory, by name; raises `InvalidInput` where there are none."""
+    found = sorted(each for each in Path(folder).iterdir() if each.name.endswith((".json", ".json.gz")))
+    if not found:
+        rule = "has no traces (*.json, *.json.gz); name a file, or the directory that profilers of all ranks wrote to"
+        raise InvalidInput([Problem("--trace", str(folder), rule)])
+    return found
+
+
+def ranks_of(
+    folder: str | os.PathLike[str],
+    advance: Advance = lambda nbytes: None,
+    say: Callable[[str], None] = lambda name: None,
+) -> Ranks:
+    """What the traces in a directory say, read one after the other; raises `InvalidInput` as `read_profile` does.
+
+    ``say`` hears the name of each file as it is read.
+    """
+    seen = []
+    for at, each in enumerate(trace_files(folder)):
+        say(each.name)
+        recording = read_profile(each, advance)
+        found, times, steps = profile_and_timeline(recording, each.name)
+        seen.append(
+            _Seen(
+                at if recording.rank is None else recording.rank, found,
+                {step.name: _of_step(times, step) for step in steps.steps},
+            )
+        )  # fmt: skip
+    return compare(sorted(seen, key=lambda each: each.rank), Path(folder).name)
+
+
+def _of_step(times: Timeline, step: Step) -> tuple[Mapping[Key, tuple[int, int]], Mapping[str, Intervals]]:
+    """The beginning and the end of each collective of a step, and the moments of exposed communication by kind."""
+    counted: dict[Key, int] = {}
+    found = {}
+    for at in times.sent.between(*step.device_ns):
+        kind, message = times.sent.kinds[at], times.sent.messages[at]
+        if kind in _ONE_FOR_ALL:
+            continue
+        what: Key = (kind,) if message is None else (kind, message.ranks, message.group, payload_nbytes(message))
+        counted[what] = counted.get(what, 0) + 1
+        found[*what, counted[what]] = int(times.sent.spans.begins_ns[at]), int(times.sent.spans.ends_ns[at])
+    return found, exposed_by_kind(times, step, moments_of(times, step)[EXPOSED])
+
+
+def compare(seen: Sequence[_Seen], path: str) -> Ranks:
+    """Who waited for whom, in the steps and the collectives that ranks have in common."""
+    steps = [name for name in (seen[0].steps if seen else ()) if all(name in each.steps for each in seen)]
+    waits: list[dict[str, list[tuple[int, int]]]] = [{name: [] for name in steps} for _ in seen]
+    caused, last, compared = ([0] * len(seen) for _ in range(3))
+    for name in steps:
+        for key in dict.fromkeys(key for each in seen for key in each.steps[name][0]):
+            there = [at for at, each in enumerate(seen) if key in each.steps[name][0]]
+            if len(there) < 2 or not _one_group(key, len(there)):
+                continue
+            spans = {at: seen[at].steps[name][0][key] for at in there}
+            slowest = min(there, key=lambda at: spans[at][1] - spans[at][0])
+            shortest = spans[slowest][1] - spans[slowest][0]
+            last[slowest] += 1
+            for at, (begin, end) in spans.items():
+                compared[at] += 1
+                waits[at][name].append((begin, end - shortest))
+                caused[slowest] += end - begin - shortest
+    ranks = tuple(
+        RankProfile(
+            each.rank, each.profile, {name: _exposed(waits[at][name], each.steps[name][1]) for name in steps},
+            caused[at], last[at], compared[at],
+        )
+        for at, each in enumerate(seen)
+    )  # fmt: skip
+    return Ranks(path, ranks, tuple(steps), tuple(_doubts(seen, steps, compared)))
+
+
+def _one_group(key: Key, count: int) -> bool:
+    """Whether ranks that ran a collective of this kind ran the same one: known by its group, or as all ran it."""
+    if len(key) == 2:  # nothing is said of it
+        return True
+    _, ranks, group, *_ = key
+    return bool(group) or ranks in (0, count)
+
+
+def _exposed(waits: list[tuple[int, int]], exposed: Mapping[str, Intervals]) -> dict[str, int]:
+    """How much of some waiting lies in the exposed communication of each kind."""
+    both = np.array(sorted(waits), dtype=np.int64).reshape(-1, 2)
+    waiting = union(both[:, 0], both[:, 1])
+    return {kind: nanoseconds for kind, own in exposed.items() if (nanoseconds := length(common(waiting, own)))}
+
+
+def _doubts(seen: Sequence[_Seen], steps: Sequence[str], compared: Sequence[int]) -> Iterator[str]:
+    if not steps:
+        yield "The ranks have no step of the same number: who waited for whom cannot be said."
+    elif not any(compared):
+        yield (
+            "No collective is known to be the same on several ranks (their groups are not recorded): who waited for "
+            "whom cannot be said."
+        )
+    numbers = [each.rank for each in seen]
+    if len(set(numbers)) < len(numbers):
+        yield "Several traces are of the same rank, or do not say which one they are of: they are told apart by name."
+    of = {each.profile.ranks for each in seen if each.profile.ranks}
+    if of and max(of) > len(seen):
+        yield f"{len(seen)} of {max(of):,} ranks have traces here: one without a trace may be the slowest."
