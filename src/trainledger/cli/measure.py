@@ -132,6 +132,7 @@ def runs(args: Namespace) -> Document:
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
     option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
     flag("--undo", "take the last --update of the calibration back"),
+    option("--against OTHER", "another trace that this one is compared with", default=None),
     option("--run RUN.toml", "of a trace: its run, whose forecast stands beside it", default=None),
     SET,
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
@@ -149,7 +150,7 @@ def reconcile(args: Namespace) -> Document | Outcome:
         from trainledger.cli.profile import of_trace  # brings in numpy
 
         return of_trace(args, progress_bar)
-    given = {"--run": args.run, "--set": args.set}
+    given = {"--run": args.run, "--set": args.set, "--against": args.against}
     if any(given.values()):
         raise InvalidInput([Problem(name, value, "is for --trace") for name, value in given.items() if value])
     if not args.run_dir or not Path(args.run_dir).is_dir():

@@ -22,6 +22,8 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
     """What a trace says (``args.trace``), beside the forecast of ``args.run`` where one is given."""
     if args.run_dir:
         raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
+    if args.run is not None and args.against is not None:
+        raise InvalidInput([Problem("--against", args.against, "cannot stand beside --run; give one of them")])
     if args.set and args.run is None:
         raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
     found = _answer(args, progress)
@@ -32,9 +34,12 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
 
 
 def _answer(args: Namespace, progress: Progress) -> Document:
+    if args.against is not None:
+        from trainledger.profiler.against import against
+
+        return against(_one(args.trace, progress), _one(args.against, progress, "--against")).document()
     if args.run is None:
-        found = _read(args.trace, progress)
-        return found.document()
+        return _read(args.trace, progress).document()
     import trainledger as tl
     from trainledger.profiler.beside_forecast import beside
 
@@ -42,6 +47,15 @@ def _answer(args: Namespace, progress: Progress) -> Document:
     found = _read(args.trace, progress)
     advice = None if plan.forecast.step_seconds is None else tl.advise(plan.run, together=0)
     return beside(found, plan, advice).document()
+
+
+def _one(path: str, progress: Progress, flag: str = "--trace") -> Profile:
+    """The profile of one file; two directories of ranks are not compared."""
+    if Path(path).is_dir():
+        raise InvalidInput([Problem(flag, path, "must be one trace where two are compared, not a directory of ranks")])
+    found = _read(path, progress)
+    assert isinstance(found, Profile)
+    return found
 
 
 def _read(path: str, progress: Progress) -> Profile | Ranks:

@@ -36,7 +36,7 @@ def document(found: Profile) -> Document:
         "kernels",
         ("kernel", "kind", "runs", "time", "share"),
         tuple(
-            (_short(each.name), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
+            (short_name(each.name), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
             for each in found.kernels[:_ROWS]
         ),
         ("", "", "count", "nanoseconds", "share"),
@@ -75,7 +75,7 @@ def document(found: Profile) -> Document:
 def short_bars(bars: Iterable[MeasuredBar]) -> Iterator[tuple[str, int]]:
     """Bars of a waterfall with names that a terminal has room for."""
     for each in bars:
-        yield _short(each.title, _LONGEST_BAR), each.nanoseconds
+        yield short_name(each.title, _LONGEST_BAR), each.nanoseconds
 
 
 def figures_of(found: Profile) -> dict[str, Figure]:
@@ -89,7 +89,7 @@ def _step_title(found: Profile) -> str:
     return f"Step {found.step.step.name}" + (f", the median of {count}" if count > 1 else "")
 
 
-def _short(name: str, most: int = _LONGEST_NAME) -> str:
+def short_name(name: str, most: int = _LONGEST_NAME) -> str:
     """The name of a kernel without what all names have: namespaces, and the arguments of the function."""
     for common in ("void ", "at::native::", "(anonymous namespace)::", "pytorch_flash::"):
         name = name.replace(common, "")

@@ -1,0 +1,98 @@
+"""The document of two profiles compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainledger.document import Document, Facts, Figure, Section, Table, notes, section, sections, shown
+from trainledger.predict.forecast import Bar
+from trainledger.profiler.against import Against, Changed
+from trainledger.profiler.profile import Profile
+from trainledger.report.plain_data import Shape, plain
+from trainledger.report.plan_figures import waterfall
+from trainledger.report.profile import document as of_profile
+from trainledger.report.profile import short_name
+from trainledger.units import format_percent
+
+_ROWS, _SENTENCES = 12, 3
+_LEAST = 0.005  # of the step: less is no sentence
+
+
+def document(found: Against) -> Document:
+    """Both steps, what changed most in a sentence each, then parts, kernels, products and collectives."""
+    return Document(
+        title=f"{found.after.path} against {found.before.path}",
+        sections=sections(
+            section("", Facts(tuple(_facts(found))), *_sentences(found)),
+            section("Parts of the step", _parts(found)),
+            _changed("Kernels", "kernels", found.kernels),
+            _changed("Products", "products", found.products),
+            _changed("Collectives", "collectives", found.collectives),
+            notes(found.notes),
+        ),
+        data=lambda: _data(found),
+        figures=lambda: _figures(found),
+    )
+
+
+def _facts(found: Against) -> Iterator[tuple[str, str]]:
+    for name, each in (("before", found.before), ("after", found.after)):
+        speed = "" if each.mfu is None else f", MFU {format_percent(each.mfu)}"
+        step = shown(each.step.nanoseconds, "nanoseconds")
+        yield name, f"{each.path}: {step} (step {each.step.step.name}, the median of {len(each.steps)}){speed}"
+
+
+def _sentences(found: Against) -> Iterator[str]:
+    before, difference = found.before.step.nanoseconds, found.difference_ns
+    if not before:
+        return
+    how = "longer" if difference > 0 else "shorter"
+    yield f"The step is {format_percent(abs(difference) / before)} {how}."
+    for each in found.parts[:_SENTENCES]:
+        if abs(each.difference_ns) > _LEAST * before:
+            more = "more" if each.difference_ns > 0 else "less"
+            share = format_percent(abs(each.difference_ns) / before)
+            yield f"{each.name}: {shown(abs(each.difference_ns), 'nanoseconds')} {more} ({share} of the step before)."
+    for which, some in (("gone", [e for e in found.kernels if not e.after_count]),
+                        ("new", [e for e in found.kernels if not e.before_count])):  # fmt: skip
+        if some:
+            time = shown(sum(each.before_ns + each.after_ns for each in some), "nanoseconds")
+            count = "1 kernel is" if len(some) == 1 else f"{len(some)} kernels are"
+            yield f"{count} {which} ({time}); the longest: {short_name(some[0].name)}"
+
+
+def _parts(found: Against) -> Table:
+    rows = [(each.name, each.before_ns, each.after_ns, each.difference_ns) for each in found.parts]
+    whole = (found.before.step.nanoseconds, found.after.step.nanoseconds, found.difference_ns)
+    columns = ("of the time of a step", "before", "after", "after - before")
+    return Table("parts", columns, (*rows, ("in all", *whole)), ("", *("nanoseconds",) * 3))
+
+
+def _changed(title: str, name: str, some: Sequence[Changed]) -> Section | None:
+    rows = tuple(
+        (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns, each.difference_ns)
+        for each in some[:_ROWS]
+    )
+    columns = (name, "runs before", "after", "time before", "after", "after - before")
+    table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))
+    return section(title, table) if rows else None
+
+
+def _figures(found: Against) -> dict[str, Figure]:
+    return dict(_waterfall(name, each) for name, each in (("before", found.before), ("after", found.after)))
+
+
+def _waterfall(name: str, found: Profile) -> tuple[str, Figure]:
+    title = f"Where a step goes, {name}: {found.path}"
+    return title, waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)
+
+
+def _data(found: Against) -> dict[str, Any]:
+    more: Shape = {Changed: ("difference_ns",)}
+    return {
+        "before": of_profile(found.before).data(), "after": of_profile(found.after).data(),
+        "difference_ns": found.difference_ns,
+        **{name: plain(list(getattr(found, name)), more=more) for name in ("parts", "kernels", "products")},
+        "collectives": plain(list(found.collectives), more=more), "notes": list(found.notes),
+    }  # fmt: skip
