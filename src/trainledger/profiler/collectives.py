@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,6 +20,7 @@ _KINDS = (
     (SENDS, r"send|recv|receive"),
 )  # fmt: skip
 _NAMES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _KINDS)
+_ONE_KERNEL = re.compile(r"SendRecv|Generic", re.IGNORECASE)
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 _NBYTES = {
     "float": 4, "bfloat16": 2, "half": 2, "double": 8, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1, "bool": 1,
@@ -86,12 +87,30 @@ def payload_nbytes(message: Message) -> int | None:
 
 
 def _kind(recording: Recording, spans: Spans, work: Column, index: int, message: Message | None) -> str:
-    """By what a collective says of itself, else by its own name, else by that of the operator which launched it."""
+    """By what a collective says of itself, else by its own name, else by what it was launched in.
+
+    NCCL runs sends, receives and all-to-alls by one kernel, whose name says nothing.
+    """
     names = [message.collective] if message is not None else []
-    names.append(recording.names[spans.names[index]])
-    if work[index] != NONE and (operator := recording.operator_of_work[work[index]]) != NONE:
-        names.append(recording.names[recording.operators.names[operator]])
+    own = recording.names[spans.names[index]]
+    if not _ONE_KERNEL.search(own):
+        names.append(own)
+    if work[index] != NONE:
+        names += _launched_in(recording, int(work[index]))
     return next((kind for each in names if (kind := collective_named(each))), OTHERS)
+
+
+def _launched_in(recording: Recording, work: int) -> Iterator[str]:
+    """The names of the operators, and then of the annotations, that a piece of device work was launched in."""
+    operator = int(recording.operator_of_work[work])
+    while operator != NONE:
+        yield recording.names[recording.operators.names[operator]]
+        operator = int(recording.callers[operator])
+    launch, annotations = recording.launch_of_work[work], recording.annotations
+    if launch != NONE:
+        when, lane = recording.launches.begins_ns[launch], recording.launches.lanes[launch]
+        there = (annotations.begins_ns <= when) & (annotations.ends_ns > when) & (annotations.lanes == lane)
+        yield from (recording.names[each] for each in annotations.names[there][::-1].tolist())
 
 
 def _message(recording: Recording, name: int, more: int) -> Message | None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
+_MOST_IDS = 0.5  # of launches: where fewer have the id of an operator, ids mean something else
 NONE = -1  # an event has no such number
 
 # What device work is.
@@ -125,12 +126,35 @@ class Recording:
     def operator_of_work(self) -> Column:
         """The index of the operator that each piece of device work was launched by; `NONE` where none is known.
 
-        By the External id that a kernel or its launch has in common with an operator. A launch outside all operators
-        has the id of nobody.
+        By the External id that a kernel or its launch has in common with an operator; where there is none, as in older
+        traces, the innermost operator that the launch was made in. A launch outside all operators is of nobody.
         """
         launch = self.launch_of_work
         of_launch = np.append(self.launches.operators, NONE)[launch]  # `NONE` is the last one's index
-        return self.operators_with(np.where(self.work.operators != NONE, self.work.operators, of_launch))
+        found = self.operators_with(np.where(self.work.operators != NONE, self.work.operators, of_launch))
+        if (found != NONE).sum() >= _MOST_IDS * (launch != NONE).sum():
+            return found
+        around = np.append(self._operator_at_launches, NONE)[launch]
+        return around if (around != NONE).sum() > (found != NONE).sum() else found
+
+    @cached_property
+    def _operator_at_launches(self) -> Column:
+        """The index of the innermost operator that each launch began in, on its thread; `NONE` where there is none."""
+        found = np.full(len(self.launches), NONE)
+        operators, launches = self.operators, self.launches
+        for lane in np.unique(launches.lanes):
+            own = np.flatnonzero(operators.lanes == lane)
+            asked = np.flatnonzero(launches.lanes == lane)
+            if not len(own):
+                continue
+            when = launches.begins_ns[asked]
+            at = np.searchsorted(operators.begins_ns[own], when, side="right") - 1
+            inner = np.where(at >= 0, own[np.maximum(at, 0)], NONE)
+            while ((inner != NONE) & (operators.ends_ns[inner] <= when)).any():
+                over = (inner != NONE) & (operators.ends_ns[inner] <= when)
+                inner = np.where(over, self.callers[inner], inner)
+            found[asked] = inner
+        return found
 
 
 def _around(spans: Spans) -> Column:
