@@ -324,9 +324,12 @@ class Answer:
         if report:
             cls._report = report
 
-    def document(self) -> Document:
-        """The answer as headed tables, facts, bars and figures (`trainledger.document`)."""
-        made: Document = _in_report(self._report).document(self)
+    def document(self, **options: Any) -> Document:
+        """The answer as headed tables, facts, bars and figures (`trainledger.document`).
+
+        ``options`` are those of its report's ``document``, such as ``most`` rows of its tables.
+        """
+        made: Document = _in_report(self._report).document(self, **options)
         return made
 
     def records(self, table: str = "") -> list[dict[str, Any]]:

@@ -27,8 +27,10 @@ def run_of(**recipe: str) -> Run:
     return Run(model=SPEC, recipe=with_fields(made, {"precision": "fp32", **recipe}))
 
 
-def recorded(folder: Path, run: Run, *, marked: bool = True) -> Path:
+def recorded(folder: Path, run: Run, *, marked: bool = True, compiled: bool = False) -> Path:
     model = initialize_model(run)
+    if compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens_BT = torch.randint(0, 96, (run.device_batch, run.recipe.seq_len))
     kept = folder / "trace.json"

@@ -3,16 +3,15 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 from make_run import STEPS, make_run
+from offline import CHROMIUM, opened
 
 from trainledger.cli import main
 from trainledger.report.memory import memory_timeline
@@ -20,8 +19,6 @@ from trainledger.report.reconciliation import figures, html, loss_curve, table_o
 from trainledger.report.record import FILES, read_run
 
 pytestmark = pytest.mark.sweep
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +281,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here, 
 def test_the_page_opens_offline_and_draws(run_dir, tmp_path):
     page = tmp_path / "report.html"
     write_html(read_run(run_dir), page)
-    shown, asked = _open(page, tmp_path / "profile")
+    shown, asked = opened(page, tmp_path / "profile")
     assert asked == []
     body = shown.partition("</table>")[2]
     assert body.count("<figure>") == 4
@@ -297,36 +294,6 @@ def test_a_page_that_asks_the_network_would_be_seen_and_the_policy_stops_it(run_
     guarded = html(read_run(run_dir)).replace("</body>", '<img src="http://elsewhere.test/x.png"></body>')
     page = tmp_path / "report.html"
     page.write_text(guarded.replace("Content-Security-Policy", "no-policy"))
-    assert any("elsewhere.test" in each for each in _open(page, tmp_path / "first")[1])
+    assert any("elsewhere.test" in each for each in opened(page, tmp_path / "first")[1])
     page.write_text(guarded)
-    assert _open(page, tmp_path / "second")[1] == []
-
-
-def _open(page, profile):
-    """The page's document after its scripts have run, and what it asked of the network (all goes to our socket)."""
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        asked: list[str] = []
-        threading.Thread(target=_note_requests, args=(proxy, asked), daemon=True).start()
-        flags = [
-            "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000",
-            f"--user-data-dir={profile}", f"--proxy-server=127.0.0.1:{proxy.getsockname()[1]}",
-            "--proxy-bypass-list=<-loopback>",
-        ]  # fmt: skip
-        command = [CHROMIUM, *flags, "--dump-dom", page.as_uri()]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    return shown, [each for each in asked if not re.search(r"google|gstatic|chrome", each)]  # the browser's own
-
-
-def _note_requests(proxy, asked):
-    while True:
-        try:
-            connection, _ = proxy.accept()
-        except OSError:
-            return
-        with connection:
-            connection.settimeout(2)
-            try:
-                asked.append(connection.recv(4096).decode(errors="replace").splitlines()[0])
-            except (OSError, IndexError):
-                asked.append("a connection without a request")
+    assert opened(page, tmp_path / "second")[1] == []

@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from trainledger.cli.arguments import Outcome
-from trainledger.document import Document
+from trainledger.document import Answer, Document
 from trainledger.profiler.profile import Profile, profile_of
 from trainledger.profiler.ranks import Ranks, ranks_of, trace_files
 from trainledger.report.html import page, parts
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
+_ROWS_OF_A_PAGE = 1000
 Progress = Callable[[str, str], AbstractContextManager[Callable[[float, str], None]]]  # of what is done, and to what
 
 
@@ -26,27 +27,29 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
         raise InvalidInput([Problem("--against", args.against, "cannot stand beside --run; give one of them")])
     if args.set and args.run is None:
         raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
-    found = _answer(args, progress)
+    answer = _answer(args, progress)
+    found = answer.document()
     if args.html is None:
         return found
-    replace_file(args.html, page(found.title, parts(found), found.figures()).encode())
+    whole = answer.document(most=_ROWS_OF_A_PAGE)
+    replace_file(args.html, page(whole.title, parts(whole), whole.figures()).encode())
     return Outcome(found, remarks=(f"Written to {args.html}",))
 
 
-def _answer(args: Namespace, progress: Progress) -> Document:
+def _answer(args: Namespace, progress: Progress) -> Answer:
     if args.against is not None:
         from trainledger.profiler.against import against
 
-        return against(_one(args.trace, progress), _one(args.against, progress, "--against")).document()
+        return against(_one(args.trace, progress), _one(args.against, progress, "--against"))
     if args.run is None:
-        return _read(args.trace, progress).document()
+        return _read(args.trace, progress)
     import trainledger as tl
     from trainledger.profiler.beside_forecast import beside
 
     plan = tl.plan(args.run, args.set)
     found = _read(args.trace, progress)
     advice = None if plan.forecast.step_seconds is None else tl.advise(plan.run, together=0)
-    return beside(found, plan, advice).document()
+    return beside(found, plan, advice)
 
 
 def _one(path: str, progress: Progress, flag: str = "--trace") -> Profile:

@@ -65,6 +65,20 @@ class ProductRate:
     def flops_per_second(self) -> float | None:
         return self.flops * NANOSECONDS_PER_SECOND / self.nanoseconds if self.nanoseconds else None
 
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs for each byte where every operand is read and every result written once; None of unknown sizes."""
+        nbytes = _NBYTES.get(self.dtype)
+        if nbytes is None or not self.sizes or not self.count:
+            return None
+        if self.kind == "attention":
+            heads, queries, keys, width, value_width = self.sizes
+            elements = heads * (queries + keys) * (width + value_width)
+        else:
+            batch, m, n, k = self.sizes
+            elements = batch * (m * k + k * n + m * n)
+        return self.flops / self.count / (elements * nbytes)
+
     def at_peak_ns(self, peaks: Mapping[str, float]) -> float | None:
         """How long it takes at a device's peaks by format; None where that of its format is not known."""
         return at_peak_ns(self.flops, self.dtype, peaks)
@@ -83,6 +97,9 @@ _DTYPES = {
     "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8", "signed char": "int8",
 }  # fmt: skip
+
+
+_NBYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1, "int8": 1}
 
 
 def product_of(name: str, given: Shapes) -> Product | None:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
 from trainledger.profiler.causes import Cause, causes
 from trainledger.profiler.flops import ProductRate, multiplied
+from trainledger.profiler.memory import MemoryCurve, memory_of
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
 from trainledger.profiler.recording import Recording
 from trainledger.profiler.split import Split, split
-from trainledger.profiler.step_time import StepTime, Timeline, step_time, timeline
+from trainledger.profiler.step_time import StepTime, Timeline, moments_of, pieces_of, step_time, timeline
 from trainledger.profiler.step_work import KernelTime, Sent, collectives_of, work_of
 from trainledger.profiler.steps import Steps, steps_of
 from trainledger.profiler.waterfall import MeasuredBar, measured_waterfall
 from trainledger.spec.cluster import Device
 
+PIECES = 120
+
 
 @dataclass(frozen=True)
 class Profile(Answer, report="profile"):
-    """A profiler's recording, read: all its steps in parts, and of the median one (``at``) its kernels."""
+    """A profiler's recording, read: all its steps in parts, and of the median one (``at``) its kernels.
+
+    ``pieces`` are how long each part has of each of `PIECES` equal pieces of that step (nanoseconds).
+    """
 
     path: str
     device_name: str
@@ -41,6 +47,8 @@ class Profile(Answer, report="profile"):
     causes: tuple[Cause, ...] = ()
     doubts: tuple[str, ...] = ()
     on_device: bool = True
+    pieces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    memory: MemoryCurve | None = None
 
     @property
     def step(self) -> StepTime:
@@ -114,6 +122,7 @@ def profile_and_timeline(recording: Recording, path: str = "") -> tuple[Profile,
         found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates,
         collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, products, steps.steps[at]),
         causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
-        on_device=recording.on_device,
+        on_device=recording.on_device, memory=memory_of(recording, steps.steps[at]),
+        pieces=pieces_of(moments_of(times, steps.steps[at]), steps.steps[at], PIECES),
     )  # fmt: skip
     return found, times, steps

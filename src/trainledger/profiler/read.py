@@ -24,6 +24,7 @@ Advance = Callable[[int], None]
 _WORK = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": SET}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ASKED_FOR = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
+_MEMORY = "[memory]"
 _LONGEST_US = 1e12  # eleven days: an event that is longer is a fault of the profiler
 
 
@@ -55,7 +56,7 @@ def read_profile(path: str | os.PathLike[str], advance: Advance = lambda nbytes:
                 broken_off = True
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror or error}") from None
-    groups = {name: recorder.spans(name) for name in ("operators", "annotations", "launches", "work")}
+    groups = {name: recorder.spans(name) for name in ("operators", "annotations", "launches", "work", "memory")}
     if not any(len(each) for each in groups.values()):
         raise _refused(path, "has no event with a beginning and an end")
     distributed = facts.get("distributedInfo")
@@ -107,7 +108,10 @@ class _Unpacked(io.RawIOBase):
 
 
 def _add(recorder: Recorder, event: Any) -> None:
-    """Keep an event that has a length; others are marks, arrows and names of threads."""
+    """Keep an event that has a length, and those of the allocator; others are marks, arrows and names of threads."""
+    if isinstance(event, Mapping) and event.get("name") == _MEMORY:
+        _add_memory(recorder, event)
+        return
     if not isinstance(event, Mapping) or event.get("ph") != "X":
         return
     category, name, given = event.get("cat"), event.get("name"), event.get("args")
@@ -141,6 +145,16 @@ def _add(recorder: Recorder, event: Any) -> None:
         )  # fmt: skip
     elif category == "user_annotation":
         recorder.add("annotations", name, begin_us, length_us, thread, operator=operator, more=_shapes(args))
+
+
+def _add_memory(recorder: Recorder, event: Mapping[str, Any]) -> None:
+    """Keep what the allocator of the host or of a device had handed out."""
+    args, when = event.get("args"), event.get("ts")
+    if not isinstance(args, Mapping) or not isinstance(when, int | float) or not math.isfinite(when):
+        return
+    allocated, reserved = (_whole(args.get(f"Total {each}"), 0) or 0 for each in ("Allocated", "Reserved"))
+    device = NONE if not args.get("Device Type") else _whole(args.get("Device Id"), 0) or 0
+    recorder.add("memory", _MEMORY, float(when), 0.0, device, link=allocated, operator=reserved)
 
 
 def _numbered(args: Mapping[str, Any]) -> bool:

@@ -87,6 +87,7 @@ class Recording:
     annotations: Spans
     launches: Spans
     work: Spans
+    memory: Spans  # of the allocator: lanes are accelerators (-1: the host), links bytes allocated, operators reserved
     devices: tuple[str, ...] = ()
     rank: int | None = None
     ranks: int | None = None

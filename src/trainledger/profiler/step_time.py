@@ -132,6 +132,20 @@ def moments_of(times: Timeline, step: Step) -> dict[str, Intervals]:
     }
 
 
+def pieces_of(moments: Mapping[str, Intervals], step: Step, count: int) -> dict[str, tuple[int, ...]]:
+    """How long each part has of each of so many equal pieces of a step, in nanoseconds."""
+    edges = np.linspace(*step.device_ns, count + 1).round().astype(np.int64)
+    found = {}
+    for name, own in moments.items():
+        before = np.concatenate([[0], np.cumsum(own[:, 1] - own[:, 0])])  # what lies before each interval
+        at = np.searchsorted(own[:, 0], edges, side="right") - 1
+        last = np.maximum(at, 0)
+        within_last = np.minimum(edges, own[last, 1]) - own[last, 0] if len(own) else np.zeros_like(edges)
+        covered = np.where(at >= 0, before[last] + within_last, 0)
+        found[name] = tuple(np.diff(covered).tolist())
+    return found
+
+
 def _around(recording: Recording) -> dict[str, Intervals]:
     found = {}
     for name, pattern in _AROUND.items():

@@ -33,7 +33,7 @@ KERNELS, COMPUTE = "kernel efficiency", "compute"
 MEMORY_BOUND, LAUNCH, BUBBLE, STRAGGLERS = "memory-bound operations", "launch overhead", "pipeline bubble", "stragglers"
 COUNTED = "FLOPs counted otherwise"
 NO_PEAK = "the waterfall begins with matmuls as they ran: "
-_MOVING_MEMORY = ("norm", "loss", "embedding", "reduction", "elementwise", "optimizer")
+MOVING_MEMORY = ("norm", "loss", "embedding", "reduction", "elementwise", "optimizer")
 _WORST = 4  # shapes that have a bar of their own
 
 
@@ -71,7 +71,7 @@ def measured_waterfall(
     """
     bars = [
         *_computing(step, parts, rates, peaks, model_at_peak_ns),
-        *(MeasuredBar(MEMORY_BOUND, each, step.parts_ns[each]) for each in _MOVING_MEMORY),
+        *(MeasuredBar(MEMORY_BOUND, each, step.parts_ns[each]) for each in MOVING_MEMORY),
         MeasuredBar(RECOMPUTATION, "", step.parts_ns[RECOMPUTATION]),
         *(MeasuredBar(LAUNCH, each, step.parts_ns[each]) for each in (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
         *_waiting(step, parts, pipeline, waiting_for_others_ns or {}),

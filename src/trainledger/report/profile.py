@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainledger.document import Bars, Document, Facts, Figure, Table, notes, section, sections, shown
-from trainledger.predict.forecast import Bar
+from trainledger.document import Bars, Document, Facts, Table, notes, section, sections, shown
 from trainledger.profiler.profile import Profile
 from trainledger.profiler.waterfall import MeasuredBar
 from trainledger.report.plain_data import plain
-from trainledger.report.plan_figures import waterfall
-from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_flops_per_second, format_percent
+from trainledger.report.profile_figures import figures
+from trainledger.units import (
+    NANOSECONDS_PER_SECOND,
+    format_count,
+    format_flops_per_second,
+    format_nbytes,
+    format_percent,
+)
 
 _CAUSES = 4
 _ROWS = 12
 _LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
-def document(found: Profile) -> Document:
-    """Steps, parts of the median one, its kernels, products and collectives, and what the recording cannot say."""
+def document(found: Profile, *, most: int = _ROWS) -> Document:
+    """Steps, parts of the median one, its kernels, products and collectives, and what the recording cannot say.
+
+    Tables have ``most`` rows.
+    """
     step = found.step
     length = max(step.nanoseconds, 1)
     parts = Table(
@@ -36,15 +44,15 @@ def document(found: Profile) -> Document:
         "kernels",
         ("kernel", "kind", "runs", "time", "share"),
         tuple(
-            (short_name(each.name), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
-            for each in found.kernels[:_ROWS]
+            (short_name(each.name, _room(most)), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
+            for each in found.kernels[:most]
         ),
         ("", "", "count", "nanoseconds", "share"),
     )
     products = Table(
         "products",
         ("product", "shape", "format", "runs", "time", "speed", "of peak", "again"),
-        tuple(_product(found)),
+        tuple(_product(found, most)),
         ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
     )
     sent = Table(
@@ -52,7 +60,7 @@ def document(found: Profile) -> Document:
         ("collective", "elements", "format", "ranks", "runs", "time"),
         tuple(
             (each.collective, each.elements_in, each.dtype, each.ranks, each.count, each.nanoseconds)
-            for each in found.collectives[:_ROWS]
+            for each in found.collectives[:most]
         ),
         ("", "count", "", "count", "count", "nanoseconds"),
     )
@@ -68,7 +76,7 @@ def document(found: Profile) -> Document:
             notes(found.doubts),
         ),
         data=lambda: _data(found),
-        figures=lambda: figures_of(found),
+        figures=lambda: figures(found, found.waterfall),
     )
 
 
@@ -76,12 +84,6 @@ def short_bars(bars: Iterable[MeasuredBar]) -> Iterator[tuple[str, int]]:
     """Bars of a waterfall with names that a terminal has room for."""
     for each in bars:
         yield short_name(each.title, _LONGEST_BAR), each.nanoseconds
-
-
-def figures_of(found: Profile) -> dict[str, Figure]:
-    """What there is to draw of a profile, by title."""
-    title = f"Where step {found.step.step.name} goes"
-    return {title: waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)}
 
 
 def _step_title(found: Profile) -> str:
@@ -94,6 +96,11 @@ def short_name(name: str, most: int = _LONGEST_NAME) -> str:
     for common in ("void ", "at::native::", "(anonymous namespace)::", "pytorch_flash::"):
         name = name.replace(common, "")
     return name if len(name) <= most else f"{name[: most - 3]}..."
+
+
+def _room(most: int) -> int:
+    """Characters of a kernel's name: a page with all rows has room for more."""
+    return _LONGEST_NAME if most <= _ROWS else 5 * _LONGEST_NAME
 
 
 def _range(found: Profile, name: str) -> tuple[int, int]:
@@ -125,6 +132,8 @@ def _facts(found: Profile) -> Iterator[tuple[str, str]]:
             "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
         )
         yield "speed", f"{rate}{share} (products, attention and convolutions whose shapes are known)"
+    if found.memory is not None:
+        yield "memory", f"{format_nbytes(found.memory.peak_nbytes)} at the most in the step, of PyTorch's allocator"
     if found.flops > found.model_flops:
         yield (
             "recomputed",
@@ -139,9 +148,9 @@ def _causes(found: Profile) -> Iterator[str]:
         yield f"{each.name}, {format_percent(share)} of the step: {each.sentence}"
 
 
-def _product(found: Profile) -> Iterator[tuple[Any, ...]]:
+def _product(found: Profile, most: int) -> Iterator[tuple[Any, ...]]:
     peaks = {} if found.device is None else found.device.peak_flops_per_second
-    for each in found.products[:_ROWS]:
+    for each in found.products[:most]:
         speed, peak = each.flops_per_second, peaks.get(each.dtype)
         share = None if speed is None or peak is None else speed / peak
         again = "recomputed" if each.recomputed else ""
@@ -164,5 +173,5 @@ def _data(found: Profile) -> dict[str, Any]:
         "kernels": plain(list(found.kernels)),
         "products": plain(list(found.products), more={type(each): ("flops_per_second",) for each in found.products}),
         "collectives": plain(list(found.collectives)), "causes": plain(list(found.causes)),
-        "doubts": list(found.doubts),
+        "doubts": list(found.doubts), "memory": plain(found.memory),
     }  # fmt: skip

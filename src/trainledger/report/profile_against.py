@@ -19,16 +19,16 @@ _ROWS, _SENTENCES = 12, 3
 _LEAST = 0.005  # of the step: less is no sentence
 
 
-def document(found: Against) -> Document:
-    """Both steps, what changed most in a sentence each, then parts, kernels, products and collectives."""
+def document(found: Against, *, most: int = _ROWS) -> Document:
+    """Both steps, what changed most in a sentence each, then parts, kernels, products, collectives (``most`` rows)."""
     return Document(
         title=f"{found.after.path} against {found.before.path}",
         sections=sections(
             section("", Facts(tuple(_facts(found))), *_sentences(found)),
             section("Parts of the step", _parts(found)),
-            _changed("Kernels", "kernels", found.kernels),
-            _changed("Products", "products", found.products),
-            _changed("Collectives", "collectives", found.collectives),
+            _changed("Kernels", "kernels", found.kernels, most),
+            _changed("Products", "products", found.products, most),
+            _changed("Collectives", "collectives", found.collectives, most),
             notes(found.notes),
         ),
         data=lambda: _data(found),
@@ -69,10 +69,10 @@ def _parts(found: Against) -> Table:
     return Table("parts", columns, (*rows, ("in all", *whole)), ("", *("nanoseconds",) * 3))
 
 
-def _changed(title: str, name: str, some: Sequence[Changed]) -> Section | None:
+def _changed(title: str, name: str, some: Sequence[Changed], most: int) -> Section | None:
     rows = tuple(
         (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns, each.difference_ns)
-        for each in some[:_ROWS]
+        for each in some[:most]
     )
     columns = (name, "runs before", "after", "time before", "after", "after - before")
     table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))

@@ -13,7 +13,8 @@ from trainledger.profiler.operations import Operation
 from trainledger.report.plain_data import plain
 from trainledger.report.plan_figures import waterfall
 from trainledger.report.profile import document as of_profile
-from trainledger.report.profile import figures_of, short_bars
+from trainledger.report.profile import short_bars
+from trainledger.report.profile_figures import figures
 from trainledger.report.profile_ranks import document as of_ranks
 from trainledger.report.table import commands
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
@@ -21,9 +22,12 @@ from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_perce
 _ROWS = 16
 
 
-def document(found: ProfileBeside) -> Document:
-    """The two waterfalls, what of the operations does not match, changes with their gains, then the profile itself."""
-    whole = of_profile(found.profile)
+def document(found: ProfileBeside, *, most: int = _ROWS) -> Document:
+    """The two waterfalls, what of the operations does not match, changes with their gains, then the profile itself.
+
+    Tables have ``most`` rows.
+    """
+    whole = of_profile(found.profile, most=most)
     bars = Table(
         "beside",
         ("of the time of a step", "forecast", "measured", "measured - forecast"),
@@ -43,7 +47,7 @@ def document(found: ProfileBeside) -> Document:
             section("Beside the forecast", Facts(tuple(_facts(found))), bars),
             section("Measured, from the account's model FLOPs at the peak", measured),
             section("What to change", Items(tuple(_remedies(found)))) if found.remedies else None,
-            section("Operations of the account and of the trace", *_operations(found)),
+            section("Operations of the account and of the trace", *_operations(found, most)),
             *others,
             notes(found.notes),
         ),
@@ -80,7 +84,7 @@ def _remedies(found: ProfileBeside) -> Iterator[Item]:
         yield Item(f"{what} ({EFFECTS[each.change.effect]})", commands(each.change.sets))
 
 
-def _operations(found: ProfileBeside) -> Iterator[Table | str]:
+def _operations(found: ProfileBeside, most: int) -> Iterator[Table | str]:
     computed = [each for each in found.operations if each.unit == "FLOPs"]
     moved = [each for each in found.operations if each.unit == "bytes"]
     for name, some in (("matmuls and attention", computed), ("collectives", moved)):
@@ -94,11 +98,11 @@ def _operations(found: ProfileBeside) -> Iterator[Table | str]:
         yield Table(
             "unexplained",
             ("unexplained", "shape", "account", "trace", "account, all", "trace, all", "what differs"),
-            tuple(_row(each) for each in rows[:_ROWS]),
+            tuple(_row(each) for each in rows[:most]),
             ("", "", "count", "count", "count", "count", ""),
         )
-    if len(rows) > _ROWS:
-        yield f"{len(rows) - _ROWS} more differ (--json has them)."
+    if len(rows) > most:
+        yield f"{len(rows) - most} more differ (--json has them)."
 
 
 def _row(each: Operation) -> tuple[Any, ...]:
@@ -109,13 +113,12 @@ def _row(each: Operation) -> tuple[Any, ...]:
 
 
 def _figures(found: ProfileBeside) -> dict[str, Figure]:
-    title = f"Where step {found.profile.step.step.name} goes"
-    drawn = {title: waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)}
+    drawn = figures(found.profile, found.waterfall)
     before = [Bar(each.cause, each.predicted_ns) for each in found.bars if each.predicted_ns is not None]
     if before:
         forecast = "Where a step goes, forecast"
         drawn[forecast] = waterfall(before, forecast)
-    return drawn | {name: each for name, each in figures_of(found.profile).items() if name not in drawn}
+    return drawn
 
 
 def _data(found: ProfileBeside) -> dict[str, Any]:

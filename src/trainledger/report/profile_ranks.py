@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from trainledger.document import Bars, Document, Facts, Figure, Table, notes, section, sections, shown
@@ -16,8 +17,11 @@ from trainledger.report.profile import short_bars
 from trainledger.units import format_count, format_percent
 
 
-def document(found: Ranks) -> Document:
-    """The ranks with what they wait, the stragglers in a sentence each, and the waterfalls of both kinds of ranks."""
+def document(found: Ranks, *, most: int = 0) -> Document:
+    """The ranks with what they wait, the stragglers in a sentence each, and the waterfalls of both kinds of ranks.
+
+    A page (``most`` rows are asked for) has the kernels and products of these ranks too.
+    """
     waits = _who_waits_most(found)
     shown_ranks = [waits, *(each for each in found.stragglers if each.rank != waits.rank)]
     return Document(
@@ -31,6 +35,12 @@ def document(found: Ranks) -> Document:
                 section(f"Where to look first, on rank {each.rank}", *_causes(each))
                 for each in shown_ranks
                 if each.profile.causes
+            ),
+            *(
+                replace(part, title=f"{part.title} of rank {each.rank}")
+                for each in shown_ranks
+                for part in of_profile(each.profile, most=most).sections
+                if most and part.title in ("Kernels", "Products", "Collectives")
             ),
             notes((*found.doubts, *dict.fromkeys(said for each in found.ranks for said in each.profile.doubts))),
         ),
