@@ -16,7 +16,7 @@ import numpy as np
 
 from trainledger.ledger import rules
 from trainledger.profiler.kinds import kind_of_operator
-from trainledger.profiler.recording import NONE, Column, Recording, Shapes
+from trainledger.profiler.recording import NONE, Column, Recording, Shapes, one_by_one
 from trainledger.units import NANOSECONDS_PER_SECOND
 
 _TF32 = re.compile(r"tf32|xf32|tensorop_s1688gemm")  # kernels that round fp32 to it as they multiply
@@ -140,7 +140,7 @@ def multiplied(recording: Recording) -> Multiplied:
     found = {}
     operators = recording.operators
     known: dict[tuple[int, int], Product | None] = {}
-    for index, (name, more) in enumerate(zip(operators.names.tolist(), operators.more.tolist(), strict=True)):
+    for index, (name, more) in enumerate(zip(one_by_one(operators.names), one_by_one(operators.more), strict=True)):
         if more == NONE:
             continue
         if (name, more) not in known:
@@ -151,11 +151,12 @@ def multiplied(recording: Recording) -> Multiplied:
     part_of = np.full(len(operators) + 1, NONE)  # the last one is of work whose operator is not known
     around = set()
     if found:
-        for index, caller in enumerate(recording.callers.tolist()):
-            outer = part_of[caller] if caller != NONE else NONE
-            part_of[index] = index if index in found else outer
+        parts = one_by_one(part_of)
+        for index, caller in enumerate(one_by_one(recording.callers)):
+            outer = parts[caller] if caller != NONE else NONE
+            parts[index] = index if index in found else outer
             if index in found and outer != NONE:
-                around.add(int(outer))
+                around.add(outer)
     if not recording.on_device:
         of_operators = np.where(np.isin(np.arange(len(operators)), list(found)), part_of[:-1], NONE)
         return Multiplied(found, of_operators, frozenset(around))

@@ -27,10 +27,10 @@ def memory_of(recording: Recording, step: Step) -> MemoryCurve | None:
     events = recording.memory
     begin, end = step.host_ns
     inside = (events.begins_ns >= begin) & (events.begins_ns < end)
-    devices = events.lanes[inside]
+    devices = events.kinds[inside]
     if not len(devices):
         return None
-    inside &= events.lanes == devices.max()  # that of the host is -1, those of accelerators are counted from 0
+    inside &= events.kinds == devices.max()
     times, allocated, reserved = (column[inside] for column in (events.begins_ns, events.links, events.operators))
     if not allocated.max() > 0:
         return None

@@ -24,7 +24,7 @@ Advance = Callable[[int], None]
 _WORK = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": SET}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ASKED_FOR = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
-_MEMORY = "[memory]"
+_MEMORY, _MOST_DEVICES = "[memory]", 127
 _LONGEST_US = 1e12  # eleven days: an event that is longer is a fault of the profiler
 
 
@@ -153,8 +153,8 @@ def _add_memory(recorder: Recorder, event: Mapping[str, Any]) -> None:
     if not isinstance(args, Mapping) or not isinstance(when, int | float) or not math.isfinite(when):
         return
     allocated, reserved = (_whole(args.get(f"Total {each}"), 0) or 0 for each in ("Allocated", "Reserved"))
-    device = NONE if not args.get("Device Type") else _whole(args.get("Device Id"), 0) or 0
-    recorder.add("memory", _MEMORY, float(when), 0.0, device, link=allocated, operator=reserved)
+    device = min((_whole(args.get("Device Id"), 0) or 0) + 1, _MOST_DEVICES) if args.get("Device Type") else 0
+    recorder.add("memory", _MEMORY, float(when), 0.0, 0, link=allocated, operator=reserved, kind=device)
 
 
 def _numbered(args: Mapping[str, Any]) -> bool:

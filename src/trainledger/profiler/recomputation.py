@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.profiler.recording import GIVEN_A_NUMBER, NONE, Column, Recording
+from trainledger.profiler.recording import GIVEN_A_NUMBER, NONE, Column, Recording, one_by_one
 
 _NODE = "autograd::engine::evaluate_function: "
 _COMPILED = "CompiledFunctionBackward"
@@ -46,12 +46,12 @@ def recomputed(recording: Recording) -> Recomputed:
             again, (*doubts, f"Whether activation checkpointing ran operators again is not known: {why}.")
         )
     node_of = np.full(len(operators), NONE)  # the innermost node that each operator runs in
-    callers = recording.callers.tolist()
-    for at, (caller, node, number) in enumerate(zip(callers, is_node.tolist(), numbered.tolist(), strict=True)):
-        if caller == NONE or node:
-            continue
-        node_of[at] = caller if is_node[caller] else node_of[caller]
-        again[at] = node_of[at] != NONE and (number or again[caller])
+    nodes, runs_again = one_by_one(node_of), one_by_one(again)
+    given, evaluates = one_by_one(numbered), one_by_one(is_node)
+    for at, caller in enumerate(one_by_one(recording.callers)):
+        if caller != NONE and not evaluates[at]:
+            node = nodes[at] = caller if evaluates[caller] else nodes[caller]
+            runs_again[at] = node != NONE and (given[at] or runs_again[caller])
     if _one_after_the_other(*(np.unique(node_of[each & (node_of != NONE)]) for each in (~is_node, again))):
         why = "the backward is recorded itself (create_graph), so its own operators look like those of a forward"
         doubts.append(f"Whether activation checkpointing ran operators again is not known: {why}.")

@@ -27,7 +27,7 @@ GIVEN_A_NUMBER = 1  # of an operator: autograd gave it a sequence number, as it 
 class Spans:
     """Events that have a length, in the order of their beginnings.
 
-    ``names`` are numbers of names, ``lanes`` are threads on the host and streams on a device. ``links`` is what
+    ``names`` are numbers of names, ``lanes`` of threads on the host and of streams on a device. ``links`` is what
     launches and device work have in common (Kineto's correlation), ``operators`` what those of an operator have (its
     External id). ``more`` is the number of shapes or of a collective's arguments, ``kinds`` what device work is, and
     of operators `GIVEN_A_NUMBER` or 0.
@@ -87,7 +87,8 @@ class Recording:
     annotations: Spans
     launches: Spans
     work: Spans
-    memory: Spans  # of the allocator: lanes are accelerators (-1: the host), links bytes allocated, operators reserved
+    memory: Spans  # of the allocator: kinds are 0 on the host, else 1 more than the accelerator's number; links bytes
+    # allocated, operators bytes reserved
     devices: tuple[str, ...] = ()
     rank: int | None = None
     ranks: int | None = None
@@ -163,15 +164,17 @@ def _around(spans: Spans) -> Column:
     found = np.full(len(spans), NONE)
     for lane in np.unique(spans.lanes):
         indices = np.flatnonzero(spans.lanes == lane)
-        begins, ends = spans.begins_ns[indices].tolist(), spans.ends_ns[indices].tolist()
-        open_: list[int] = []
-        around = []
-        for at, begin in enumerate(begins):
+        ends, outer = (
+            one_by_one(spans.ends_ns[indices]),
+            np.full(len(indices), NONE),
+        )  # lists would be four times larger
+        into, open_ = one_by_one(outer), list[int]()
+        for at, begin in enumerate(one_by_one(spans.begins_ns[indices])):
             while open_ and ends[open_[-1]] <= begin:
                 open_.pop()
-            around.append(open_[-1] if open_ else NONE)
+            if open_:
+                into[at] = open_[-1]
             open_.append(at)
-        outer = np.array(around, dtype=np.int64)
         found[indices] = np.where(outer != NONE, indices[outer], NONE)
     return found
 
@@ -186,11 +189,21 @@ def _looked_up(keys: Column, values: Column, asked: Column) -> Column:
     return np.where(found, values[order][np.maximum(at, 0)], NONE)
 
 
+# A trace of a gigabyte has millions of operators, so columns are as narrow as their values: names, lanes and arguments
+# are numbered, and a column whose every value is `NONE` takes no memory.
+_TYPES = {
+    "begins_ns": "q", "ends_ns": "q", "names": "i", "lanes": "i", "links": "q", "operators": "q", "more": "i",
+    "kinds": "b",
+}  # fmt: skip
+_OFTEN_NONE = ("links", "operators", "more")
+
+
 @dataclass
 class Recorder:
     """Takes events one by one and makes a `Recording` of them."""
 
     names: dict[str, int] = field(default_factory=dict)
+    lanes: dict[int, int] = field(default_factory=dict)
     arguments: dict[Any, int] = field(default_factory=dict)
     columns: dict[str, dict[str, array[int]]] = field(default_factory=dict)
     malformed: int = 0
@@ -200,24 +213,45 @@ class Recorder:
         link: int = NONE, operator: int = NONE, more: Any = None, kind: int = 0,
     ) -> None:  # fmt: skip
         begin_ns = round(begin_us * 1000)
-        row = (
-            begin_ns, begin_ns + round(length_us * 1000), _number(self.names, name), lane, link, operator,
-            NONE if more is None else _number(self.arguments, more), kind,
-        )  # fmt: skip
         columns = self.columns.get(group)
         if columns is None:
-            columns = self.columns[group] = {each: array("q") for each in _COLUMNS}
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
+            columns = self.columns[group] = {each: array(code) for each, code in _TYPES.items()}
+        begins = columns["begins_ns"]
+        begins.append(begin_ns)
+        columns["ends_ns"].append(begin_ns + round(length_us * 1000))
+        columns["names"].append(_number(self.names, name))
+        columns["lanes"].append(_number(self.lanes, lane))
+        columns["kinds"].append(kind)
+        given = (link, operator, NONE if more is None else _number(self.arguments, more))
+        for each, value in zip(_OFTEN_NONE, given, strict=True):
+            column = columns[each]
+            if value != NONE or column:
+                column.extend([NONE] * (len(begins) - 1 - len(column)))
+                column.append(value)
 
     def spans(self, group: str) -> Spans:
         """The events of a group in the order of their beginnings, the longer one first of two that begin together."""
-        columns = self.columns.pop(group, None) or {each: array("q") for each in _COLUMNS}
-        made = Spans(
-            *(np.frombuffer(each, dtype=np.int64) if each else np.zeros(0, np.int64) for each in columns.values())
-        )
-        return made.where(np.lexsort((-made.ends_ns, made.begins_ns)))
+        columns = self.columns.pop(group, None) or {each: array(code) for each, code in _TYPES.items()}
+        begins, ends = (np.frombuffer(columns[each], dtype=np.int64) for each in ("begins_ns", "ends_ns"))
+        order = np.lexsort((-ends, begins))
+        del begins, ends
+        found = {each: _sorted(columns.pop(each), order) for each in _TYPES}  # one after the other, for the memory
+        return Spans(**found)
+
+
+def _sorted(column: array[int], order: Column) -> Column:
+    if not column and len(order):
+        return np.broadcast_to(np.int64(NONE), len(order))
+    if not len(order):
+        return np.zeros(0, np.int64)
+    found: Column = np.frombuffer(column, dtype=np.dtype(column.typecode))[order]
+    return found
 
 
 def _number(known: dict[Any, int], value: Any) -> int:
     return known.setdefault(value, len(known))
+
+
+def one_by_one(column: npt.NDArray[Any]) -> memoryview:
+    """The values of a column as Python's own, made as they are asked for; a list of them is four times larger."""
+    return memoryview(np.ascontiguousarray(column))  # type: ignore[arg-type]
