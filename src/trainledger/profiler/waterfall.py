@@ -96,10 +96,9 @@ def _computing(
         yield from (MeasuredBar(COMPUTE, each, step.parts_ns[each]) for each in COMPUTE_PARTS)
         return
     useful = counted if model_ns is None else round(model_ns)
-    if abs(counted - useful) <= len(at_peak):  # each product's share was rounded
-        useful = counted
+    rounded = counted - useful if abs(counted - useful) <= len(at_peak) else 0  # each product's share was rounded
     yield MeasuredBar(IDEAL, "", useful)
-    yield MeasuredBar(KERNELS, COUNTED, counted - useful)
+    yield MeasuredBar(KERNELS, COUNTED, counted - useful - rounded)
     lost = {key: parts.products.get(key, 0) - ideal for key, ideal in at_peak.items()}
     worst = sorted((key for key in lost if lost[key] > 0), key=lambda key: -lost[key])[:_WORST]
     for kind, shape, dtype, again in worst:
@@ -109,7 +108,8 @@ def _computing(
         named = sum(parts.products.get(key, 0) for key in own if key in worst)
         ideal = sum(at_peak[key] for key in own if key not in worst)
         other = "other " if any(key in worst for key in own) else ""
-        yield MeasuredBar(KERNELS, f"{other}{part}", step.parts_ns[part] - named - ideal)
+        yield MeasuredBar(KERNELS, f"{other}{part}", step.parts_ns[part] - named - ideal + rounded)
+        rounded = 0
 
 
 def _waiting(

@@ -19,7 +19,7 @@ from trainledger.units import (
 )
 
 _CAUSES = 4
-_ROWS = 12
+_ROWS, _ROWS_OF_A_PAGE = 12, 100
 _LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
@@ -100,7 +100,7 @@ def short_name(name: str, most: int = _LONGEST_NAME) -> str:
 
 def _room(most: int) -> int:
     """Characters of a kernel's name: a page with all rows has room for more."""
-    return _LONGEST_NAME if most <= _ROWS else 5 * _LONGEST_NAME
+    return _LONGEST_NAME if most < _ROWS_OF_A_PAGE else 5 * _LONGEST_NAME
 
 
 def _range(found: Profile, name: str) -> tuple[int, int]:
