@@ -1,4 +1,4 @@
-"""Steps of our own engine on an H200 beside their plans: each matmul is one of the account, recomputation is predicted."""
+"""Steps of our own engine on an H200 beside their plans: each matmul is of the account, recomputation is predicted."""
 
 from pathlib import Path
 
