@@ -1,10 +1,12 @@
 """Steps of our own engine on an H200 beside their plans: each matmul is of the account, recomputation is predicted."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from trainledger.api.cost import plan
+from trainledger.api.questions import advise
 from trainledger.predict.forecast import UNEXPLAINED
 from trainledger.predict.step import IDEAL
 from trainledger.profiler.beside_forecast import ProfileBeside, beside
@@ -20,10 +22,12 @@ RUNS = {
 }  # fmt: skip
 
 
-def of(name: str) -> ProfileBeside:
+def of(name: str, *, advised: bool = False, more: Mapping[str, object] | None = None) -> ProfileBeside:
     model, fields = RUNS[name]
     own = {"recipe.seq_len": 1024, "recipe.steps": 1, "recipe.precision": "bf16-mixed", "cluster.device": "h200"}
-    return beside(profile_of(STEPS / f"{name}.json.gz"), plan(model, own | fields))
+    made = plan(model, own | fields | dict(more or {}))
+    advice = advise(made.run, together=0) if advised else None
+    return beside(profile_of(STEPS / f"{name}.json.gz"), made, advice)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -53,3 +57,15 @@ def test_the_shapes_that_lose_most_are_those_of_the_vocabulary():
     found = of("gpt2_compiled")
     worst = [each.detail for each in found.waterfall if each.cause == "kernel efficiency"][:3]
     assert all("50257" in each for each in worst)
+    cause = found.profile.causes[0]
+    assert "50,257 is no multiple of 8" in cause.sentence
+    assert cause.code.startswith("size = 64 * -(-50257 // 64)  # 50304")
+
+
+def test_filling_the_vocabulary_up_is_advised_with_its_gain():
+    found = of("gpt2_compiled", advised=True)
+    remedy = found.remedies[0]
+    assert (remedy.cause, remedy.change.sets) == ("products below the peak", ("model.vocab_multiple=64",))
+    filled = of("gpt2_compiled", more={"model.vocab_multiple": 64}).plan.forecast.step_seconds
+    assert remedy.gain == pytest.approx(1 - filled / found.plan.forecast.step_seconds)
+    assert "CHANGES what is trained" in str(found)

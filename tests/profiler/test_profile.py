@@ -85,6 +85,8 @@ def test_the_gravest_cause_comes_first_and_says_what_changes_it(name, first, say
     at_stake = [each.nanoseconds for each in found.causes]
     assert at_stake == sorted(at_stake, reverse=True)
     assert first in str(found)
+    assert all(each.code in str(found) for each in found.causes[:4])
+    assert {each.name for each in found.causes if not each.code} <= {"exposed communication", "products below the peak"}
 
 
 def test_products_far_below_the_peak_are_named_with_their_shapes():

@@ -23,6 +23,7 @@ from trainledger.profiler.waterfall import COMPUTE, MeasuredBar, measured_waterf
 from trainledger.spec.run import Run
 from trainledger.units import NANOSECONDS_PER_SECOND
 
+_PADDED = "model.vocab_multiple"
 _LEAST_GAIN = 0.005  # of the step: less is not worth a line
 # Fields whose change takes away from a cause, by the names of `profiler.causes`.
 _FIELDS = {
@@ -153,7 +154,7 @@ def _in_nanoseconds(causes: Mapping[str, float], seconds: float | None) -> dict[
 
 
 def _remedies(found: Profile, advice: Advice) -> Iterator[Remedy]:
-    """For each cause the change that gains most, of those that train the same and fit."""
+    """For each cause the change that gains most, of those that train the same (or only fill up a size) and fit."""
     before = advice.forecast.step_seconds
     if not before:
         return
@@ -163,7 +164,7 @@ def _remedies(found: Profile, advice: Advice) -> Iterator[Remedy]:
         gains = [
             (1 - each.forecast.step_seconds / before, each)
             for each in advice.alone
-            if each.forecast.step_seconds and each.effect != RESULT and each.works
+            if each.forecast.step_seconds and each.works and (each.effect != RESULT or each.sets[0].startswith(_PADDED))
             and all(name.startswith(fields) for name in each.sets) and fields
         ]  # fmt: skip
         if gains:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,15 +35,31 @@ _WORTH_A_SENTENCE = 0.02  # of the step
 _MOVING_MEMORY = ("elementwise", "reduction", "norm", "embedding")
 _PAGEABLE = re.compile(r"Memcpy HtoD \(Pageable|Memcpy DtoH .*Pageable")
 _WORST_SHAPES = 2
+_ALIGNED, _FULL = 8, 64  # elements: rows that are no multiple of these fall back to slower kernels, or fill tiles badly
+_CODE = {
+    HOST: 'model.compile()  # or torch.compile(model, mode="reduce-overhead")',
+    OUTSIDE: "model.compile()",
+    AFTER_SYNC: "losses.append(loss.detach())  # and .item() of them once in many steps",
+    WAIT_FOR_DATA: "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
+    COPIES: "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)",
+    "memory-bound kernels": "model.compile()",
+    RECOMPUTATION: "context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])\n"
+                   "checkpoint(block, x, use_reentrant=False, context_fn=context)",
+    "optimizer": "torch.optim.AdamW(model.parameters(), fused=True)",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason, in a sentence that says what changes it, and the nanoseconds of the step that are at stake."""
+    """A reason, in a sentence that says what changes it, and the nanoseconds of the step that are at stake.
+
+    ``code`` is that change in a program of plain PyTorch, where there is one that most programs can make.
+    """
 
     name: str
     nanoseconds: int
     sentence: str
+    code: str = ""
 
 
 def causes(
@@ -51,7 +67,11 @@ def causes(
 ) -> tuple[Cause, ...]:
     """The causes that are worth a sentence, the one with most at stake first."""
     least = _WORTH_A_SENTENCE * step.nanoseconds
-    found = [each for each in _causes(recording, step, rates, peaks) if each.nanoseconds >= least]
+    found = [
+        replace(each, code=each.code or _CODE.get(each.name, ""))
+        for each in _causes(recording, step, rates, peaks)
+        if each.nanoseconds >= least
+    ]
     return tuple(sorted(found, key=lambda each: -each.nanoseconds))
 
 
@@ -158,8 +178,14 @@ def _of_products(rates: Sequence[ProductRate], peaks: Mapping[str, float]) -> It
         f"{each.shape} in {each.dtype} reaches {format_percent(at_peak / each.nanoseconds)}"
         for _, at_peak, each in worst[:_WORST_SHAPES]
     )
-    yield Cause(
-        "products below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)),
-        f"Products and attention are below {format_percent(REACHABLE)} of the peak: {some}. Larger sizes, "
-        "multiples of 64, and formats of fewer bits, come closer.",
-    )  # fmt: skip
+    sentence = f"Products and attention are below {format_percent(REACHABLE)} of the peak: {some}."
+    odd = {size for _, _, each in worst[:_WORST_SHAPES] if each.kind == "matmul" for size in each.sizes[1:]}
+    odd = {size for size in odd if size % _ALIGNED and size > _FULL}
+    code = ""
+    if odd:
+        size = max(odd)
+        full = -(-size // _FULL) * _FULL
+        sentence += f" {size:,} is no multiple of {_ALIGNED}, as fast kernels need it: fill it up to {full:,}."
+        code = f"size = {_FULL} * -(-{size} // {_FULL})  # {full}, of the vocabulary or the layer that has it"
+    sentence += f" Larger sizes, multiples of {_FULL}, and formats of fewer bits, come closer."
+    yield Cause("products below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)), sentence, code)

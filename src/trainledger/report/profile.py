@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainledger.document import Bars, Document, Facts, Table, notes, section, sections, shown
+from trainledger.document import Bars, Document, Facts, Item, Items, Table, notes, section, sections, shown
 from trainledger.profiler.profile import Profile
 from trainledger.profiler.waterfall import MeasuredBar
 from trainledger.report.plain_data import plain
@@ -69,7 +69,7 @@ def document(found: Profile, *, most: int = _ROWS) -> Document:
         sections=sections(
             Facts(tuple(_facts(found))),
             section(_step_title(found), Bars(tuple(short_bars(found.waterfall))), parts),
-            section("Where to look first", _causes(found)) if found.causes else None,
+            section("Where to look first", causes_of(found)) if found.causes else None,
             section("Kernels", kernels) if found.kernels else None,
             section("Products", products) if found.products else None,
             section("Collectives", sent) if found.collectives else None,
@@ -141,11 +141,15 @@ def _facts(found: Profile) -> Iterator[tuple[str, str]]:
         )
 
 
-def _causes(found: Profile) -> Iterator[str]:
+def causes_of(found: Profile, most: int = _CAUSES) -> Items:
+    """What is most at stake: a sentence each, and the change in code."""
     length = max(found.step.nanoseconds, 1)
-    for each in found.causes[:_CAUSES]:
-        share = each.nanoseconds / length
-        yield f"{each.name}, {format_percent(share)} of the step: {each.sentence}"
+    return Items(
+        tuple(
+            Item(f"{each.name}, {format_percent(each.nanoseconds / length)} of the step: {each.sentence}", each.code)
+            for each in found.causes[:most]
+        )
+    )
 
 
 def _product(found: Profile, most: int) -> Iterator[tuple[Any, ...]]:

@@ -12,8 +12,8 @@ from trainledger.profiler.ranks import RankProfile, Ranks
 from trainledger.profiler.step_time import EXPOSED
 from trainledger.report.plain_data import plain
 from trainledger.report.plan_figures import waterfall
+from trainledger.report.profile import causes_of, short_bars
 from trainledger.report.profile import document as of_profile
-from trainledger.report.profile import short_bars
 from trainledger.units import format_count, format_percent
 
 
@@ -32,7 +32,7 @@ def document(found: Ranks, *, most: int = 0) -> Document:
             ),
             *(section(_title(each), Bars(tuple(short_bars(each.waterfall)))) for each in shown_ranks),
             *(
-                section(f"Where to look first, on rank {each.rank}", *_causes(each))
+                section(f"Where to look first, on rank {each.rank}", causes_of(each.profile, 2))
                 for each in shown_ranks
                 if each.profile.causes
             ),
@@ -81,12 +81,6 @@ def _table(found: Ranks) -> Table:
     return Table(
         "ranks", columns, tuple(rows), ("integer", "nanoseconds", "share", "share", "share", "nanoseconds", "")
     )
-
-
-def _causes(each: RankProfile) -> Iterator[str]:
-    for cause in each.profile.causes[:2]:
-        share = cause.nanoseconds / max(each.profile.step.nanoseconds, 1)
-        yield f"{cause.name}, {format_percent(share)} of the step: {cause.sentence}"
 
 
 def _figures(some: list[RankProfile]) -> dict[str, Figure]:
