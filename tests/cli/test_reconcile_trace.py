@@ -30,6 +30,26 @@ def test_json_has_the_same_numbers(tmp_path):
     assert found["device"] == "h100-sxm"
 
 
+def test_the_forecast_of_its_run_stands_beside_a_trace(tmp_path):
+    trace = TRACE.parents[1] / "gpu_steps" / "gpt2_compiled.json.gz"
+    fields = ("recipe.seq_len=1024", "recipe.global_batch=16", "recipe.precision=bf16-mixed", "recipe.compile=true")
+    sets = [word for each in (*fields, "cluster.device=h200") for word in ("--set", each)]
+    done = asked("--trace", str(trace), "--run", "gpt2", *sets, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert sum(each["measured_ns"] for each in found["beside"]) == round(found["step_seconds"] * 1e9)
+    assert sum(each["nanoseconds"] for each in found["waterfall"]) == round(found["step_seconds"] * 1e9)
+    assert all(each["equal"] for each in found["operations"])
+    assert found["remedies"][0]["set"] == ["model.vocab_multiple=64"]
+
+
+def test_two_traces_are_compared(tmp_path):
+    other = TRACE.parent / "a100_ddp_2ranks.json.gz"
+    done = asked("--trace", str(TRACE), "--against", str(other), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "host too late: 152.5 ms less" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

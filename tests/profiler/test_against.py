@@ -2,22 +2,28 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainledger.profiler.against import against
-from trainledger.profiler.profile import profile, profile_of
+from trainledger.profiler.profile import Profile, profile, profile_of
 from trainledger.profiler.read import read_profile
 
 TRACES = Path(__file__).parent / "traces"
 NAMES = sorted(each.name for each in TRACES.glob("*.json.gz"))
 
 
+@cache
+def of(name: str) -> Profile:
+    return profile_of(TRACES / name)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trace_is_like_itself(name):
-    found = profile_of(TRACES / name)
+    found = of(name)
     same = against(found, found)
     assert same.difference_ns == 0
     assert all(not each.difference_ns for each in (*same.parts, *same.kernels, *same.products, *same.collectives))
@@ -27,7 +33,7 @@ def test_a_trace_is_like_itself(name):
 @pytest.mark.parametrize("before", NAMES)
 @pytest.mark.parametrize("after", NAMES)
 def test_differences_of_parts_sum_to_that_of_the_steps(before, after):
-    found = against(profile_of(TRACES / after), profile_of(TRACES / before))
+    found = against(of(after), of(before))
     assert sum(each.difference_ns for each in found.parts) == found.difference_ns
     assert sum(each.before_ns for each in found.parts) == found.before.step.nanoseconds
     largest = [abs(each.difference_ns) for each in found.kernels]

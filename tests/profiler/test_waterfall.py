@@ -1,6 +1,7 @@
 """The bars of a step: they sum to it, have the planner's names, and split what they come from."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ ALL = sorted(each.name for each in TRACES.glob("*.json.gz"))
 NAMES = {IDEAL, COMPUTE, *CAUSES, *RUN_CAUSES, UNEXPLAINED}
 
 
+@cache
 def of(name: str) -> Profile:
     return profile_of(TRACES / name)
 
