@@ -106,11 +106,13 @@ def _launched_in(recording: Recording, work: int) -> Iterator[str]:
     while operator != NONE:
         yield recording.names[recording.operators.names[operator]]
         operator = int(recording.callers[operator])
-    launch, annotations = recording.launch_of_work[work], recording.annotations
+    launch = int(recording.launch_of_work[work])
     if launch != NONE:
-        when, lane = recording.launches.begins_ns[launch], recording.launches.lanes[launch]
-        there = (annotations.begins_ns <= when) & (annotations.ends_ns > when) & (annotations.lanes == lane)
-        yield from (recording.names[each] for each in annotations.names[there][::-1].tolist())
+        of_launches, around = recording.annotations_of_launches
+        annotation = int(of_launches[launch])
+        while annotation != NONE:
+            yield recording.names[recording.annotations.names[annotation]]
+            annotation = int(around[annotation])
 
 
 def _message(recording: Recording, name: int, more: int) -> Message | None:

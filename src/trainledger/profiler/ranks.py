@@ -126,15 +126,16 @@ def ranks_of(
     seen = []
     for at, each in enumerate(trace_files(folder)):
         say(each.name)
-        recording = read_profile(each, advance)
-        found, times, steps = profile_and_timeline(recording, each.name)
-        seen.append(
-            _Seen(
-                at if recording.rank is None else recording.rank, found,
-                {step.name: _of_step(times, step) for step in steps.steps},
-            )
-        )  # fmt: skip
+        seen.append(_seen(each, at, advance))
     return compare(sorted(seen, key=lambda each: each.rank), Path(folder).name)
+
+
+def _seen(path: Path, at: int, advance: Advance) -> _Seen:
+    """What one trace says; its events are gone with this call."""
+    recording = read_profile(path, advance)
+    found, times, steps = profile_and_timeline(recording, path.name)
+    rank = at if recording.rank is None else recording.rank
+    return _Seen(rank, found, {step.name: _of_step(times, step) for step in steps.steps})
 
 
 def _of_step(times: Timeline, step: Step) -> tuple[Mapping[Key, tuple[int, int]], Mapping[str, Intervals]]:

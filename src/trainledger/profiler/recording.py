@@ -136,27 +136,31 @@ class Recording:
         found = self.operators_with(np.where(self.work.operators != NONE, self.work.operators, of_launch))
         if (found != NONE).sum() >= _MOST_IDS * (launch != NONE).sum():
             return found
-        around = np.append(self._operator_at_launches, NONE)[launch]
+        around = np.append(_innermost(self.operators, self.callers, self.launches), NONE)[launch]
         return around if (around != NONE).sum() > (found != NONE).sum() else found
 
     @cached_property
-    def _operator_at_launches(self) -> Column:
-        """The index of the innermost operator that each launch began in, on its thread; `NONE` where there is none."""
-        found = np.full(len(self.launches), NONE)
-        operators, launches = self.operators, self.launches
-        for lane in np.unique(launches.lanes):
-            own = np.flatnonzero(operators.lanes == lane)
-            asked = np.flatnonzero(launches.lanes == lane)
-            if not len(own):
-                continue
-            when = launches.begins_ns[asked]
-            at = np.searchsorted(operators.begins_ns[own], when, side="right") - 1
-            inner = np.where(at >= 0, own[np.maximum(at, 0)], NONE)
-            while ((inner != NONE) & (operators.ends_ns[inner] <= when)).any():
-                over = (inner != NONE) & (operators.ends_ns[inner] <= when)
-                inner = np.where(over, self.callers[inner], inner)
-            found[asked] = inner
-        return found
+    def annotations_of_launches(self) -> tuple[Column, Column]:
+        """The index of the innermost annotation that each launch began in, and that of the one around each annotation;
+        `NONE` where there is none."""
+        around = _around(self.annotations)
+        return _innermost(self.annotations, around, self.launches), around
+
+
+def _innermost(spans: Spans, around: Column, asked: Spans) -> Column:
+    """The index of the innermost span in which each of others begins on its lane; ``around`` is `_around` of them."""
+    found = np.full(len(asked), NONE)
+    for lane in np.unique(asked.lanes):
+        own, others = np.flatnonzero(spans.lanes == lane), np.flatnonzero(asked.lanes == lane)
+        if not len(own):
+            continue
+        when = asked.begins_ns[others]
+        at = np.searchsorted(spans.begins_ns[own], when, side="right") - 1
+        inner = np.where(at >= 0, own[np.maximum(at, 0)], NONE)
+        while (over := (inner != NONE) & (spans.ends_ns[inner] <= when)).any():
+            inner = np.where(over, around[inner], inner)
+        found[others] = inner
+    return found
 
 
 def _around(spans: Spans) -> Column:
