@@ -5,28 +5,38 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from trainledger.profiler.ranks import ranks_of
+from trainledger.plan.plan import make_plan
+from trainledger.profiler.beside_forecast import beside
+from trainledger.profiler.ranks import Ranks, ranks_of
 from trainledger.profiler.step_time import COPY, EXPOSED
 from trainledger.profiler.waterfall import BUBBLE, STRAGGLERS
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
 
 TRACES = Path(__file__).parent / "traces"
 LATE_US = 400.0
 
 
-def written(folder: Path, rank: int, *, early_us: float = 0.0, without: str = "") -> None:
-    """A public trace of rank 0 as that of another rank, whose all-reduces begin so much earlier."""
+def written(
+    folder: Path, rank: int, *, early_us: float = 0.0, without: str = "", ranks: int = 3, of: Sequence[int] = range(6)
+) -> None:
+    """A public trace of rank 0 as that of another rank, whose all-reduces (``of`` the six) begin so much earlier."""
     trace = json.loads(gzip.decompress((TRACES / "mi300_resnet_checkpointed_ddp8.json.gz").read_bytes()))
-    trace["distributedInfo"] |= {"rank": rank, "world_size": 3}
-    for each in trace["traceEvents"]:
-        if each["args"].get("Collective name") == "allreduce":
+    trace["distributedInfo"] |= {"rank": rank, "world_size": ranks}
+    sums = [each for each in trace["traceEvents"] if each["args"].get("Collective name") == "allreduce"]
+    for at, each in enumerate(sorted(sums, key=lambda each: each["ts"])):
+        each["args"]["Group size"] = ranks
+        if at in of:
             each["ts"] -= early_us
             each["dur"] += early_us
-            each["args"]["Group size"] = 3
     trace["traceEvents"] = [each for each in trace["traceEvents"] if not without or each["name"] != without]
     (folder / f"rank{rank}.json").write_text(json.dumps(trace))
 
@@ -59,10 +69,21 @@ def test_the_rank_whose_kernels_are_shortest_came_last(tmp_path):
 
 def test_ranks_that_are_alike_have_no_straggler(tmp_path):
     for rank in range(2):
-        written(tmp_path, rank)
+        written(tmp_path, rank, ranks=2)
     found = ranks_of(tmp_path)
     assert found.stragglers == ()
+    assert found.by_turns == ""
+    assert [each.compared for each in found.ranks] == [6, 6]
     assert all(not any(each.waited_in_median_ns.values()) for each in found.ranks)
+
+
+def test_ranks_that_are_late_by_turns_are_no_stragglers(tmp_path):
+    written(tmp_path, 0, early_us=LATE_US, ranks=2, of=(2, 3, 4, 5))
+    written(tmp_path, 1, early_us=LATE_US, ranks=2, of=(0, 1))
+    found = ranks_of(tmp_path)
+    assert [each.last for each in found.ranks] == [2, 4]
+    assert found.stragglers == ()
+    assert "by turns" in str(found)
 
 
 def test_only_steps_that_all_ranks_have_are_compared(tmp_path):
@@ -79,27 +100,50 @@ def test_a_directory_without_traces_is_refused_in_a_sentence(tmp_path):
         ranks_of(tmp_path)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("delay_seconds", [0.0, 0.1])
-def test_a_rank_that_is_held_back_is_named_and_no_other(tmp_path, delay_seconds):
+def trained(folder: Path, way: str, delay_seconds: float = 0.0) -> Ranks:
+    """Two processes that really train, read back."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = Path(__file__).parent / "two_ranks.py"
+    words = [sys.executable, str(Path(__file__).parent / "two_ranks.py"), str(folder)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), str(rank), str(port), str(delay_seconds)],
-            stderr=subprocess.PIPE,
-        )
+        subprocess.Popen([*words, str(rank), str(port), way, str(delay_seconds)], stderr=subprocess.PIPE)
         for rank in range(2)
     ]
     assert [each.communicate()[1] and each.returncode for each in processes] == [0, 0]
-    found = ranks_of(tmp_path)
+    found = ranks_of(folder)
     assert len(found.steps) == 3
     for each in found.ranks:
         assert sum(bar.nanoseconds for bar in each.waterfall) == each.profile.step.nanoseconds
+    return found
+
+
+@pytest.mark.process
+def test_a_rank_that_is_held_back_is_named_and_no_other(tmp_path):
+    found = trained(tmp_path, "ddp", delay_seconds=0.1)
+    assert [each.rank for each in found.stragglers] == [1]
+    assert found.ranks[1].last == found.ranks[1].compared == 3
+    assert found.ranks[1].caused_ns > 3 * 0.9 * 0.1 * 1e9
+    for each in found.ranks:
         assert sum(sent.count for sent in each.profile.collectives if sent.collective == "all-reduce") == 1
-    if delay_seconds:
-        assert [each.rank for each in found.stragglers] == [1]
-        assert found.ranks[1].last == found.ranks[1].compared == 3
-        assert found.ranks[1].caused_ns > 3 * 0.9 * delay_seconds * 1e9
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("way", "axis"), [("ddp", "replicate"), ("fsdp", "shard")])
+def test_what_two_ranks_send_is_what_their_account_sends(tmp_path, way, axis):
+    from two_ranks import RECIPE, SPEC
+
+    spread = with_fields(Layout(), {axis: 2})
+    run = Run(model=SPEC, recipe=RECIPE, layout=spread, cluster=with_fields(Cluster(), {"count": 2}))
+    found = beside(trained(tmp_path, way), make_plan(run, None, backend="cpu"))
+    rows = {each.kind: each for each in found.operations if each.unit == "bytes"}
+    assert all(each.equal for each in found.operations if each.unit == "FLOPs")
+    if way == "ddp":
+        assert rows["all-reduce"].equal
+        assert rows["broadcast"].difference == "not in the account"  # DDP sends buffers again; our engine does not
+        return
+    assert rows["all-gather"].equal
+    assert rows["reduce-scatter"].measured == 0  # gloo runs them as all-reduces of the same bytes
+    assert rows["all-reduce"].measured_count == rows["reduce-scatter"].predicted_count
+    assert rows["all-reduce"].measured == rows["reduce-scatter"].predicted
+    assert any("gloo runs a reduce-scatter as an all-reduce" in each for each in found.notes)

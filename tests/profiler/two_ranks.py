@@ -1,8 +1,8 @@
-"""Two processes that train a small model of ours side by side (DDP, gloo, CPU) under torch.profiler, a trace of each.
+"""Two processes that train a small model of ours side by side (gloo, CPU) under torch.profiler, a trace of each.
 
-    python tests/profiler/two_ranks.py FOLDER RANK PORT DELAY_SECONDS
+    python tests/profiler/two_ranks.py FOLDER RANK PORT WAY DELAY_SECONDS
 
-``DELAY_SECONDS`` is what the second rank sleeps before each backward.
+``WAY`` is ddp or fsdp. ``DELAY_SECONDS`` is what the second rank sleeps before each backward.
 """
 
 import os
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from trainledger.nn.init import initialize
@@ -31,12 +33,17 @@ SPEC = from_fields(
 RECIPE = with_fields(Recipe(seq_len=32, global_batch=4, steps=1, learning_rate=1e-3), {"precision": "fp32"})
 
 
-def main(folder: str, rank: int, port: str, delay_seconds: float) -> None:
+def main(folder: str, rank: int, port: str, way: str, delay_seconds: float) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     inner = build_model(SPEC, RECIPE)
     initialize(inner, seed=0)
-    model = torch.nn.parallel.DistributedDataParallel(inner)
+    model: torch.nn.Module = inner
+    if way == "fsdp":
+        for each in (*inner.layers, inner):
+            fully_shard(each, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens_BT = torch.randint(0, 96, (2, RECIPE.seq_len))
     with profile(
@@ -56,4 +63,4 @@ def main(folder: str, rank: int, port: str, delay_seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5]))

@@ -126,7 +126,7 @@ def runs(args: Namespace) -> Document:
     option("run_dirs RUN_DIR", "the directory of a run; with --update of several", nargs="*", default=[]),
     option(
         "--trace FILE",
-        "in its place a trace of torch.profiler, of any program (.json, .json.gz)",
+        "in its place a trace of torch.profiler, of any program (.json, .json.gz), or a directory of ranks",
         default=None,
     ),
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),

@@ -103,9 +103,12 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
         waiting_for_others_ns=waited_ns,
     )  # fmt: skip
     notes += [f"{each[0].upper()}{each[1:]}." for each in plan.forecast.notes if each.startswith("no step time")]
+    rows = operations(ledger, found.products, found.collectives)
+    if not found.on_device and any(each.kind == "reduce-scatter" and not each.measured_count for each in rows):
+        notes.append("A host's gloo runs a reduce-scatter as an all-reduce of the same bytes, and the trace has that.")
     return ProfileBeside(
         profile=found, plan=plan, rank=rank, mfu=reached, waterfall=bars, bars=tuple(_both(plan, bars)),
-        operations=operations(ledger, found.products, found.collectives),
+        operations=rows,
         remedies=() if advice is None else tuple(_remedies(found, advice)), notes=tuple(notes), ranks=ranks,
     )  # fmt: skip
 

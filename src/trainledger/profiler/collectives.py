@@ -21,7 +21,7 @@ _KINDS = (
 )  # fmt: skip
 _NAMES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _KINDS)
 _ONE_KERNEL = re.compile(r"SendRecv|Generic", re.IGNORECASE)
-_ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
+ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 _NBYTES = {
     "float": 4, "bfloat16": 2, "half": 2, "double": 8, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1, "bool": 1,
     "long int": 8, "signed char": 1, "unsigned char": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -56,7 +56,7 @@ def collectives(recording: Recording) -> Collectives:
         at = np.flatnonzero(np.isin(recording.work.names, numbers) & (recording.work.kinds == KERNEL))
         spans = recording.work.where(at)
     else:
-        spans = recording.named(recording.annotations, _ON_HOST)
+        spans = recording.named(recording.annotations, ON_HOST)
         at = np.full(len(spans), NONE)
     messages = tuple(
         _message(recording, name, more) for name, more in zip(spans.names.tolist(), spans.more.tolist(), strict=True)
@@ -127,4 +127,6 @@ def _of_shapes(recording: Recording, collective: str, given: Shapes) -> Message 
     sizes: Sequence[tuple[int, ...]] = [each for each in given.sizes if each]
     if not sizes:
         return None
-    return Message(collective, sum(map(prod, sizes)), 0, given.types[0] if given.types else "", recording.ranks or 0)
+    elements, ranks = sum(map(prod, sizes)), recording.ranks or 0
+    out = elements * ranks if collective_named(collective) == "all-gather" else 0  # only what goes in is recorded
+    return Message(collective, elements, out, given.types[0] if given.types else "", ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainledger.profiler.collectives import ON_HOST
 from trainledger.profiler.kinds import COLLECTIVE
 from trainledger.profiler.recording import NONE, Message, Recording, Shapes
 from trainledger.profiler.steps import Steps
@@ -31,6 +32,8 @@ def _doubts(recording: Recording, steps: Steps) -> Iterator[str]:
         )
     else:
         yield from _of_device(recording, steps)
+    if not recording.on_device and (recording.ranks or 0) > 2 and len(recording.named(recording.annotations, ON_HOST)):
+        yield "Collectives of a host do not say which ranks take part: they are taken to be all of them."
     with_arguments = [each for each in recording.operators.more.tolist() if each != NONE]
     if not any(isinstance(recording.arguments[each], Shapes) for each in set(with_arguments)):
         yield "Shapes were not recorded (record_shapes=True): no FLOPs, and no MFU."

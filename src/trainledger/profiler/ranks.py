@@ -40,7 +40,7 @@ class RankProfile:
 
     ``waited_ns`` is by step and by kind of collective, and lies in exposed communication; ``caused_ns`` is what all
     others waited in collectives to which this rank came last, in all such steps; ``last`` is how many of the
-    ``compared`` those were.
+    ``compared`` those were. ``waiting_ns`` is all that it waited itself in those steps, beside computation too.
     """
 
     rank: int
@@ -49,6 +49,7 @@ class RankProfile:
     caused_ns: int
     last: int
     compared: int
+    waiting_ns: int = 0
 
     @property
     def waited_in_median_ns(self) -> Mapping[str, int]:
@@ -79,15 +80,32 @@ class Ranks(Answer, report="profile_ranks"):
 
     @property
     def stragglers(self) -> tuple[RankProfile, ...]:
-        """Ranks that the others wait for, each of them for more than a fiftieth of a step on the average."""
-        others, steps = max(len(self.ranks) - 1, 1), max(len(self.steps), 1)
-        found = [each for each in self.ranks if each.caused_ns > _WORTH_A_NAME * self.step_ns * others * steps]
+        """Ranks that each of the others waits for, by a fiftieth of a step longer than they wait themselves."""
+        least = _WORTH_A_NAME * self.step_ns * max(len(self.steps), 1)
+        found = [each for each in self.ranks if self._costs_ns(each) - each.waiting_ns > least]
         return tuple(sorted(found, key=lambda each: -each.caused_ns))
+
+    @property
+    def by_turns(self) -> str:
+        """A sentence where ranks wait for each other and none of them is the slow one; else empty."""
+        steps = max(len(self.steps), 1)
+        waits = sum(each.waiting_ns for each in self.ranks) / max(len(self.ranks), 1) / steps
+        if self.stragglers or waits <= _WORTH_A_NAME * self.step_ns:
+            return ""
+        share = format_percent(waits / max(self.step_ns, 1))
+        return (
+            f"Ranks wait {format_seconds(waits / _NANO)} of a step for each other, {share}, and by turns: none of "
+            "them is slower than the others on the average. Their work differs from step to step, or other programs "
+            "take turns on their hosts."
+        )
+
+    def _costs_ns(self, rank: RankProfile) -> float:
+        """What each of the others waited for a rank, on the average of them."""
+        return rank.caused_ns / max(len(self.ranks) - 1, 1)
 
     def said_of(self, straggler: RankProfile) -> str:
         """A sentence on a rank that the others wait for."""
-        others, steps = max(len(self.ranks) - 1, 1), max(len(self.steps), 1)
-        each_ns = straggler.caused_ns / others / steps
+        each_ns = self._costs_ns(straggler) / max(len(self.steps), 1)
         return (
             f"Rank {straggler.rank} came last to {format_count(straggler.last)} of {format_count(straggler.compared)} "
             f"collectives: each of the others waited {format_seconds(each_ns / _NANO)} of a step for it, "
@@ -156,7 +174,7 @@ def compare(seen: Sequence[_Seen], path: str) -> Ranks:
     """Who waited for whom, in the steps and the collectives that ranks have in common."""
     steps = [name for name in (seen[0].steps if seen else ()) if all(name in each.steps for each in seen)]
     waits: list[dict[str, list[tuple[int, int]]]] = [{name: [] for name in steps} for _ in seen]
-    caused, last, compared = ([0] * len(seen) for _ in range(3))
+    caused, last, compared, waiting = ([0] * len(seen) for _ in range(4))
     for name in steps:
         for key in dict.fromkeys(key for each in seen for key in each.steps[name][0]):
             there = [at for at, each in enumerate(seen) if key in each.steps[name][0]]
@@ -169,11 +187,12 @@ def compare(seen: Sequence[_Seen], path: str) -> Ranks:
             for at, (begin, end) in spans.items():
                 compared[at] += 1
                 waits[at][name].append((begin, end - shortest))
+                waiting[at] += end - begin - shortest
                 caused[slowest] += end - begin - shortest
     ranks = tuple(
         RankProfile(
             each.rank, each.profile, {name: _exposed(waits[at][name], each.steps[name][1]) for name in steps},
-            caused[at], last[at], compared[at],
+            caused[at], last[at], compared[at], waiting[at],
         )
         for at, each in enumerate(seen)
     )  # fmt: skip

@@ -28,7 +28,10 @@ def document(found: Ranks, *, most: int = 0) -> Document:
         title=f"{found.path}: where the time of {format_count(len(found.ranks))} ranks went",
         sections=sections(
             section(
-                "", Facts(tuple(_facts(found))), _table(found), *(found.said_of(each) for each in found.stragglers)
+                "",
+                Facts(tuple(_facts(found))),
+                _table(found),
+                _who_is_late(found),
             ),
             *(section(_title(each), Bars(tuple(short_bars(each.waterfall)))) for each in shown_ranks),
             *(
@@ -47,6 +50,11 @@ def document(found: Ranks, *, most: int = 0) -> Document:
         data=lambda: _data(found),
         figures=lambda: _figures(shown_ranks),
     )
+
+
+def _who_is_late(found: Ranks) -> list[str]:
+    """A sentence on each straggler, or that ranks wait by turns."""
+    return [found.said_of(each) for each in found.stragglers] or [each for each in (found.by_turns,) if each]
 
 
 def _who_waits_most(found: Ranks) -> RankProfile:
@@ -105,5 +113,5 @@ def _data(found: Ranks) -> dict[str, Any]:
             for each in found.ranks
         ],
         "stragglers": [{"rank": each.rank, "sentence": found.said_of(each)} for each in found.stragglers],
-        "doubts": list(found.doubts),
+        "by_turns": found.by_turns, "doubts": list(found.doubts),
     }  # fmt: skip
