@@ -129,30 +129,34 @@ def runs(args: Namespace) -> Document:
         "in its place a trace of torch.profiler, of any program (.json, .json.gz), or a directory of ranks",
         default=None,
     ),
+    option("--memory SNAPSHOT", "in its place a snapshot of CUDA's allocator (torch.cuda.memory)", default=None),
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
     option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
     flag("--undo", "take the last --update of the calibration back"),
     option("--against OTHER", "another trace that this one is compared with", default=None),
-    option("--run RUN.toml", "of a trace: its run, whose forecast stands beside it", default=None),
+    option("--run RUN.toml", "of a trace or a snapshot: its run, whose forecast stands beside it", default=None),
     SET,
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
 )
 def reconcile(args: Namespace) -> Document | Outcome:
     """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
 
-    Of a profiler's trace: where the time of its steps went, with --run beside the forecast. With --update the
-    calibration learns from past runs.
+    Of a profiler's trace: where the time of its steps went, of a snapshot of CUDA's allocator its peak, with --run
+    beside the forecast. With --update the calibration learns from past runs.
     """
     if args.update or args.undo or args.runs is not None:
         return _refitted(args)
     args.run_dir = _only(args.run_dirs)
-    if args.trace is not None:
-        from trainledger.cli.profile import of_trace  # brings in numpy
+    if args.trace is not None or args.memory is not None:
+        from trainledger.cli import profile  # brings in numpy
 
-        return of_trace(args, progress_bar)
+        if args.memory is not None:
+            return with_html(profile.of_memory(args), args.html)
+        return profile.of_trace(args, progress_bar)
     given = {"--run": args.run, "--set": args.set, "--against": args.against}
     if any(given.values()):
-        raise InvalidInput([Problem(name, value, "is for --trace") for name, value in given.items() if value])
+        rule = "is for --trace and --memory"
+        raise InvalidInput([Problem(name, value, rule) for name, value in given.items() if value])
     if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from trainledger.cli.arguments import Outcome
 from trainledger.document import Answer, Document
+from trainledger.profiler.allocator import allocator_peak
 from trainledger.profiler.profile import Profile, profile_of
 from trainledger.profiler.ranks import Ranks, ranks_of, trace_files
+from trainledger.report import allocator
 from trainledger.report.html import page, parts
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -34,6 +36,22 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
     whole = answer.document(most=_ROWS_OF_A_PAGE)
     replace_file(args.html, page(whole.title, parts(whole), whole.figures()).encode())
     return Outcome(found, remarks=(f"Written to {args.html}",))
+
+
+def of_memory(args: Namespace) -> Document:
+    """What a snapshot of CUDA's allocator says (``args.memory``), beside the account of ``args.run``'s peak rank."""
+    for flag, value in (("RUN_DIR", args.run_dir), ("--trace", args.trace), ("--against", args.against)):
+        if value is not None:
+            raise InvalidInput([Problem("--memory", args.memory, f"is asked for alone, not beside {flag}")])
+    if args.set and args.run is None:
+        raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
+    found = allocator_peak(args.memory)
+    if args.run is None:
+        return allocator.document(found)
+    import trainledger as tl
+
+    plan = tl.plan(args.run, args.set)
+    return allocator.document(found, plan.forecast.peak_by_category)
 
 
 def _answer(args: Namespace, progress: Progress) -> Answer:

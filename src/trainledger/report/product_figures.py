@@ -27,7 +27,7 @@ def roofline_figure(intensity: float, times: Sequence[ProductTime], title: str) 
         peak, memory, colour = each.peak_flops_per_second, each.memory_bytes_per_second, COLOURS[at % len(COLOURS)]
         if each.ridge is None or peak is None or memory is None:
             continue
-        data.append(_roof(each.device, each.title, peak, memory, (low, high), colour))
+        data.append(roof(each.device, each.title, peak, memory, (low, high), colour))
         bound = min(peak, memory * intensity)
         for rate, symbol, words in ((bound, "circle-open", "at most"), (each.flops_per_second, "circle", "predicted")):
             if rate:
@@ -36,7 +36,7 @@ def roofline_figure(intensity: float, times: Sequence[ProductTime], title: str) 
                 data.append(
                     points(words, [intensity], [rate / TERA], marker=marker, showlegend=False, hovertemplate=said)
                 )
-    layout = _roofline_layout(title)
+    layout = roofline_layout(title)
     layout["shapes"].append(line("v", intensity, "#999999", "x", "y domain", dash="dot"))
     return {"data": data, "layout": layout}
 
@@ -48,7 +48,7 @@ def measured_roofline(found: MatmulTimes, title: str) -> Figure:
     data = []
     for at, dtype in enumerate(dict.fromkeys(each.dtype for each in found.matmuls)):
         colour, own = COLOURS[at % len(COLOURS)], [each for each in found.matmuls if each.dtype == dtype]
-        data.append(_roof(dtype, found.title, found.best(dtype), found.memory_bytes_per_second, (low, high), colour))
+        data.append(roof(dtype, found.title, found.best(dtype), found.memory_bytes_per_second, (low, high), colour))
         for name, straight, symbol in (("factors by rows", True, "circle"), ("others", False, "circle-open")):
             some = [each for each in own if (each.factors == STRAIGHT) == straight]
             if some:
@@ -64,10 +64,10 @@ def measured_roofline(found: MatmulTimes, title: str) -> Figure:
                         text=said, hovertemplate="%{text}<extra></extra>",
                     )
                 )  # fmt: skip
-    return {"data": data, "layout": _roofline_layout(title)}
+    return {"data": data, "layout": roofline_layout(title)}
 
 
-def _roof(
+def roof(
     name: str, title: str, peak: float, memory_bytes_per_second: float, ends: tuple[float, float], colour: str
 ) -> dict[str, Any]:
     """The roof of a device between two intensities: the rate of its memory up to the ridge point, then its peak."""
@@ -78,7 +78,8 @@ def _roof(
     return points(name, corners, roof, "lines", line={"color": colour}, hovertemplate=said)
 
 
-def _roofline_layout(title: str) -> dict[str, Any]:
+def roofline_layout(title: str) -> dict[str, Any]:
+    """The axes of a roofline: both logarithmic."""
     layout = arranged(title, "FLOPs per byte", "TFLOP/s")
     for axis in ("xaxis", "yaxis"):
         layout[axis] |= {"type": "log"}

@@ -12,10 +12,12 @@ from trainledger.document import Amount, Cell, Document, Figure, Table, section,
 from trainledger.ledger.measured import Spread
 from trainledger.ledger.rank_figures import RankFigures
 from trainledger.reconcile import Part, Reconciliation, Row
-from trainledger.report.html import page, parts
+from trainledger.report.html import page, parts, table_html
 from trainledger.report.memory import memory_timeline
 from trainledger.report.plain_data import plain
+from trainledger.report.plan_figures import waterfall
 from trainledger.report.record import RunRecord
+from trainledger.report.run_figures import operations_table, roofline
 from trainledger.report.style import arranged, line
 from trainledger.report.table import sentence
 from trainledger.spec.plain import replace_file
@@ -125,17 +127,31 @@ def html(record: RunRecord) -> str:
     if record.measured.torch_version:
         facts.insert(1, f"torch {record.measured.torch_version}")
     where = escape(" · ".join(each for each in facts if each))
-    return page(made.title, [f'<p class="where">{where}</p>', *parts(made)], made.figures())
+    return page(made.title, [f'<p class="where">{where}</p>', *parts(made), *_whole(record)], made.figures())
+
+
+def _whole(record: RunRecord) -> Iterator[str]:
+    """Tables that are too long for a terminal, folded: a browser's search finds what is in them."""
+    for whose, ledger in (("forecast", record.predicted_ledger), ("recorded step", record.measured_ledger)):
+        if ledger is not None:
+            table = table_html(operations_table(ledger))
+            yield f"<details><summary>Every operation of the {whose}</summary>{table}</details>"
 
 
 def figures(record: RunRecord) -> dict[str, Figure]:
     """The figures that a run directory has the data for, by title."""
     rows = record.reconciliation
+    forecast, measured = record.forecast, record.measured_ledger
+    bars = () if forecast is None else forecast.waterfall
     built = {
         "Memory over one step": memory_timeline(record.predicted_ledger, record.measured_ledger),
         "Loss": loss_curve(record),
         "Step time": step_time_distribution(record),
         "Time by phase": phase_times(rows),
+        "Forecast: where the time goes": waterfall(bars, "Forecast: where the time goes") if bars else None,
+        "Operations of the recorded step": (
+            None if measured is None or forecast is None else roofline(measured, forecast.peak_flops_per_second)
+        ),
     }
     return {title: each for title, each in built.items() if each is not None}
 
