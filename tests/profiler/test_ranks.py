@@ -110,7 +110,8 @@ def trained(folder: Path, way: str, delay_seconds: float = 0.0) -> Ranks:
         subprocess.Popen([*words, str(rank), str(port), way, str(delay_seconds)], stderr=subprocess.PIPE)
         for rank in range(2)
     ]
-    assert [each.communicate()[1] and each.returncode for each in processes] == [0, 0]
+    said = [each.communicate()[1] for each in processes]
+    assert [each.returncode for each in processes] == [0, 0], said
     found = ranks_of(folder)
     assert len(found.steps) == 3
     for each in found.ranks:

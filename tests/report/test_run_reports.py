@@ -238,7 +238,8 @@ def test_a_page_is_only_written_where_a_file_can_be(copy, capsys, named):
 def test_the_figures_are_figures_to_plotly(run_dir):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     drawn = figures(read_run(run_dir))
-    assert list(drawn) == ["Memory over one step", "Loss", "Step time", "Time by phase"]
+    forecast = "Forecast: where the time goes"
+    assert list(drawn) == ["Memory over one step", "Loss", "Step time", "Time by phase", forecast]
     for each in drawn.values():
         graph_objects.Figure(each).to_json()
 
@@ -284,8 +285,10 @@ def test_the_page_opens_offline_and_draws(run_dir, tmp_path):
     shown, asked = opened(page, tmp_path / "profile")
     assert asked == []
     body = shown.partition("</table>")[2]
-    assert body.count("<figure>") == 4
-    assert body.count("<svg") == 8
+    assert body.count("<figure>") == 5
+    assert body.count("<svg") == 10
+    assert body.count("<summary>Every operation of the ") == 2
+    assert "addmm" in body
     assert "unigram entropy" in body
 
 

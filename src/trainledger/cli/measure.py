@@ -144,19 +144,20 @@ def reconcile(args: Namespace) -> Document | Outcome:
     Of a profiler's trace: where the time of its steps went, of a snapshot of CUDA's allocator its peak, with --run
     beside the forecast. With --update the calibration learns from past runs.
     """
+    of_file = args.trace is not None or args.memory is not None
+    given = {"--run": args.run, "--set": args.set, "--against": args.against}
+    if not of_file and any(given.values()):
+        rule = "is for --trace and --memory"
+        raise InvalidInput([Problem(name, value, rule) for name, value in given.items() if value])
     if args.update or args.undo or args.runs is not None:
         return _refitted(args)
     args.run_dir = _only(args.run_dirs)
-    if args.trace is not None or args.memory is not None:
+    if of_file:
         from trainledger.cli import profile  # brings in numpy
 
         if args.memory is not None:
             return with_html(profile.of_memory(args), args.html)
         return profile.of_trace(args, progress_bar)
-    given = {"--run": args.run, "--set": args.set, "--against": args.against}
-    if any(given.values()):
-        rule = "is for --trace and --memory"
-        raise InvalidInput([Problem(name, value, rule) for name, value in given.items() if value])
     if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
@@ -178,8 +179,9 @@ def _only(run_dirs: list[str]) -> str | None:
 
 def _refitted(args: Namespace) -> Document | Outcome:
     """The calibration fitted to past runs, or the last fit taken back."""
-    if args.trace is not None:
-        raise InvalidInput([Problem("--trace", args.trace, "is no run of this engine; --update takes run directories")])
+    for flag, value in (("--trace", args.trace), ("--memory", args.memory)):
+        if value is not None:
+            raise InvalidInput([Problem(flag, value, "is no run of this engine; --update takes run directories")])
     if args.undo:
         if args.update or args.run_dirs or args.runs is not None:
             raise InvalidInput([Problem("--undo", None, "takes the last fit back, and stands alone")])
