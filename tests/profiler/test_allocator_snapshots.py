@@ -21,7 +21,7 @@ MEASURED_PEAK_NBYTES = 9_880_190_464  # torch.cuda.max_memory_allocated(), which
 @pytest.fixture(scope="module")
 def account():
     recipe = {"seq_len": 1024, "global_batch": 8, "steps": 1, "precision": "bf16-mixed"}
-    return tl.account(tl.load({"model": {"preset": "gpt2"}, "recipe": recipe}), backend="cuda").peak()
+    return tl.account(tl.load({"model": {"preset": "gpt2"}, "recipe": recipe}), backend="sm90").peak()
 
 
 def test_the_peak_of_a_gpu_is_that_of_the_account(account):
@@ -30,7 +30,7 @@ def test_the_peak_of_a_gpu_is_that_of_the_account(account):
     assert found["optimizer state"] == told["optimizer state"]
     # Autograd's copies of the logits have no stack.
     assert found["logits and loss"] + found["backward"] == told["logits and loss"]
-    assert told["activations"] - found["activations"] == 12 * 8  # a number of each block that torch 2.11 does not keep
+    assert found["activations"] == told["activations"]
     assert found["other"] == told["batch"]
     assert found[BEFORE] == 69_206_016  # cuBLAS' workspace of another model, 66 MiB
     assert sum(found.values()) == allocator_peak(H200).nbytes

@@ -179,9 +179,9 @@ def _only(run_dirs: list[str]) -> str | None:
 
 def _refitted(args: Namespace) -> Document | Outcome:
     """The calibration fitted to past runs, or the last fit taken back."""
-    for flag, value in (("--trace", args.trace), ("--memory", args.memory)):
+    for name, value in (("--trace", args.trace), ("--memory", args.memory)):
         if value is not None:
-            raise InvalidInput([Problem(flag, value, "is no run of this engine; --update takes run directories")])
+            raise InvalidInput([Problem(name, value, "is no run of this engine; --update takes run directories")])
     if args.undo:
         if args.update or args.run_dirs or args.runs is not None:
             raise InvalidInput([Problem("--undo", None, "takes the last fit back, and stands alone")])
