@@ -38,6 +38,7 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout), read_calibration(path), done.stderr
 
 
+@pytest.mark.process
 def test_the_command_prints_what_it_keeps(measured):
     printed, kept, errors = measured
     assert printed["peak_flops_per_second"] == kept.peak_flops_per_second
@@ -47,6 +48,7 @@ def test_the_command_prints_what_it_keeps(measured):
     assert kept.fits == ()
 
 
+@pytest.mark.process
 def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
     _, kept, _ = measured
     assert {each.kind for each in kept.kernels} == set(KINDS)
@@ -61,6 +63,7 @@ def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
     assert kept.memory_nbytes == memory_nbytes(torch.device("cpu"))
 
 
+@pytest.mark.process
 def test_a_quick_calibration_has_disk_and_loader_and_no_collectives(measured):
     _, kept, _ = measured
     assert kept.read_bytes_per_second > 0
@@ -70,12 +73,14 @@ def test_a_quick_calibration_has_disk_and_loader_and_no_collectives(measured):
     assert kept.host_copies == ()
 
 
+@pytest.mark.process
 def test_the_peak_is_the_best_matmul(measured):
     _, kept, _ = measured
     rates = [each.flops_per_second for each in kept.kernels if (each.kind, each.dtype) == ("matmul", "fp32")]
     assert kept.peak_flops_per_second["fp32"] == max(rates)
 
 
+@pytest.mark.process
 def test_disturbed_samples_are_counted_and_a_busy_machine_is_told(measured):
     _, kept, _ = measured
     assert 0 <= kept.discarded <= kept.samples

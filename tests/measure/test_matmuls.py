@@ -72,6 +72,7 @@ def test_factors_larger_than_the_memory_are_refused():
         measure_matmuls("cpu", shapes=[(2**20, 2**20, 2**20)], dtypes=["fp32"])
 
 
+@pytest.mark.process
 def test_the_verb_prints_and_draws_what_it_measured(tmp_path):
     words = ["measure", "matmul", "--shapes", "64x64x64", "96x64x64", "128x64x64", "--dtype", "fp32", "--json"]
     done = subprocess.run(

@@ -36,6 +36,7 @@ def test_a_page_holds_every_figure_and_fetches_nothing(tmp_path: Path) -> None:
     assert page.count(">attention &lt;/script&gt;</text>") == 4  # both figures, for a screen and for a telephone
 
 
+@pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here, so the page was not looked at")
 def test_a_browser_shows_the_drawing_that_suits_its_width(tmp_path: Path) -> None:
     where = tmp_path / "out.html"
@@ -68,7 +69,7 @@ def test_what_a_page_says_above_its_figures_and_below_them(tmp_path: Path) -> No
     assert "<ol><li>first &lt;dot&gt;</li><li>second</li></ol>" in page
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("suffix", [pytest.param("png", marks=pytest.mark.process), "svg"])
 def test_images_hold_a_figure_each_and_it_is_said_which(tmp_path: Path, suffix: str) -> None:
     if suffix == "png":
         pytest.importorskip("kaleido")
