@@ -113,6 +113,7 @@ def test_a_compiled_loss_is_metered_as_an_eager_one_and_said_to_be(run_file: Pat
     assert note.endswith("its bytes are those of an eager loss, the forecast's those of a compiled one")
 
 
+@pytest.mark.process
 def test_a_killed_run_keeps_its_forecast_and_is_measured_in_the_end(run_file: Path) -> None:
     words = [sys.executable, "-m", "trainledger", "train", str(run_file), "--set", "recipe.steps=400"]
     process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)

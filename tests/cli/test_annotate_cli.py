@@ -137,6 +137,7 @@ def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: 
     assert "No findings: nothing unnecessary was seen.\n" in out
 
 
+@pytest.mark.process
 def test_interrupted_it_prints_what_there_is(script: Path) -> None:
     script.write_text(SOURCE + "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
     process = subprocess.Popen(

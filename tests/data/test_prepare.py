@@ -133,6 +133,7 @@ def test_equal_records_make_equal_tokens_whatever_the_file(tmp_path: Path, spec_
         assert one.read(0, one.tokens).tolist() == other.read(0, other.tokens).tolist()
 
 
+@pytest.mark.process
 def test_killed_at_any_moment_and_resumed_it_writes_the_same_bytes(
     library: Path, spec_of: SpecOf, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_killed_at_any_moment_and_resumed_it_writes_the_same_bytes(
     assert max(kept) > 0
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_every_process_and_costs_nothing_finished(library: Path, spec_of: SpecOf) -> None:
     data = spec_of(library, tokenizer="bpe")
     process = start(data)

@@ -178,6 +178,7 @@ def test_storage_that_cannot_be_written_is_unknown(tmp_path):
     assert storage_bytes_per_second(1000, str(tmp_path / "absent")) is None
 
 
+@pytest.mark.process
 def test_a_backend_that_is_not_there_is_a_sentence():
     if torch.cuda.is_available():
         pytest.skip("this machine has the accelerator that the test asks for in vain")

@@ -437,6 +437,7 @@ for number in range(100000):
 """
 
 
+@pytest.mark.process
 def test_an_export_that_is_killed_is_there_whole_or_not_at_all(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", EXPORTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     for _ in range(30):
