@@ -73,6 +73,11 @@ def test_a_part_of_which_next_to_nothing_was_predicted_has_a_ratio():
     assert table_of(Reconciliation((row,))).rows[1][3] == "inf"
 
 
+def test_a_forecast_of_no_devices_at_all_is_compared():
+    predicted = Forecast(step_seconds=1.0, mfu=2.225e-309, model_flops=10, peak_flops_per_second=1e-3)
+    assert reconcile(predicted, Measured())["mfu"].predicted == 2.225e-309
+
+
 @given(forecasts(), measurements())
 def test_the_json_form_of_whole_quantities_balances_in_integers(predicted, measured):
     for row in document(reconcile(predicted, measured)).data()["rows"]:

@@ -18,6 +18,7 @@ from trainledger.predict.forecast import Forecast
 from trainledger.predict.utilization import mfu
 
 Number = int | float
+_MOST_DEVICES = 1e7  # more are no devices, but a forecast that somebody wrote
 
 
 @dataclass(frozen=True)
@@ -211,4 +212,6 @@ def _peak(before: Forecast) -> float | None:
     one = before.peak_flops_per_second
     if not (one and before.mfu and before.step_seconds and before.model_flops):
         return one
-    return one * max(1, round(before.model_flops / (before.mfu * before.step_seconds * one)))
+    of_one = before.mfu * before.step_seconds * one  # FLOPs that one device computes in the step
+    devices = before.model_flops / of_one if of_one else inf
+    return one * max(1, round(devices)) if devices < _MOST_DEVICES else one
