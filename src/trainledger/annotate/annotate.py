@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.annotate import script
@@ -24,7 +23,7 @@ from trainledger.annotate.fake_values import ZeroIndices, without_values
 from trainledger.annotate.findings import FEWEST_READS, findings
 from trainledger.annotate.graphs import FEWEST_LOOKS
 from trainledger.annotate.line_runs import LineRuns, Loop
-from trainledger.annotate.source import Callers, Files
+from trainledger.annotate.source import Files
 from trainledger.annotate.steps import Steps
 from trainledger.annotate.syncs import reads_seen
 from trainledger.annotate.watcher import Watcher
@@ -33,8 +32,6 @@ from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.patches import replaced
-from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import Lines
 from trainledger.units import counted, format_flops, format_nbytes
 
 DEVICES = ("cuda",)
@@ -121,13 +118,8 @@ class _Request(NamedTuple):
 def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
     files = Files(request.path, request.files)
     files.name(request.path)
-    lines = Lines(files.counts)
-    account = Account()
-    callers = Callers(files)
-    watcher = Watcher(account, callers, lines, files, request.shapes)
-    recorder = watcher.recorder = Recorder(
-        nn.Module(), find_phases=True, lines=lines, observe=watcher.operation, freed=account.freed
-    )
+    watcher = Watcher(files, request.shapes)
+    account, lines, recorder = watcher.account, watcher.lines, watcher.recorder
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)

@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from torch import nn
-
-from trainledger.annotate.account import Account
 from trainledger.annotate.annotation import Finding
 from trainledger.annotate.findings import findings
 from trainledger.annotate.script import Ending
-from trainledger.annotate.source import Callers, Files
+from trainledger.annotate.source import Files
 from trainledger.annotate.steps import Steps
 from trainledger.annotate.syncs import reads_seen
 from trainledger.annotate.watcher import Watcher
-from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import Lines
 
 
 @contextmanager
 def watched_code(script: str) -> Iterator[Callable[[], tuple[Finding, ...]]]:
     """Observe what runs inside, the lines of a script and of the modules beside it; the findings are asked after it."""
     files = Files(script)
-    lines = Lines(files.counts)
-    account, callers = Account(), Callers(files)
-    watcher = Watcher(account, callers, lines, files, False)
-    recorder = watcher.recorder = Recorder(
-        nn.Module(), find_phases=True, lines=lines, observe=watcher.operation, freed=account.freed
-    )
+    watcher = Watcher(files)
     steps = Steps(watcher, files, None)
     with ExitStack() as stack:
         stack.enter_context(steps.followed())
         stack.enter_context(reads_seen(watcher.synchronized, lambda: None))
-        stack.enter_context(recorder)
+        stack.enter_context(watcher.recorder)
         yield lambda: findings(watcher, files, steps.holder, Ending())
         steps.end_step()  # the context ends with an update
-    account.settle()
+    watcher.account.settle()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.annotate import copies
@@ -26,11 +26,12 @@ from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
 class Watcher:
-    """Observes a recorder. ``device_of`` gives the device that a tensor pretends to be on."""
+    """Observes its ``recorder``. ``device_of`` gives the device that a tensor pretends to be on."""
 
-    def __init__(self, account: Account, callers: Callers, lines: Lines, files: Files, shapes: bool) -> None:
-        self.account = account
-        self.callers = callers
+    def __init__(self, files: Files, shapes: bool = False) -> None:
+        self.account = account = Account()
+        self.callers = Callers(files)
+        self.lines = Lines(files.counts)
         self.gradients = Gradients()
         self.graph = Graph()
         self.loops = LoopGraphs(files, self.graph)
@@ -39,19 +40,20 @@ class Watcher:
         self.broadcasts = Broadcasts()
         self.syncs = Syncs()
         self.updates = Updates(self._record_of)
-        self.recorder: Recorder
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
         self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
         self.dies: list[Callable[[Storage], None]] = [
             self.gradients.gone, self.graph.gone, self.conversions.gone, self.updates.gone,
         ]  # fmt: skip
         self.uncounted: dict[str, str] = {}
-        self._lines = lines
         self._shapes = shapes
         self._backward_line = ""
         self._in_backward = False
         self._nodes = 0  # of autograd, made before the last operation of a forward
         account.gone = self._gone
+        self.recorder = Recorder(
+            nn.Module(), find_phases=True, lines=self.lines, observe=self.operation, freed=account.freed
+        )
 
     def _gone(self, record: Storage) -> None:
         for each in self.dies:
@@ -127,7 +129,7 @@ class Watcher:
     def _take_view(self, func: OpOverload, out: Any) -> None:
         if not isinstance(out, (Tensor, list, tuple)):
             return
-        at = self._lines.here()
+        at = self.lines.here()
         if not at:
             return
         line = self.account.of(at)

@@ -5,8 +5,6 @@ Recording begins and ends at updates, where a loop is inside of nothing of its o
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,6 +14,7 @@ from torch import nn
 
 from trainledger.annotate.live import watched_code
 from trainledger.ledger.ledger import Ledger
+from trainledger.meter.script import main_script
 from trainledger.meter.shapes import odd_shapes
 from trainledger.meter.watch import Finding
 from trainledger.trace.recorder.recorder import Recorder
@@ -58,7 +57,7 @@ class DeepSteps:
             )
             self._stack.enter_context(self._recorder)
         elif number == self.slowed[1]:
-            self._watched = self._stack.enter_context(watched_code(_script()))
+            self._watched = self._stack.enter_context(watched_code(main_script() or "<loop>"))
 
     @contextmanager
     def update(self) -> Iterator[None]:
@@ -83,7 +82,3 @@ class DeepSteps:
     def stop(self) -> None:
         """Record no more."""
         self._stack.close()
-
-
-def _script() -> str:
-    return os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or "<loop>")

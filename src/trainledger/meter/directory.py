@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import measured_run
 from trainledger.measure.contention import DISTURBED
 from trainledger.measure.hardware import title
+from trainledger.meter.script import main_script
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.plain import write_json
 from trainledger.spec.problem import InvalidInput, Problem
@@ -91,6 +91,6 @@ def begin(
 
 def _named() -> Path:
     """runs/SCRIPT-DATE-TIME"""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = main_script()
     stem = Path(script).stem if script else "loop"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections import Counter
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from trainledger.annotate.holders import Holder, holder_of
 from trainledger.annotate.source import Files
+from trainledger.meter.script import main_script
 from trainledger.meter.watch import Finding
 from trainledger.units import counted, format_nbytes
 
@@ -76,7 +76,7 @@ def _census() -> Counter[Kind]:
 
 def _holder(alike: list[Tensor]) -> Holder | None:
     """What holds one of these together with others: a list, a dict, an attribute, not the variable of the last one."""
-    files = Files(os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or "<loop>"))
+    files = Files(main_script() or "<loop>")
     for each in alike[:_ASKED]:
         found = holder_of(each, sys._getframe(), files)
         if found is not None and found.kind != "variable":

@@ -26,7 +26,7 @@ from trainledger.meter.ranks import RankTimes
 from trainledger.meter.speed import Speed
 from trainledger.meter.trackers import send
 from trainledger.meter.usage import Usage
-from trainledger.meter.watch import Finding, Seen, Watch
+from trainledger.meter.watch import MEMORY_GROWS, Finding, Seen, Watch
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -271,7 +271,7 @@ class LoopMeter:
         if not metered:
             for each in self._watch.see(seen):
                 self._find(each)
-                if each.name == "memory grows":
+                if each.name == MEMORY_GROWS:
                     self._piles.begin()
         for each in (*self._piles.look(step.number), *self._ranks.exchange(step.number, phases)):
             self._find(each)

@@ -7,14 +7,13 @@ from torch import nn
 
 from trainledger.catalog import device_of_driver
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.step import step_time
 from trainledger.predict.utilization import matmul_dtype, mfu
 from trainledger.spec.calibration import Calibration, find_calibration
 from trainledger.spec.cluster import Device
 from trainledger.trace.recorder.tensor_facts import dtype_name
-
-_PER_PARAMETER_AND_TOKEN = 6  # two FLOPs of a multiply-add in forward, four in backward; attention is left out
 
 
 class Speed:
@@ -51,7 +50,7 @@ class Speed:
         found: dict[str, float] = {}
         if tokens and seconds:
             found["tokens_per_second"] = tokens / seconds
-        flops = self._model_flops or _PER_PARAMETER_AND_TOKEN * self.parameters * tokens
+        flops = self._model_flops or training_flops(self.parameters, tokens)
         peak = self._peaks.get(self._format or "")
         if flops and seconds and peak:
             found["mfu"] = mfu(flops, seconds, peak * self._ranks)

@@ -25,6 +25,7 @@ OTHERS = 0.25  # of a core that other processes take
 GROWTH = 0.01  # of the memory, from window to window: less is noise of allocators
 LEAST_GROWTH_NBYTES = 4 << 20
 SLOW_RANK = 1.10  # times the median of the ranks
+MEMORY_GROWS = "memory grows"  # asked once in a window
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,10 @@ class Watch:
             now += [*self._of_data(), *self._of_forecast(), *self._of_speed()]
             if self._steps % WINDOW == 0:
                 now += self._of_memory()
-            elif "memory grows" in self._on:
-                now.append(Finding("memory grows", step.step, ""))
         found += [each for each in now if each.name not in self._on]
-        self._on = {each.name for each in now}
+        not_asked = {MEMORY_GROWS} if self._steps % WINDOW else set()
+        self._on = {each.name for each in now} | self._on & not_asked
         return found
-
-    @property
-    def steady(self) -> float | None:
-        """The median of the last window of steps, in seconds."""
-        return median(each.seconds for each in self._recent) if self._recent else None
 
     def _of_checkpoint(self, step: Seen) -> Iterator[Finding]:
         self._since_checkpoint += step.seconds + sum(step.outside.values())
@@ -184,7 +179,7 @@ class Watch:
             return
         each = sum(grown) / len(grown) / WINDOW
         yield Finding(
-            "memory grows", self._recent[-1].step,
+            MEMORY_GROWS, self._recent[-1].step,
             f"Memory grows by {format_nbytes(round(each))} with each step, and is {format_nbytes(known[-1])} now.",
         )  # fmt: skip
 

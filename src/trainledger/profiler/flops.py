@@ -178,14 +178,6 @@ class _Found:
     model_flops: int | None = None  # None: all of them
 
 
-def product_of_each(recording: Recording, found: Mapping[int, Product]) -> list[int]:
-    """The index of the product that each operator is part of, itself or one that called it; `NONE` of none."""
-    part_of: list[int] = []
-    for index, caller in enumerate(recording.callers.tolist()):
-        part_of.append(index if index in found else part_of[caller] if caller != NONE else NONE)
-    return part_of
-
-
 Rule = Callable[[Sizes, tuple[str, ...]], _Found]
 
 

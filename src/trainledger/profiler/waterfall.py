@@ -32,7 +32,6 @@ from trainledger.profiler.step_time import (
 KERNELS, COMPUTE = "kernel efficiency", "compute"
 MEMORY_BOUND, LAUNCH, BUBBLE, STRAGGLERS = "memory-bound operations", "launch overhead", "pipeline bubble", "stragglers"
 COUNTED = "FLOPs counted otherwise"
-NO_PEAK = "the waterfall begins with matmuls as they ran: "
 MOVING_MEMORY = ("norm", "loss", "embedding", "reduction", "elementwise", "optimizer")
 _WORST = 4  # shapes that have a bar of their own
 
