@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "dtypes": ({"frozen", "units"}, False),
     "spec": (CORE, False),
     "huggingface": ({*CORE, "spec"}, False),
+    "megatron": ({*CORE, "spec"}, False),
     "catalog": ({*CORE, "spec"}, False),
     "ledger": (LEDGER, False),
     "predict": (PREDICT, False),
@@ -61,6 +62,7 @@ HEAVY = {
     "rich",
     "plotly",
     "tokenizers",
+    "yaml",
     "safetensors",
     "pyarrow",
     "zstandard",
@@ -69,8 +71,8 @@ HEAVY = {
     "uvicorn",
 }
 LIGHT_ROOMS = (
-    "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "regression", "pytest_plugin",
-    "api", "__init__",
+    "units", "dtypes", "spec", "huggingface", "megatron", "catalog", "ledger", "predict", "plan", "regression",
+    "pytest_plugin", "api", "__init__",
 )  # fmt: skip
 
 

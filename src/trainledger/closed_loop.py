@@ -15,6 +15,7 @@ import torch
 
 from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
+from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.rank_figures import RankFigures, account_of, figures, write_rank
@@ -245,7 +246,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
     peak = own.peak().nbytes  # an evaluation has no gradients and takes its loss as a step does: it needs less
     return Needs(
         peak=peak,
-        device=None if ranks.device.type == "cpu" else _of_device(run, peak, ranks.device),
+        device=None if ranks.device.type == "cpu" else _of_device(run, peak, ranks.device, own.reserved),
         copies=written if run.recipe.checkpoints.asynchronous else 0,
         checkpoint=checkpoint_nbytes(whole),
         file=max(state.get("parameters", 0), state.get("optimizer state", 0)),
@@ -253,11 +254,11 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
     )
 
 
-def _of_device(run: Run, peak: int, device: torch.device) -> int:
+def _of_device(run: Run, peak: int, device: torch.device, reserved: Amounts) -> int:
     """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them.
 
     Of a device without a sheet in the catalog that is not known: the largest of all sheets is taken for it.
     """
     machine, _ = machine_on(run, device)
     sheet = machine if isinstance(machine, Device) else catalog.device("h100-sxm")
-    return int(memory_of_device(run, peak, sheet).nbytes)
+    return int(memory_of_device(run, peak, sheet, reserved).nbytes)

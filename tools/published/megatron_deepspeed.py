@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from published_case import Case, Extra, Row, Source
+from published_case import Case, Row, Source
 
 from trainledger import catalog
-from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -14,7 +13,6 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import MIB
 
-BUCKET = 500_000_000
 _DEEPSPEED = (
     "ZeRO-1 of fp16: 16-bit parameters and gradients whole on every data rank, fp32 master, moments and own gradients "
     "sharded (deepspeed/runtime/zero/stage_1_and_2.py)",
@@ -68,77 +66,6 @@ TR3M = Source(
 )  # fmt: skip
 
 
-def _deepspeed_extras(run: Run, rank: RankAccount, peak_nbytes: int, *, low_gradients: bool) -> tuple[Extra, ...]:
-    """What DeepSpeed's pipeline engine and its optimizers hold beside the ledger's tensors."""
-    model, recipe, layout = run.model, run.recipe, run.layout
-    parameters = rank.ledger.parameters
-    activation = 2 * run.device_batch * recipe.seq_len * model.d_model
-    found = []
-    if not rank.last:
-        why = "runtime/pipe/engine.py keeps pipe_buffers['outputs'] until their backward"
-        found.append(Extra("outputs of forwards in flight", int(rank.in_flight) * activation, why))
-    if not rank.first:
-        why = "runtime/pipe/engine.py runs forward on a clone of pipe_buffers['inputs']"
-        found.append(Extra("clones of received inputs", int(rank.in_flight) * activation, why))
-    embedding = model.padded_vocab * model.d_model // layout.tensor
-    matrix = model.feed_forward.d_ff * model.d_model // layout.tensor
-    if low_gradients:
-        why = (
-            "runtime/bf16_optimizer.py adds them to the fp32 ones after a stage's backward and lets them go before the "
-            "next one (clear_lp_grads=False)"
-        )
-        found.append(Extra("16-bit gradients of a whole backward", 2 * parameters, why))
-        why = "update_hp_grads of the same file: lp.grad.to(fp32), one parameter at a time"
-        found.append(Extra("fp32 copy of the largest gradient", 4 * embedding, why))
-        return tuple(found)
-    own = -(-parameters // layout.shard)
-    resident = dict(rank.ledger.resident)
-    states = resident["parameters"] + resident["optimizer state"] + 2 * parameters
-    why = (
-        "zero/stage_1_and_2.py makes them for the first time before any activation (initialize_optimizer_states), so "
-        "their block is there from then on"
-    )
-    beside = max(0, states + 4 * own - peak_nbytes)
-    found.append(Extra("own gradients in fp32 beside all in 16 bits", beside, why))
-    largest = max(min(embedding, own), min(matrix, own))
-    counted = largest if rank.first else min(matrix, own)
-    requests = [
-        (2 * min(BUCKET, parameters),),  # reduce_bucket_size, flattened: contiguous_gradients is off in stage 1
-        (4 * largest,),  # has_overflow: x.float().sum() of each gradient
-        (8 * counted,),  # get_grad_norm_direct: g.data.double().norm(2), but for the last stage's tied embedding
-        (2 * own, 4 * own),  # step: the gradients of its own piece, flat, and beside that in fp32
-    ]
-    why = (
-        "zero/stage_1_and_2.py: bucket of gradients, fp32 copy to look for overflow, fp64 copy for the norm, flat copy "
-        "of the own piece; the allocator never joins segments"
-    )
-    found.append(Extra("temporaries of the step that fit in no free block", new_segments([4 * own], requests), why))
-    return tuple(found)
-
-
-def new_segments(free: list[int], requests: list[tuple[int, ...]]) -> int:
-    """Bytes that the caching allocator takes from the driver for large requests, one tuple alive at a time.
-
-    It gives the smallest free block that is large enough, split, and else takes a new segment; segments are never
-    joined (c10/cuda/CUDACachingAllocator.cpp). ``free`` are the large blocks at the beginning.
-
-    >>> new_segments([10], [(4,), (12,), (6, 10)])
-    12
-    """
-    segments, taken = list(free), 0
-    for together in requests:
-        rest = list(segments)  # all of a segment is free again when nothing of it is in use
-        for nbytes in together:
-            able = [index for index, each in enumerate(rest) if each >= nbytes]
-            if able:
-                rest[min(able, key=rest.__getitem__)] -= nbytes
-            else:
-                segments.append(nbytes)
-                rest.append(0)
-                taken += nbytes
-    return taken
-
-
 def _stage_layers(row: Row) -> tuple[int, ...] | None:
     layers, stages = int(row["n_layers"]), int(row["pp"])
     if layers % stages == 0:
@@ -181,6 +108,7 @@ def megatron_case(row: Row) -> Case:
         "seq_len": 2048, "micro_batch": batch, "steps": 1, "precision": row["precision"],
         "precision.master_weights": True,
         "global_batch": max(1, int(row["global_batch_seqs"]) // (batch * data)) * batch * data,
+        "framework": "deepspeed",
         "precision.gradient_dtype": "fp32" if wide else None, "attention": "math", "dropout": 0.1,
         "attention_dropout": 0.1, "activation_checkpointing": row["activation_ckpt"],
     })  # fmt: skip
@@ -189,10 +117,4 @@ def megatron_case(row: Row) -> Case:
     name = device[row["hardware"]]
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=name, count=layout.devices))
     source = CHRONICLES if chronicles else TR3M
-    return Case(
-        row,
-        source,
-        run,
-        catalog.device(name),
-        lambda rank, peak: _deepspeed_extras(run, rank, peak, low_gradients=wide),
-    )
+    return Case(row, source, run, catalog.device(name))

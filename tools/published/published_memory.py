@@ -65,7 +65,14 @@ def predict(case: Case) -> Prediction:
     for rank, peak in ranks_of(case):
         extras = case.extras(rank, peak)
         groups = case.run.layout.communicators
-        memory = device_memory(peak + sum(each.nbytes for each in extras), case.device, overheads, groups=groups)
+        memory = device_memory(
+            peak + sum(each.nbytes for each in extras),
+            case.device,
+            overheads,
+            groups=groups,
+            recipe=case.run.recipe,
+            reserved=rank.ledger.reserved,
+        )
         fits = fits and bool(memory.fits)
         if _was_read(source, rank):
             found.append(Prediction(case, figure(source, memory), rank, peak, extras, True))

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from fine_tuning_runs import LITGPT, QWEN, litgpt_case, qwen_case
 from megatron_deepspeed import CHRONICLES, TR3M, megatron_case
-from published_case import Case, Extra, Row, Source, ran_out
-from torchtitan_runs import TITAN, TITAN_FP8, TITAN_PRECISIONS, fsdp_extras, titan_case
+from published_case import Case, Row, Source, ran_out
+from torchtitan_runs import TITAN, TITAN_FP8, TITAN_PRECISIONS, titan_case
 
 from trainledger import catalog
-from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -92,8 +91,5 @@ def labels_beside(rows: list[Row]) -> Iterator[Case]:
         cluster = Cluster(device="a100-sxm-80gb", count=64)
         run = Run(model=model, recipe=recipe, layout=Layout(shard=64), cluster=cluster)
 
-        def extras(rank: RankAccount, peak_nbytes: int, run: Run = run) -> tuple[Extra, ...]:
-            return fsdp_extras(run, rank)
-
-        yield Case({**row, "notes": notes, "micro_batch_per_device": batch}, TITAN, run,
-                   catalog.device("a100-sxm-80gb"), extras, title)  # fmt: skip
+        changed = {**row, "notes": notes, "micro_batch_per_device": batch}
+        yield Case(changed, TITAN, run, catalog.device("a100-sxm-80gb"), title=title)

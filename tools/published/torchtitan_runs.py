@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from published_case import Case, Extra, Row, Source
+from published_case import Case, Row, Source
 
 from trainledger import catalog
-from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -55,23 +54,6 @@ TITAN_FP8 = Source(
 )  # fmt: skip
 
 
-def fsdp_extras(run: Run, rank: RankAccount) -> tuple[Extra, ...]:
-    """FSDP2's buffers in streams of their own: a block belongs to the stream that asked for it and serves no other."""
-    model, layout = run.model, run.layout
-    outside = (1 if model.tie_embeddings else 2) * model.padded_vocab * model.d_model // layout.tensor
-    found = []
-    if layout.reshards:
-        why = "FSDP2 allocates it in its copy-in stream (_fsdp_collectives.py), where it stays cached"
-        found.append(Extra("flat gather buffer of embedding and head", 2 * outside, why))
-        why = "foreach_reduce allocates them in the reduce-scatter stream"
-        found.append(Extra("gradient shards", 4 * rank.ledger.parameters, why))
-    if run.recipe.loss.kind == "full" and rank.last:  # compiled, it holds them until their gradient is there
-        tokens = run.device_batch * run.recipe.seq_len // layout.context
-        why = "let go before backward, and too small a block for the fp32 gradient of the logits"
-        found.append(Extra("16-bit logits", 2 * tokens * model.padded_vocab // layout.tensor, why))
-    return tuple(found)
-
-
 # FSDP2 gathers in bf16 and reduces in fp32; the `float8` converter scales by tensor where no recipe is named.
 TITAN_PRECISIONS = {
     "bf16": "bf16-sharded", "fp8": "fp8-tensorwise-sharded", "fp8 tensorwise": "fp8-tensorwise-sharded",
@@ -116,4 +98,4 @@ def titan_case(row: Row) -> Case:
                          usable_source="torchtitan's percentages (pull 996)")  # fmt: skip
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=device.name, count=layout.devices))
     source = TITAN if precision == "bf16-sharded" else TITAN_FP8
-    return Case(row, source, run, device, lambda rank, peak: fsdp_extras(run, rank))
+    return Case(row, source, run, device)

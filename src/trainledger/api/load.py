@@ -10,6 +10,7 @@ from warnings import warn
 
 from trainledger import catalog
 from trainledger.api import defaults
+from trainledger.api.megatron import has_arguments, run_of_arguments
 from trainledger.api.source import by_field, config_notes, is_run_file, listed, parsed, refuse_code
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
@@ -26,11 +27,12 @@ def load(
 ) -> Run:
     """The run in a TOML file, a dict of sections or another run, after overrides (``{"recipe.micro_batch": 2}``).
 
-    A model's name of the catalog, a Hugging Face config.json, or a `ModelSpec` is a run under a default recipe
-    (`api.defaults`): a warning says which, and ``origin`` of the run keeps what was given and what was assumed. A
-    layout that is to be found (``layout = "auto"``, or a model alone on several devices) is searched for, but for
-    ``search=False``; ``progress`` hears of the search as in `questions.layouts`. Raises `InvalidInput` with every
-    problem found.
+    A file with Megatron-LM's arguments (a script, a YAML map, a log) or its launch line is a run on as many devices as
+    it says, or ``cluster.count`` of the overrides. A model's name of the catalog, a Hugging Face config.json, or a
+    `ModelSpec` is a run under a default recipe (`api.defaults`): a warning says which, and ``origin`` of the run keeps
+    what was given and what was assumed. A layout that is to be found (``layout = "auto"``, or a model alone on several
+    devices) is searched for, but for ``search=False``; ``progress`` hears of the search as in `questions.layouts`.
+    Raises `InvalidInput` with every problem found.
 
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 8, "tokens": "1B"}})
     >>> run.model.n_layers, run.recipe.total_steps
@@ -59,6 +61,9 @@ def resolve(
         return _found(run, run.origin.explicit, search, progress)
     if isinstance(source, str | os.PathLike):
         named = os.fsdecode(source)
+        if has_arguments(named):
+            run = run_of_arguments(named, given)
+            return _found(run, run.origin.explicit, search, progress)
         refuse_code(named)
         if is_run_file(named):
             return load_file(named, given, search=search, progress=progress)

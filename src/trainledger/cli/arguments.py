@@ -223,7 +223,10 @@ def _short_for(field: str, help: str) -> Argument:
 
 
 SET = settings()
-RUN_OR_MODEL = "a run file (run.toml), a model of the catalog, or a Hugging Face config.json"
+RUN_OR_MODEL = (
+    "a run file (run.toml), a model of the catalog, a Hugging Face config.json, or what has Megatron-LM's arguments: a "
+    "script, a YAML map, a log, or the launch line itself in quotes"
+)
 RUN_FILE = (run_file("the run file (run.toml)"), SET)
 CLUSTER = (_short_for("cluster.device", "a device of the catalog"), _short_for("cluster.count", "how many devices"))
 RUN = (run_file(RUN_OR_MODEL), SET, *CLUSTER)

@@ -15,6 +15,7 @@ from trainledger.api.cost import plan
 from trainledger.api.fast_precision import fast_precision
 from trainledger.api.load import load
 from trainledger.api.machine import machine_of
+from trainledger.api.megatron import read_megatron
 from trainledger.cli.arguments import (
     DISK_FULL,
     FAILED,
@@ -76,11 +77,15 @@ _DIR = option("--dir DIR", "where the runs are (runs)", default="runs")
         default="run.toml",
     ),
     option("--preset", "a model of the catalog (teach-10m)", default="teach-10m"),
+    option("--from FILE", "a file with arguments of Megatron-LM: a script, a YAML map, or a log", dest="source"),
+    count("--count N", "how many devices the run of --from has (as many as the file says)"),
     flag("--all", "every field, its default as a comment"),
     flag("--force", "overwrite the file if it exists"),
 )
 def init(args: Namespace) -> Document:
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
+    if "source" in args:
+        return _from_megatron(args)
     base = catalog.model(args.preset, "--preset")
     start: dict[str, dict[str, Any]] = {
         "model": {"preset": args.preset},
@@ -100,6 +105,14 @@ def init(args: Namespace) -> Document:
         start["recipe"]["precision"], why["recipe.precision"] = fast.kind, fast.why
     _write_new(args.path, commented(start, base, why=why, every=args.all), force=args.force)
     return lines(f"wrote {args.path}; next: trainledger plan {args.path}", {"path": args.path, "preset": args.preset})
+
+
+def _from_megatron(args: Namespace) -> Document:
+    """The run file of a run of Megatron-LM, and what of it was assumed or not understood."""
+    found = read_megatron(args.source, vars(args).get("count"))
+    _write_new(args.path, commented(found.table, every=args.all), force=args.force)
+    said = [f"wrote {args.path}; next: trainledger plan {args.path} --device h100-sxm", *found.remarks]
+    return lines("\n".join(said), {"path": args.path, "from": args.source, "notes": list(found.remarks)})
 
 
 def _write_new(path: str, text: str, *, force: bool) -> None:

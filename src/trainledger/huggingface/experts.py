@@ -19,11 +19,9 @@ def _read_qwen2_moe(reading: Reading) -> None:
     width = reading.fields.get("feed_forward.expert_d_ff")
     if not width:
         return
+    reading.fields["feed_forward.n_shared"] = max(1, shared // width)
     if shared % width:
-        rule = f"must be a multiple of moe_intermediate_size = {width}"
-        reading.refuse("shared_expert_intermediate_size", shared, rule, max(1, round(shared / width)) * width)
-    else:
-        reading.fields["feed_forward.n_shared"] = shared // width
+        reading.fields["feed_forward.shared_d_ff"] = shared
 
 
 def _write_sparse(spec: ModelSpec) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def _write_sparse(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _write_qwen2_moe(spec: ModelSpec) -> dict[str, Any]:
-    shared = 0 if spec.experts is None else spec.experts.n_shared * spec.experts.width
+    shared = 0 if spec.experts is None else spec.experts.shared_width
     return _write_sparse(spec) | {"shared_expert_intermediate_size": shared}
 
 

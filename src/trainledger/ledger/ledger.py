@@ -31,7 +31,8 @@ class Ledger:
     ``resident`` is what is live before the step, by category; ``uncounted`` lists what has no rule, with
     how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.
     ``tensors`` are the pieces of memory one by one, which a full trace tells; ``partial`` is a sentence why a trace
-    ended before its step did, empty for a whole one; ``notes`` are what else must be said of it.
+    ended before its step did, empty for a whole one; ``notes`` are what else must be said of it. ``reserved`` are bytes
+    that the program's allocator holds and no live tensor has (`ledger.memory.reserved`): no part of the peak.
     """
 
     entries: tuple[Entry, ...]
@@ -44,6 +45,7 @@ class Ledger:
     tensors: tuple[TensorLife, ...] = ()
     partial: str = ""
     notes: tuple[str, ...] = ()
+    reserved: Amounts = ()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -79,6 +81,11 @@ class Ledger:
     def kept_nbytes(self) -> Int:
         """Bytes that one micro-batch's forward keeps for its backward."""
         return self.total("kept") // self.micro_batches
+
+    @property
+    def reserved_nbytes(self) -> Int:
+        """All bytes of ``reserved``."""
+        return summed(nbytes for _, nbytes in self.reserved)
 
     def by(self, key: str, amount: str = "flops") -> dict[str, Int]:
         """One amount split by an attribute of the entries (``phase``, ``kind``, ``basis`` …).
@@ -180,13 +187,14 @@ def from_json(data: dict[str, Any]) -> Ledger:
         entries = tuple(Entry(**_tuples(each)) for each in data["entries"])
         tensors = tuple(TensorLife(**_tuples(each)) for each in data.get("tensors", ()))
         traced = {"partial": data.get("partial", ""), "notes": tuple(data.get("notes", ()))}
+        traced["reserved"] = tuple((str(name), int(nbytes)) for name, nbytes in data.get("reserved", ()))
         return Ledger(entries, **_tuples({name: data[name] for name in _HEAD}), **traced, tensors=tensors)
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidInput([Problem("ledger", None, f"is not what trainledger writes: {error}")]) from error
 
 
 LARGEST_NBYTES = GIB  # of a ledger as text: a million entries
-_TRACED = ("partial", "notes")  # what few ledgers have
+_TRACED = ("partial", "notes", "reserved")  # what few ledgers have
 _HEAD = tuple(each.name for each in fields(Ledger) if each.name not in ("entries", "tensors", *_TRACED))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import is_zero, sizes_of
@@ -11,6 +13,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.compiled_blocks import hooks_of
+from trainledger.ledger.memory.reserved import reserved
 from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.model.lora import frozen_nbytes
 from trainledger.ledger.optimizers.mixed_precision import (
@@ -58,7 +61,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
     if len(ranks) > 1 and (recipe.compile or _copies_gradients(precision)):  # their updates change what was before
         return tuple(follow(each, backend=backend) for each in ranks)
-    hooks, note = hooks_of(rank) if recipe.compile else ((), "")
+    hooks, note = hooks_of(rank) if recipe.compile or recipe.of_megatron else ((), "")
     tape = Tape(precision, backend, hooks)
     sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
@@ -82,7 +85,7 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
             micro_batches=rank.run.grad_accum,
             notes=(note,) if note else (),
         )
-        found.append(ledger)
+        found.append(replace(ledger, reserved=reserved(each, ledger, backend=backend)))
     return tuple(found)
 
 
@@ -124,6 +127,28 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
     del held, found
 
 
+def batch_nbytes(rank: RankPlan) -> Int:
+    """What Megatron-LM has of a micro-batch: ids, labels, positions, the mask of the loss in fp32, that of attention.
+
+    A byte for each query and key of a sequence (megatron/training/datasets, ``create_attention_mask``).
+    """
+    run = rank.run
+    tokens = run.device_batch * run.rank_tokens
+    return 28 * tokens + tokens * run.recipe.seq_len
+
+
+def _buffers(rank: RankPlan) -> Int:
+    """The model's own, and of Megatron-LM without Transformer Engine one for the scores of attention, which stays.
+
+    (core/transformer/dot_product_attention.py, ``get_global_memory_buffer``.)
+    """
+    run, nbytes = rank.run, buffers_nbytes(rank.run.model)
+    if run.recipe.framework != "megatron-local" or run.recipe.attention != "math":
+        return nbytes
+    scores = run.device_batch * run.model.attention.n_heads * run.rank_tokens * run.recipe.seq_len
+    return nbytes + nbytes_in(scores, run.recipe.precision.compute)
+
+
 def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
     """What a rank holds before a step of so many tokens, by category."""
     recipe, precision = rank.run.recipe, rank.run.recipe.precision
@@ -133,8 +158,8 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("frozen weights", frozen_nbytes(owned, base_format, precision.parameters)),
         ("gradients", sum(each.buffers_nbytes for each in works)),
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
-        ("batch", 16 * tokens),
-        ("communication", bucket_nbytes(rank, owned, precision.gradients)),
-        ("buffers", buffers_nbytes(rank.run.model) + sum(each.copies_nbytes for each in works)),
+        ("batch", batch_nbytes(rank) if recipe.of_megatron else 16 * tokens),
+        ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
+        ("buffers", _buffers(rank) + sum(each.copies_nbytes for each in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))

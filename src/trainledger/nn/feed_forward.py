@@ -154,7 +154,7 @@ class Experts(nn.Module):
         self.capacity_factor = None if factor is None else Fraction(str(factor))
         self.router = Router(spec)
         self.experts = ExpertStack(spec)
-        width = spec.experts.n_shared * spec.experts.width
+        width = spec.experts.shared_width
         self.shared_experts = MLP(spec, width) if spec.experts.n_shared else None
         self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.experts.shared_gate else None
 

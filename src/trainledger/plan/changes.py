@@ -168,7 +168,7 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
     for kernel in kernels:
         if kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
-    if not run.recipe.compile:
+    if not run.recipe.compile and not run.recipe.of_megatron:
         cost = "compiles at every start"
         if uncovered(rank_plan(replace(run, recipe=replace(run.recipe, compile=True)))):
             cost += "; its memory is counted as that of eager blocks"
@@ -178,8 +178,9 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
 def _loss(run: Run) -> Iterator[Change]:
     tokens = run.device_batch * run.recipe.seq_len
     chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
-    for kind in LOSSES:
-        whole = kind in ("full", "compiled")
+    megatrons = ("full", "compiled", *(("in-place",) if run.recipe.framework == "megatron-core" else ()))
+    for kind in megatrons if run.recipe.of_megatron else (each for each in LOSSES if each != "in-place"):
+        whole = kind in megatrons
         if kind != run.recipe.loss.kind and (whole or chunks is not None):
             more = (
                 () if whole or chunks == (run.recipe.loss.chunks or LOSS_CHUNKS) else (("recipe.loss.chunks", chunks),)

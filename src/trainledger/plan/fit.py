@@ -152,7 +152,7 @@ def _devices_for(run: Run, use: MemoryUse) -> list[str]:
     found = []
     for name in catalog.device_names():
         device = catalog.device(name)
-        needed = memory_of_device(run, use.peak_nbytes, device)
+        needed = memory_of_device(run, use.peak_nbytes, device, use.reserved)
         if needed.fits and needed.usable_nbytes is not None:
             found.append((needed.usable_nbytes, name))
     return [name for _, name in sorted(found)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import field
 
 from trainledger.frozen import frozen
+from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
@@ -34,6 +35,7 @@ class MemoryUse:
     stage: int
     stages: int
     moment: str
+    reserved: Amounts = ()
 
     @property
     def fits(self) -> bool:
@@ -70,7 +72,7 @@ class MemoryModel:
     def nbytes(self, run: Run, stage: int) -> int:
         """Bytes that a rank of a stage needs in all; of ranks with uneven shards the one with the largest."""
         ledger = account_of_stage(run, stage, backend=self.backend)
-        return self._in_all(run, peak_nbytes(ledger))
+        return self._in_all(run, ledger)
 
     def fits(self, run: Run) -> bool:
         """Whether every stage fits; the stage that was heaviest before is checked first."""
@@ -92,17 +94,18 @@ class MemoryModel:
         """The heaviest rank of a run, in full."""
         stages = run.layout.pipeline
         ledgers = {stage: account_of_stage(run, stage, backend=self.backend) for stage in heaviest_stages(run)}
-        peaks = {stage: peak_nbytes(each) for stage, each in ledgers.items()}
+        peaks = {stage: peak_nbytes(each) + each.reserved_nbytes for stage, each in ledgers.items()}
         stage = max(peaks, key=lambda each: peaks[each])
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
         return MemoryUse(
-            nbytes=self._in_all(run, peak.nbytes), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
+            nbytes=self._in_all(run, ledgers[stage]), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
             by_category=peak.by_category, stage=stage, stages=stages, moment=_moment(ledgers[stage]),
+            reserved=ledgers[stage].reserved,
         )  # fmt: skip
 
-    def _in_all(self, run: Run, peak: int) -> int:
-        return int(memory_of_device(run, peak, self.machine).nbytes)
+    def _in_all(self, run: Run, ledger: Ledger) -> int:
+        return int(memory_of_device(run, peak_nbytes(ledger), self.machine, ledger.reserved).nbytes)
 
 
 def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.conventions import CONVENTIONS
+from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
 from trainledger.ledger.model.parameters import parameters
@@ -93,14 +94,16 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,
-        device_memory=memory_of_device(run, heaviest.peak.nbytes, machine),
+        device_memory=memory_of_device(run, heaviest.peak.nbytes, machine, heaviest.ledger.reserved),
         machine=machine,
     )
 
 
-def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> DeviceMemory | None:
-    """Memory of a catalog device at the peak of a rank, with its context and communicators."""
-    return predict.memory_of_device(run, peak_nbytes, machine) if isinstance(machine, Device) else None
+def memory_of_device(
+    run: Run, peak_nbytes: int, machine: Machine | None, reserved: Amounts = ()
+) -> DeviceMemory | None:
+    """Memory of a catalog device at the peak of a rank, with its context, communicators and what is ``reserved``."""
+    return predict.memory_of_device(run, peak_nbytes, machine, reserved) if isinstance(machine, Device) else None
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:

@@ -183,7 +183,7 @@ def layout_text(layout: Layout) -> str:
     ('shard 8 (ZeRO-1), tensor 4', '')
     """
     names = ("replicate", "shard", "context", "expert", "tensor", "pipeline")
-    zero = {"shard": f" (ZeRO-{layout.zero})"} if layout.zero < 3 else {}
+    zero = {"shard": f" (ZeRO-{layout.zero})"} if 0 < layout.zero < 3 else {}
     return ", ".join(
         f"{name} {getattr(layout, name)}{zero.get(name, '')}" for name in names if getattr(layout, name) > 1
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
+from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of, parameters
@@ -103,7 +104,7 @@ def forecast(
         return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
     facts["device"] = machine.title
     own = machine if isinstance(machine, Device) else of_each_rank(machine, run.layout.devices)
-    memory = memory_of_device(run, heaviest_rank.peak.nbytes, own)
+    memory = memory_of_device(run, heaviest_rank.peak.nbytes, own, heaviest_rank.ledger.reserved)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
     basis["device_nbytes"] = "assumed"
     if memory.tensors_alone:
@@ -198,15 +199,21 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
     return tuple(each for each in bars if each.cause not in RUN_CAUSES)
 
 
-def memory_of_device(run: Run, peak_nbytes: int, machine: Machine) -> DeviceMemory:
-    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included."""
+def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amounts = ()) -> DeviceMemory:
+    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included.
+
+    ``reserved`` are the ledger's of that rank.
+    """
     if not isinstance(machine, Device):
         sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
         return device_memory(peak_nbytes, sheet, {})
     # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
     tensors = 8 * leaves_of(run.model).trained().tensors
     overheads = {each.name: each for each in machine.overheads}
-    return device_memory(peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators)
+    return device_memory(
+        peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators, recipe=run.recipe,
+        reserved=reserved,
+    )  # fmt: skip
 
 
 @frozen
@@ -229,7 +236,7 @@ def heaviest_ledger(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Ledger
     Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
     """
     some = [each.ledger for each in ranks if each.alike in (None, each.stage)] or [ledger]
-    return some[0] if len(some) == 1 else max(some, key=peak_nbytes)
+    return some[0] if len(some) == 1 else max(some, key=lambda each: peak_nbytes(each) + each.reserved_nbytes)
 
 
 def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:

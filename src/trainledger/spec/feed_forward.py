@@ -54,6 +54,10 @@ class Experts(Dense):
     per_token: int = setting("experts for each token (top k)", default=2, at_least=1, at_most=10**5)
     expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", default=None, at_least=1, at_most=10**8)
     n_shared: int = setting("shared experts, which every token uses, as one MLP", default=0, at_least=0, at_most=10**4)
+    shared_d_ff: int | None = setting(
+        "inner size of all shared experts together; absent = n_shared times that of one expert", default=None,
+        at_least=1, at_most=10**8,
+    )  # fmt: skip
     shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", quantity="flag", default=False)
     n_dense_layers: int = setting("leading layers with a dense MLP", default=0, at_least=0, at_most=10**5)
     every: int = setting("every n-th layer has experts", default=1, at_least=1, at_most=10**5)
@@ -63,3 +67,10 @@ class Experts(Dense):
     def width(self) -> int:
         """Inner size of one expert."""
         return self.d_ff if self.expert_d_ff is None else self.expert_d_ff
+
+    @property
+    def shared_width(self) -> int:
+        """Inner size of all shared experts together; 0 without any."""
+        if not self.n_shared or self.shared_d_ff is None:
+            return self.n_shared * self.width
+        return self.shared_d_ff

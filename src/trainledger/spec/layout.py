@@ -42,8 +42,9 @@ class Layout:
         default=1, at_least=1, at_most=_MOST,
     )  # fmt: skip
     zero: int = setting(
-        "what is sharded: 1 = optimizer state, 2 = gradients too, 3 = parameters too (FSDP2)", default=3, at_least=1,
-        at_most=3,
+        "what is sharded: 0 = nothing (Megatron-LM without its distributed optimizer), 1 = optimizer state, 2 = "
+        "gradients too, 3 = parameters too (FSDP2)",
+        default=3, at_least=0, at_most=3,
     )  # fmt: skip
     reshard_after_forward: bool | None = setting(
         "zero = 3: parameters of a block are freed after its forward and gathered again in backward; absent = true "
@@ -127,12 +128,17 @@ class Layout:
     @property
     def shard_ranks(self) -> Any:
         """Ranks over which parameters, gradients or optimizer state are sharded."""
-        return self.shard * self.context
+        return self.shard * self.context if self.zero else 1
+
+    @property
+    def replicas(self) -> Any:
+        """Ranks that hold the same pieces of parameters and state, experts apart."""
+        return self.replicate if self.zero else self.replicate * self.shard * self.context
 
     @property
     def communicators(self) -> tuple[int, ...]:
         """Sizes of the process groups of a rank: one for each axis above 1, and one of all ranks."""
-        axes = (self.replicate, self.shard_ranks, self.tensor, self.pipeline, self.context, self.expert, self.devices)
+        axes = (self.replicas, self.shard_ranks, self.tensor, self.pipeline, self.context, self.expert, self.devices)
         return tuple(size for size in axes if size > 1)
 
     @property

@@ -14,6 +14,7 @@ from trainledger.spec.precision import FP32, PRECISIONS, Precision
 from trainledger.spec.savings import CHECKPOINTING, LOSSES, Checkpointing, FullLoss, KeepAll, Loss
 from trainledger.spec.setting import setting
 
+FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
 
 
@@ -149,6 +150,13 @@ class Recipe:
         "or as bf16-sharded",
         *PRECISIONS.values(), default=FP32(),
     )  # fmt: skip
+    framework: str = setting(
+        "the program whose rules of memory are accounted for: torch = PyTorch's own modules and optimizers, eager; "
+        "megatron-core = Megatron-LM's layers on Transformer Engine, its loss, and its buffers of gradients; "
+        "megatron-local = the same without Transformer Engine; deepspeed = PyTorch's modules, and what DeepSpeed's "
+        "pipeline engine and ZeRO-1 optimizers of 2022 hold",
+        quantity="text", default="torch", choices=FRAMEWORKS,
+    )  # fmt: skip
     attention: str = setting(
         "sdpa = the fused kernel that PyTorch takes (on compute capability 9 and 10 cuDNN's where it can, else flash), "
         "math = scores written out; accelerators: flash, efficient, cudnn",
@@ -167,7 +175,8 @@ class Recipe:
     )  # fmt: skip
     loss: Loss = part(
         "full = all logits at once, chunked = a part of the tokens at a time (logits computed again in backward), "
-        "fused = so too, but with the gradients computed in forward, compiled = torch.compile the loss of all logits",
+        "fused = so too, but with the gradients computed in forward, compiled = torch.compile the loss of all logits, "
+        "in-place = the gradient takes the place of the logits (Transformer Engine; framework megatron-core)",
         *LOSSES.values(), default=FullLoss(),
     )  # fmt: skip
     expert_dispatch: Dropless | Capacity = part(
@@ -187,6 +196,10 @@ class Recipe:
     attention_dropout: float = setting(
         "probability on attention weights; no fused kernel of a CPU has it: there they are written out",
         quantity="number", default=0.0, at_least=0, at_most=0.99,
+    )  # fmt: skip
+    deterministic: bool = setting(
+        "accelerators: kernels that give the same bits each time, with CUBLAS_WORKSPACE_CONFIG=:4096:8",
+        quantity="flag", default=False,
     )  # fmt: skip
     compile: bool = setting("torch.compile each block", quantity="flag", default=False)
     launch_blocking: bool = setting(
@@ -236,6 +249,11 @@ class Recipe:
     def adapter_dropout(self) -> float:
         """The probability on the input of an adapter; 0 without adapters."""
         return 0.0 if self.lora is None else self.lora.dropout
+
+    @property
+    def of_megatron(self) -> bool:
+        """Whether the program is Megatron-LM, on Transformer Engine or without."""
+        return self.framework in ("megatron-core", "megatron-local")
 
     @property
     def compiles(self) -> bool:

@@ -169,4 +169,13 @@ class CompiledLoss(Loss):
     kind = "compiled"
 
 
-LOSSES: dict[str, type[Loss]] = {each.kind: each for each in (FullLoss, ChunkedLoss, FusedLoss, CompiledLoss)}
+@frozen(kw_only=True)
+class InPlaceLoss(Loss):
+    """All logits at once, whose gradient takes their place in forward (Transformer Engine's cross entropy)."""
+
+    kind = "in-place"
+
+
+LOSSES: dict[str, type[Loss]] = {
+    each.kind: each for each in (FullLoss, ChunkedLoss, FusedLoss, CompiledLoss, InPlaceLoss)
+}

@@ -52,6 +52,9 @@ def refuse_products(precision: Precision, device: str) -> None:
 def refuse(precision: Precision, recipe: Recipe) -> None:
     """Raise `InvalidInput` for what the ledger accounts for and the engine does not run."""
     found: list[Problem] = []
+    if recipe.of_megatron:
+        rule = "is accounted for; the engine trains PyTorch's modules"
+        found.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
     if precision.float8 is not None and precision.float8.scaling == "block":
         rule = "is accounted for, but no product with scales by block is built here; the engine does not train it"
         found.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))

@@ -18,15 +18,17 @@ from trainledger.ledger.entry import Int
 class Memory:
     """What arrays and their views refer to; when the last reference is gone, its storage is free.
 
-    ``again`` stands in its place where it is saved for backward, if it is made again there.
+    ``again`` stands in its place where it is saved for backward, if it is made again there. ``casts`` are copies in 8
+    bits that several products share.
     """
 
-    __slots__ = ("again", "record", "released")
+    __slots__ = ("again", "casts", "record", "released")
 
     def __init__(self, record: Storage, released: Callable[[Storage], None]) -> None:
         self.record = record
         self.released = released
         self.again: GatheredAgain | None = None
+        self.casts: Any = None
 
     def __del__(self) -> None:
         try:

@@ -110,7 +110,14 @@ class Sizes:
     attention_again: bool = False  # whether scores and mixtures are made again in backward
     cache: str | None = None  # the format of keys and values that are remembered; None = nothing is
     documents: bool = False  # whether attention stops at the documents of a sequence
+    framework: str = "torch"
+    deterministic: bool = False
     cached_tokens: Int | None = None  # decoding: tokens of each sequence in the cache, the new one included
+
+    @property
+    def of_megatron(self) -> bool:
+        """As `Recipe.of_megatron`."""
+        return self.framework in ("megatron-core", "megatron-local")
 
     @property
     def rows(self) -> Int:
@@ -129,4 +136,5 @@ def sizes_of(run: Run, backend: str) -> Sizes:
         run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout,
         backend, recipe.expert_dispatch.factor, recipe.load_balance_loss > 0, run.layout,
         recipe.activation_checkpointing.kind == "attention", documents=recipe.documents is not None,
+        framework=recipe.framework, deterministic=recipe.deterministic,
     )  # fmt: skip

@@ -62,7 +62,12 @@ def unwitnessed(rank: RankPlan) -> str:
 
 
 def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
-    """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover."""
+    """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover.
+
+    Megatron-LM's fused kernels take the time of a compiler's; what its operations keep is their own.
+    """
+    if rank.run.recipe.of_megatron:
+        return (Kernels(),), ""
     as_eager = uncovered(rank)
     if as_eager:
         return (Kernels(),), as_eager

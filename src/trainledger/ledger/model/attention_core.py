@@ -63,10 +63,23 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
     if sizes.backend == "cpu":
         return "flash_attention_for_cpu"
     head, value = sizes.spec.head_size, sizes.spec.value_size
+    if sizes.of_megatron:
+        return _transformer_engines(sizes)
     if cudnn_takes(sizes.backend, dtype, head, value, sizes.attention_dropout):
         return "cudnn_attention"
     uneven = head != value
     return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
+
+
+def _transformer_engines(sizes: Sizes) -> str:
+    """The kernel that Transformer Engine takes: cuDNN's from Hopper on, FlashAttention before.
+
+    On Blackwell cuDNN has no backward with dropout that gives the same bits each time
+    (transformer_engine/pytorch/attention/dot_product_attention/utils.py, and cuDNN's support matrix).
+    """
+    if sizes.backend == "cuda" or (sizes.backend == "sm100" and sizes.deterministic and sizes.attention_dropout > 0):
+        return "flash_attention"
+    return "cudnn_attention"
 
 
 def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
@@ -110,7 +123,14 @@ def _core(
     keys = T if tokens is None else tokens
     keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys
     given = () if mask is None else (mask,)
+    # Megatron-LM has tokens before sequences, and FlashAttention sequences first: they are copied on the way.
+    turned = sizes.of_megatron and kernel == "flash_attention" and not is_one(B)
+    if turned:
+        q, k, v = (op.contiguous(tape, each, forward=True, backward=True) for each in (q, k, v))
     y = fused_attention(tape, q, k, v, (B, H, T, keys, K, W), kernel=kernel, given=given, learned=sinks)
+    if turned:
+        del q, k, v
+        y = op.contiguous(tape, y, forward=True, backward=True)
     if spec.value_size == W:
         return y
     y = op.leading(tape, y, sizes.rows * H * spec.value_size)

@@ -17,6 +17,7 @@ from trainledger.ledger.core.sizes import Sizes, is_one, smaller
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.routing import balance_loss, dispatch, from_experts, route, sum_to, to_experts
+from trainledger.ledger.ops import megatron
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import by_blocks
 from trainledger.ledger.ops.loss import with_loss
@@ -37,10 +38,18 @@ def mlp(
             return op.linear(tape, x, w, b, rows, d_in, d_out)
 
     if spec.feed_forward.gated:
-        h = op.gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.feed_forward.activation)
+        h = _gated(tape, sizes, project("gate_proj", x, D, F), project("up_proj", x, D, F))
     else:
         h = op.activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
     return project("down_proj", h, F, D)
+
+
+def _gated(tape: Tape, sizes: Sizes, gate: Array, up: Array) -> Array:
+    """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM."""
+    activation = sizes.spec.feed_forward.activation
+    if sizes.of_megatron and activation == "silu":
+        return megatron.swiglu(tape, gate, up)
+    return op.gated(tape, gate, up, activation)
 
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
@@ -52,7 +61,7 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     if not mixture.n_shared:
         return y
     with tape.at("shared_experts"):
-        width = mixture.n_shared * mixture.width
+        width = mixture.shared_width
         shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
     if mixture.shared_gate:
         shared = _multiply(tape, op.sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
@@ -129,7 +138,7 @@ def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Arra
         y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
         if spec.feed_forward.gated:
             gate, up = op.parts(tape, y, [places.count * F] * 2)
-            h = op.gated(tape, gate, up, spec.feed_forward.activation)
+            h = _gated(tape, sizes, gate, up)
             del gate, up
         else:
             h = op.activate(tape, y, spec.feed_forward.activation)

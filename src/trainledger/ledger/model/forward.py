@@ -18,10 +18,11 @@ from trainledger.ledger.model.attention import Angles, Shared
 from trainledger.ledger.model.blocks import run_layers
 from trainledger.ledger.model.mask import Masks, held_masks, masks
 from trainledger.ledger.model.mtp import mtp_loss
+from trainledger.ledger.ops import megatron
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.parallel.tensor import embedded, enter, scatter, vocab_parallel_loss
+from trainledger.ledger.parallel.tensor import embedded, enter, scatter, tensor_group, vocab_parallel_loss
 from trainledger.spec.layers import LayerKind, angles_of, expert_layers, rotary_modules, windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
@@ -50,6 +51,13 @@ def forward(
         return tape.model_output(x)
 
     # No name here keeps the hidden states alive while the loss is taken.
+    if recipe.of_megatron:
+        logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
+        with tape.at("loss"):
+            if recipe.loss.kind == "in-place":
+                return megatron.cross_entropy_in_place(tape, logits, ids, tensor_group(sizes))
+            fused = recipe.loss.kind == "compiled"
+            return megatron.cross_entropy(tape, logits, ids, tensor_group(sizes), compiled=fused)
     if is_one(sizes.layout.tensor):
         value = loss(tape, recipe, hidden(tape, sizes, leaves, ids, recipe, received), logits_of, trained, ids)
         return value if recipe.loss.chunks is None else tape.model_output(value)

@@ -139,7 +139,7 @@ def experts(spec: ModelSpec) -> Named:
     if spec.feed_forward.bias:
         yield "experts.down_proj_bias", (E, D)
     if mixture.n_shared:
-        yield from _inside("shared_experts", mlp(spec, mixture.n_shared * F))
+        yield from _inside("shared_experts", mlp(spec, mixture.shared_width))
     if mixture.shared_gate:
         yield "shared_expert_gate.weight", (1, D)
 

@@ -21,13 +21,19 @@ BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
 Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
 
 
-def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
-    """A linear layer in 8 bits, of the weight as it is held (`Leaf.linear`); the bias is added to what comes out."""
+def float8_linear(
+    tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int, *, keeps_copy: bool = False
+) -> Array:
+    """A linear layer in 8 bits, of the weight as it is held (`Leaf.linear`); the bias is added to what comes out.
+
+    ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all products that read the input
+    (Transformer Engine), and not the input itself (torchao).
+    """
     float8 = tape.precision.float8
     assert float8 is not None
     x = op.cast(tape, x, tape.compute_dtype)
     x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
-    y = products(tape, float8, x, w, rows, d_in, d_out)
+    y = products(tape, float8, x, w, rows, d_in, d_out, keeps_copy=keeps_copy)
     del x
     if b is None:
         return y
@@ -37,7 +43,9 @@ def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in
     return z
 
 
-def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
+def products(
+    tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int, *, keeps_copy: bool = False
+) -> Array:
     """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
     if float8.scaling == "block":
         dense = x.dtype
@@ -54,19 +62,39 @@ def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O
             return copies(float8, leaf)[turned]
         return scaled(w[0], I if turned else O, float8.forward, turned=turned)
 
-    def backward(g: Array, x: Array, *w: Array) -> Gradients:
+    def by_token(x: Sequence[Array]) -> Scaled:
+        return (x[0], x[1]) if keeps_copy else scaled(x[0], I, float8.forward, turned=True)
+
+    def backward(g: Array, *saved: Array) -> Gradients:
+        x, w = saved[:kept], saved[kept:]
         dy = scaled(g, N, float8.backward, turned=False)
         dx = multiply(tape, dy, weight(w, turned=True), (N, I, O), dtype)
         del dy
         dy = scaled(g, O, float8.backward, turned=True)
-        dw = multiply(tape, dy, scaled(x, I, float8.forward, turned=True), (O, I, N), dtype)
+        dw = multiply(tape, dy, by_token(x), (O, I, N), dtype)
         del dy
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
     read = () if float8.caching else (w,)
-    y = multiply(tape, scaled(x, N, float8.forward, turned=False), weight(read, turned=False), (N, O, I), dtype)
-    y.node = tape.node([x.node, w.node], (x, *read), backward)
+    if keeps_copy:
+        rows, turned = _shared_casts(x, lambda turn: scaled(x, I if turn else N, float8.forward, turned=turn))
+        keeps: tuple[Array, ...] = turned
+    else:
+        rows, keeps = scaled(x, N, float8.forward, turned=False), (x,)
+    kept = len(keeps)
+    y = multiply(tape, rows, weight(read, turned=False), (N, O, I), dtype)
+    y.node = tape.node([x.node, w.node], (*keeps, *read), backward)
     return y
+
+
+def _shared_casts(x: Array, scaled: Callable[[bool], Scaled]) -> tuple[Scaled, Scaled]:
+    """x in 8 bits for forward, and turned for the weight's gradient: made once for all products that read x."""
+    if x.memory is None:
+        return scaled(False), scaled(True)
+    if x.memory.casts is None:
+        x.memory.casts = scaled(False), scaled(True)
+    found: tuple[Scaled, Scaled] = x.memory.casts
+    return found
 
 
 def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:

@@ -5,6 +5,8 @@ The same operations as in `train.mixed_precision`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
@@ -15,15 +17,15 @@ from trainledger.spec.precision import Float8, Precision
 _IN_16_BITS = ("router", "shared_expert_gate")
 
 
-def set_formats(leaves: ModelLeaves, precision: Precision) -> None:
-    """Give every parameter the format it is held in."""
+def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool = False) -> None:
+    """Give every parameter the format it is held in; ``keeps_copies`` as of `ops.float8.float8_linear`."""
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in block.named.items():
                 if precision.float8 is not None and _in_8_bits(name, leaf, precision.float8):
                     leaf.float8 = True
                     if len(leaf.shape) == 2 and leaf.linear is None:
-                        leaf.linear = float8_linear
+                        leaf.linear = partial(float8_linear, keeps_copy=True) if keeps_copies else float8_linear
     for each in leaves.every():
         each.dtype = precision.parameters
         if precision.gradient_buffers:

@@ -32,7 +32,7 @@ class Work:
         self.rank = rank
         self.sizes = sizes
         self.chunk, self.leaves = plan.chunk, plan.leaves
-        set_formats(self.leaves, tape.precision)
+        set_formats(self.leaves, tape.precision, keeps_copies=rank.run.recipe.of_megatron)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
         self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None
@@ -48,6 +48,7 @@ class Work:
         once = self.rank.gathers and layout.pipeline > 1 and not layout.reshards
         widened = once and precision.gradients != precision.arriving
         self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
+        self.buffered = self.buffered or (self.rank.run.recipe.of_megatron and not sharded)
         for leaf in self.leaves.every():
             if self.rank.gathers and not (self.rank.whole_experts and component_of(leaf.path) == "experts"):
                 leaf.dtype = precision.arriving

@@ -96,7 +96,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     group = Group("shard" if is_one(layout.context) else "shard x context", layout.shard_ranks)
     experts = group
     if not is_one(layout.expert):
-        experts = Group(f"{group.axes} / expert", layout.shard_ranks // layout.expert)
+        experts = Group(f"{group.axes} / expert", layout.shard_ranks // layout.expert if layout.zero else 1)
     chunks = chunks_of(layout, run.model.n_layers, stage)
     parts = _parts(local, chunks)
     apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
@@ -105,12 +105,19 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
         run=local, whole=run, stage=stage,
         chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)),
         owned=_leaves(local, _joined(parts)) if sharded or len(leaves) > 1 else leaves[0],
-        group=group, expert_group=experts, replicas=Group("replicate", layout.replicate),
+        group=group, expert_group=experts, replicas=_replicas(layout),
         sharded=sharded, gathers=sharded and layout.zero == 3,
     )  # fmt: skip
     if not sharded:
         return plan
     return replace(plan, owned=_shards(plan, place) if plan.gathers else _parts_of_update(plan))
+
+
+def _replicas(layout: Layout) -> Group:
+    """The ranks that hold the same pieces: where nothing is sharded, all with tokens of their own."""
+    if layout.zero or (is_one(layout.shard) and is_one(layout.context)):
+        return Group("replicate", layout.replicate)
+    return Group("context" if not is_one(layout.context) else "shard", layout.replicas)
 
 
 def local_run(run: Run) -> Run:

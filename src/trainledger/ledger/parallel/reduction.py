@@ -83,10 +83,17 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
 
 def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """All gradients in buckets, as DDP sends them: overlapped with the backward that goes on meanwhile."""
-    dtype = tape.precision.gradients
+    dtype, layout = tape.precision.gradients, rank.layout
     if is_one(rank.replicas.ranks):
         return
     with tape.during("backward"):
+        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in buffers of their own
+            of_experts = leaves.trained().among(lambda leaf: component_of(leaf.path) == "experts").elements
+            others = Array(leaves.trained().elements - of_experts, dtype, None)
+            tape.all_reduce(rank.replicas, others, overlap="compute")
+            fewer = Group(f"{rank.group.axes} / expert", rank.replicas.ranks // layout.expert)
+            tape.all_reduce(fewer, Array(of_experts, dtype, None), overlap="compute")
+            return
         for elements, count in buckets(leaves, dtype):
             with tape.loop("buckets", count):
                 tape.all_reduce(rank.replicas, Array(elements, dtype, None), overlap="compute")
@@ -94,9 +101,9 @@ def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
 
 def bucket_nbytes(rank: RankPlan, leaves: ModelLeaves, dtype: str) -> Int:
     """Bytes of DDP's buckets: as much as the gradients, which are copied there and back."""
-    if rank.sharded or is_one(rank.layout.replicate):
+    if rank.sharded or is_one(rank.replicas.ranks):
         return 0
-    return nbytes_in(leaves.elements(), dtype) * several(rank.layout.replicate)
+    return nbytes_in(leaves.elements(), dtype) * several(rank.replicas.ranks)
 
 
 def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:

@@ -58,8 +58,9 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     for each, part in zip(every, parts, strict=True):
         first.setdefault(part, each.stage)
     ledgers = {part: account_of_stage(run, stage, backend=backend) for part, stage in first.items()}
-    peak = max(peak_nbytes(each) for each in ledgers.values())
-    memory = memory_of_device(run, peak, machine)
+    heaviest = max(ledgers.values(), key=lambda each: peak_nbytes(each) + each.reserved_nbytes)
+    peak = peak_nbytes(heaviest)
+    memory = memory_of_device(run, peak, machine, heaviest.reserved)
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),

@@ -246,7 +246,7 @@ def _expert(run: Run) -> Iterator[Problem]:
     if experts is None:
         yield Problem("layout.expert", ranks, "the model has no experts (model.feed_forward)", 1)
         return
-    whole = layout.shard_ranks
+    whole = layout.shard * layout.context
     count = experts.n_experts
     if whole % ranks or count % ranks:
         rule = f"must divide n_experts = {count} and the {whole} ranks of shard x context"

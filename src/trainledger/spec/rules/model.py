@@ -108,6 +108,8 @@ def _experts(experts: Experts, n_layers: int) -> Iterator[Problem]:
         yield Problem(f"{at}.per_token", experts.per_token, rule, in_groups)
     if experts.shared_gate and not experts.n_shared:
         yield Problem(f"{at}.shared_gate", True, "there is no shared expert (n_shared)", False)
+    if experts.shared_d_ff is not None and not experts.n_shared:
+        yield Problem(f"{at}.shared_d_ff", experts.shared_d_ff, "there is no shared expert (n_shared)", "none")
     if experts.n_dense_layers > n_layers:
         rule = f"is more than n_layers = {n_layers}"
         yield Problem(f"{at}.n_dense_layers", experts.n_dense_layers, rule, n_layers)

@@ -24,11 +24,23 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
     if recipe.precision.gradient_dtype is not None and not recipe.precision.master_weights:
         rule = "belongs to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true"
         yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
+    yield from _framework(recipe)
     yield from _guard(recipe)
     yield from _average(recipe)
     yield from _maximal_update(recipe)
     yield from _recomputation(recipe)
     yield from _adapters(recipe)
+
+
+def _framework(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.loss.kind == "in-place" and recipe.framework != "megatron-core":
+        rule = "is a kernel of Transformer Engine, which recipe.framework = megatron-core runs on"
+        yield Problem("recipe.loss", "in-place", rule, "fused")
+    if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
+        yield Problem("recipe.loss", recipe.loss.kind, "is not what Megatron-LM has (recipe.framework)", "compiled")
+    if recipe.of_megatron and recipe.lora is not None:
+        rule = "has no rules of Megatron-LM here (recipe.framework)"
+        yield Problem("recipe.lora.rank", recipe.lora.rank, rule, "recipe.framework = torch")
 
 
 def _guard(recipe: Recipe) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
     rule = _broken(run, ranks)
     if rule:
         yield Problem("layout.tensor", ranks, rule, _nearest(run, ranks))
-    if run.recipe.loss.kind != "full":
+    if run.recipe.loss.kind != "full" and not run.recipe.of_megatron:
         rule = "tensor ranks take the loss of all logits at once, each of its own columns"
         if run.recipe.loss.kind == "compiled":
             rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
@@ -38,6 +38,8 @@ def _broken(run: Run, ranks: int) -> str:
         split["model.feed_forward.d_ff"] = spec.feed_forward.d_ff
     if spec.experts is not None:
         split["an expert's width"] = spec.experts.width
+        if spec.experts.shared_d_ff is not None:
+            split["model.feed_forward.shared_d_ff"] = spec.experts.shared_d_ff
     for name, size in split.items():
         if size % ranks:
             return f"must divide {name} = {size}"

@@ -58,6 +58,9 @@ def divide(
         split_over = "tensor ranks" if layout.tensor > 1 else "stages"
         rule = f"is accounted for, but not applied to a model yet that is split over {split_over}"
         problems.append(Problem("layout.zero", layout.zero, rule, 3))
+    if layout.zero == 0 and layout.shard * layout.context > 1:
+        rule = "is accounted for, but not applied to a model yet; layout.replicate trains copies of the whole model"
+        problems.append(Problem("layout.zero", 0, rule, 3))
     if problems:
         raise InvalidInput(problems)
     if layout.tensor > 1:

@@ -1,0 +1,80 @@
+"""Runs of Megatron-LM on the command line: planned from a script or a launch line, and written as a run file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import trainledger as tl
+from trainledger.cli import main
+
+SCRIPT = """#!/bin/bash
+GPUS_PER_NODE=8
+NUM_NODES=${SLURM_NNODES:-2}
+MODEL=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+  --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --normalization RMSNorm --swiglu
+  --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256
+  --attention-dropout 0.0 --hidden-dropout 0.0)
+RUN=(--micro-batch-size 1 --global-batch-size 128 --train-iters 1000 --lr 1e-4 --min-lr 1e-5 --bf16 --use-new-thing 3)
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES pretrain_gpt.py ${MODEL[@]} ${RUN[@]} \\
+  --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --save $(date)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def test_a_script_is_planned(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(script), "--device", "h100-sxm", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["run"]["layout"]["shard"] == 8
+    assert plan["run"]["layout"]["zero"] == 1
+    assert plan["run"]["recipe"]["framework"] == "megatron-core"
+    assert main(["plan", str(script), "--device", "h100-sxm", "--count", "64"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "64 x h100-sxm" in text
+    assert "Not understood: --use-new-thing." in text
+    assert "Transformer Engine workspace" in text
+
+
+def test_a_launch_line_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --bf16"
+    )
+    assert main(["plan", line, "--device", "a100-sxm-80gb"]) == 0
+    assert "124," in capsys.readouterr().out
+
+
+def test_a_run_file_is_written_of_it(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    assert main(["init", str(path), "--from", str(script), "--count", "32"]) == 0
+    assert "not understood: --use-new-thing" in capsys.readouterr().out
+    run = tl.load(path)
+    assert run == tl.load(str(script), {"cluster.count": 32})
+    assert (run.cluster.count, run.layout.shard, run.model.n_layers) == (32, 16, 32)
+
+
+def test_the_wrong_number_of_devices_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(script), "--count", "7"]) == 2
+    assert "must be a multiple of the 2 devices of a replica" in capsys.readouterr().err
+
+
+def test_the_engine_does_not_train_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "run.toml"
+    line = (
+        "pretrain_gpt.py --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --train-iters 1 "
+        "--max-position-embeddings 32 --micro-batch-size 1 --vocab-size 256 --attention-backend unfused"
+    )
+    source = tmp_path / "line.sh"
+    source.write_text(line, encoding="utf-8")
+    assert main(["init", str(path), "--from", str(source), "--count", "1"]) == 0
+    text = tmp_path / "text.txt"
+    text.write_text("words " * 1000, encoding="utf-8")
+    assert main(["train", str(path), "--set", f"data.path={text}"]) == 2
+    assert "the engine trains PyTorch's modules; nearest that works: torch" in capsys.readouterr().err
