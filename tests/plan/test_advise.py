@@ -319,7 +319,7 @@ def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
     table: Table = {**_SMALL_MESH, "layout": layout, "cluster": cluster}
     advice = tl.advise(tl.load(table), goal="memory", together=0)
     again = next(each for each in advice.alone if each.sets == ("layout.sequence_gather=again",))
-    assert again.smaller > 0.05
+    assert again.smaller > 0.04
     assert again.faster == pytest.approx(0, abs=0.02)
     assert again.effect == SAME
     assert "Megatron-LM" in again.cost
