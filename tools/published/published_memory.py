@@ -21,7 +21,10 @@ COUNTS = "dense pretraining, 16 bit"  # the group whose median must be at most 1
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run is predicted to hold: the figure that its source measured, on which rank, and of what."""
+    """What a run is predicted to hold: the figure that its source measured, on which rank, and of what.
+
+    ``device_nbytes`` is all that the heaviest rank holds, which ``fits`` compares with ``usable_nbytes``.
+    """
 
     case: Case
     nbytes: int
@@ -29,6 +32,8 @@ class Prediction:
     peak_nbytes: int
     extras: tuple[Extra, ...]
     fits: bool
+    device_nbytes: int = 0
+    usable_nbytes: int = 0
 
     @property
     def error(self) -> float:
@@ -61,22 +66,21 @@ def predict(case: Case) -> Prediction:
     if source.context is not None:
         overheads = {**overheads, "cuda_context": replace(overheads["cuda_context"], nbytes=source.context)}
     found: list[Prediction] = []
-    fits = True
+    fits, heaviest, usable = True, 0, 0
     for rank, peak in ranks_of(case):
         extras = case.extras(rank, peak)
         groups = case.run.layout.communicators
         memory = device_memory(
-            peak + sum(each.nbytes for each in extras),
-            case.device,
-            overheads,
-            groups=groups,
-            recipe=case.run.recipe,
+            peak + sum(each.nbytes for each in extras), case.device, overheads, groups=groups, recipe=case.run.recipe,
             reserved=rank.ledger.reserved,
-        )
+        )  # fmt: skip
+        assert memory.usable_nbytes is not None
         fits = fits and bool(memory.fits)
+        heaviest, usable = max(heaviest, int(memory.nbytes)), memory.usable_nbytes
         if _was_read(source, rank):
             found.append(Prediction(case, figure(source, memory), rank, peak, extras, True))
-    return replace(max(found, key=lambda each: each.nbytes), fits=fits)
+    most = max(found, key=lambda each: each.nbytes)
+    return replace(most, fits=fits, device_nbytes=heaviest, usable_nbytes=usable)
 
 
 def _was_read(source: Source, rank: RankAccount) -> bool:
@@ -99,6 +103,17 @@ def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
     return tuple(told), tuple(left_out)
 
 
+def without_extras(case: Case) -> Case:
+    """The case with nothing held but what the program itself predicts."""
+    return replace(case, extras=lambda rank, peak_nbytes: ())
+
+
+@cache
+def product_predictions() -> tuple[Prediction, ...]:
+    """Every row of `predictions` as a user gets it: by the rules of the program alone."""
+    return tuple(predict(without_extras(each.case)) for each in predictions()[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors(Errors):
     """The errors of one source's rows."""
@@ -106,18 +121,18 @@ class SourceErrors(Errors):
     source: Source
 
 
-def by_source() -> tuple[SourceErrors, ...]:
+def by_source(some: tuple[Prediction, ...] | None = None) -> tuple[SourceErrors, ...]:
     """The errors of all rows with a figure, by source, in the order in which the sources come."""
     errors: dict[Source, list[float]] = {}
-    for each in predictions()[0]:
+    for each in predictions()[0] if some is None else some:
         if each.case.measured is not None:
             errors.setdefault(each.case.source, []).append(each.error)
     return tuple(SourceErrors(errors=tuple(each), source=source) for source, each in errors.items())
 
 
-def median_that_counts() -> float:
+def median_that_counts(some: tuple[Prediction, ...] | None = None) -> float:
     """The median absolute error over the rows of dense pretraining in 16 bits."""
-    return median(abs(each) for found in by_source() if found.source.group == COUNTS for each in found.errors)
+    return median(abs(each) for found in by_source(some) if found.source.group == COUNTS for each in found.errors)
 
 
 def median_if(change: Callable[[Case], Case]) -> float:
@@ -144,10 +159,10 @@ class Labels:
         return self.said_and_so / (self.said_and_so + self.missed)
 
 
-def labels(group: str | None = None) -> Labels:
+def labels(group: str | None = None, some: tuple[Prediction, ...] | None = None) -> Labels:
     """The confusion of "does not fit" over the runs that are known to fit or not, of one group or of all."""
     counts = {(said, so): 0 for said in (True, False) for so in (True, False)}
-    for each in predictions()[0]:
+    for each in predictions()[0] if some is None else some:
         if group is None or each.case.source.group == group:
             counts[not each.fits, each.case.too_large] += 1
     return Labels(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

@@ -15,6 +15,7 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.spec.cluster import Cluster, Device, Overhead, Published
 from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.error_model import ErrorModel, MemoryErrors, PairErrors, Seen, StepErrors
 from trainledger.spec.links import Fabric, Link, Protocol
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import counted, format_nbytes, parse_nbytes
@@ -156,6 +157,7 @@ def _device(name: str) -> Device:
         efficiency=efficiency(name),
         overheads=tuple(overheads().values()),
         published=published(name),
+        errors=errors(name),
         fabric=_fabric(entry["node"]) if "node" in entry else None,
     )
 
@@ -172,6 +174,33 @@ def efficiency(name: str) -> Efficiency | None:
     with open(path, "rb") as file:
         entry = tomllib.load(file)
     return Efficiency(source=entry["source"], date=str(entry["date"]), **entry["efficiency"])
+
+
+def errors(name: str) -> ErrorModel:
+    """What predictions for a device are off by, from published runs of sources that were left out.
+
+    >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("mi300x").step.basis
+    ('own', 'other', 'bound')
+    """
+    entry = _errors()
+    seen = {key: value for key, value in entry["steps_seen"].items() if key != "devices"}
+    own, calibrated = name in entry["steps_seen"]["devices"], efficiency(name) is not None
+    basis = "own" if own else "other" if calibrated else "bound"
+    return ErrorModel(
+        step=StepErrors(basis=basis, **entry["step"][basis]),
+        steps_seen=Seen(**seen),
+        one_device=PairErrors(**entry["one_device"]),
+        two_devices=PairErrors(**entry["two_devices"]),
+        memory=MemoryErrors(**entry["memory"]),
+        memory_seen=Seen(**entry["memory_seen"]),
+        widening=entry["widening"],
+    )
+
+
+@cache
+def _errors() -> dict[str, Any]:
+    with open(os.path.join(_HERE, "errors.toml"), "rb") as file:
+        return tomllib.load(file)
 
 
 def link_names() -> list[str]:

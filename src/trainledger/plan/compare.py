@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from trainledger import catalog
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.forecast import Forecast, nanoseconds
+from trainledger.predict.interval import Interval, of_ratio, widening
 from trainledger.spec.difference import Difference, differences
+from trainledger.spec.error_model import PairErrors
 from trainledger.spec.run import Run
 
 AROUND = "around the tensors"
@@ -45,12 +48,31 @@ class Part:
 
 
 @frozen
+class Ratio:
+    """The time of b over that of a as predicted, and between which two ratios `SHARE` of such pairs were measured.
+
+    ``pairs`` are those of published runs, on one device where both runs have the same, else on two.
+    """
+
+    predicted: float
+    interval: Interval
+    pairs: PairErrors
+    one_device: bool
+
+    @property
+    def decided(self) -> bool:
+        """Whether one of the two is faster wherever in the interval the truth is."""
+        return not self.interval.low <= 1 <= self.interval.high
+
+
+@frozen
 class Comparison(Answer, report="compare"):
     """Two runs and their forecasts.
 
     ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to the memory of its peak rank, so
     that their differences sum to the difference exactly; empty where one of the two is not known. Parts of a time that
-    differ only by the rounding of seconds are equal.
+    differ only by the rounding of seconds are equal. ``ratio`` says how sure the difference of the times is; None where
+    nothing published says it.
     """
 
     a: Run
@@ -62,6 +84,7 @@ class Comparison(Answer, report="compare"):
     of: str
     times: tuple[Part, ...]
     memory: tuple[Part, ...]
+    ratio: Ratio | None = None
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.fields)} fields differ; {self.of}: {_total(self.times) / 1e9:+.6g} s)"
@@ -81,7 +104,24 @@ def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Compa
         of=of,
         times=times,
         memory=_parts(_memory_of(forecast_a), _memory_of(forecast_b)) if known else (),
+        ratio=_ratio(a, forecast_a, b, forecast_b),
     )
+
+
+def _ratio(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Ratio | None:
+    """What is known of two times together: where both are of published devices and neither is a bound."""
+    field = "step_seconds" if None in (forecast_a.total_seconds, forecast_b.total_seconds) else "total_seconds"
+    times, known = [getattr(each, field) for each in (forecast_a, forecast_b)], catalog.device_names()
+    if not all(times) or any(each.cluster.device not in known for each in (a, b)):
+        return None
+    models = [catalog.errors(each.cluster.device) for each in (a, b)]
+    if any(each.step.basis == "bound" for each in models):
+        return None
+    same = a.cluster.device == b.cluster.device
+    pairs = models[0].one_device if same else models[0].two_devices
+    wider = max(widening(run, each.steps_seen, each) for run, each in zip((a, b), models, strict=True))
+    predicted = times[1] / times[0]
+    return Ratio(predicted, of_ratio(pairs, predicted, wider), pairs, same)
 
 
 def reasons(parts: tuple[Part, ...]) -> list[Part]:

@@ -11,6 +11,7 @@ from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import BASES
+from trainledger.predict.interval import Interval
 from trainledger.spec.problem import Problem
 from trainledger.units import format_nbytes, format_percent
 
@@ -56,6 +57,8 @@ class Forecast:
     cannot share the run: then there is no forecast of the whole run, and the step and its tokens per second are
     those of one device alone. ``run_step_seconds`` and ``run_tokens_per_second`` are those of all devices
     together with what a step waits for its tokens; the others are of steps that do not wait.
+    ``intervals`` has by name of a quantity between what published runs find it (`predict.interval`), and
+    ``chance_of_fitting`` is that of ``fits``: with ``margin_nbytes`` left free of ``usable_nbytes`` it is 95 %.
     """
 
     parameters: int | None = None
@@ -93,6 +96,9 @@ class Forecast:
     device_nbytes: int | None = None
     usable_nbytes: int | None = None
     fits: bool | None = None
+    chance_of_fitting: float | None = None
+    margin_nbytes: int | None = None
+    intervals: dict[str, Interval] = field(default_factory=dict)
     device: str = ""
     basis: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from trainledger.predict.forecast import (
     short_of_memory,
     waterfall,
 )
+from trainledger.predict.interval import of_forecast
 from trainledger.predict.measured_links import of_each_rank
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
@@ -132,6 +133,8 @@ def forecast(
             way = way if run.recipe.lora is None else ONE_DEVICE
             limit = replace(limit, sentence=f"{limit.sentence}; {way}")
         facts["bottleneck"] = limit
+    if isinstance(machine, Device) and machine.errors is not None:
+        facts |= of_forecast(run, facts, memory, machine.errors)
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
     impossible = tuple(_impossible(run, heaviest_rank.peak.by_category, machine))
     return replace(_alone(run, made), impossible=impossible) if impossible else made
@@ -181,9 +184,11 @@ def of_one_step(run: Run, found: Forecast) -> Forecast:
     bars = step_waterfall(run, found)
     limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
     notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
+    intervals = {name: each for name, each in found.intervals.items() if name in ("step_seconds", "device_nbytes")}
     return replace(
         found, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
         goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=notes,
+        intervals=intervals,
     )  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from trainledger.document import (
     shown,
     signed,
 )
-from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
+from trainledger.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
 from trainledger.report.heading import of_run
+from trainledger.report.interval import ends, fits
 from trainledger.report.plain_data import named, plain, run_data
 from trainledger.report.style import COLOURS, around, bar_figure, bars, folded, mark
 from trainledger.report.table import sentence
@@ -87,6 +88,8 @@ def _sentences(found: Comparison) -> Iterator[str]:
     a, b = found.forecast_a, found.forecast_b
     if found.times:
         yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
+    if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:
+        yield _sure(found.ratio)
     if found.memory:
         yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
     for letter, forecast in zip("ab", (a, b), strict=True):
@@ -94,7 +97,8 @@ def _sentences(found: Comparison) -> Iterator[str]:
             why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
             yield f"{why}; its step and its tokens/s are of one device alone"
         if forecast.fits is False:
-            yield f"{letter} does NOT fit in the memory of its device"
+            chance = "" if forecast.chance_of_fitting is None else f" ({fits(forecast).partition('(')[2]}"
+            yield f"{letter} does NOT fit in the memory of its device{chance}"
         if forecast.step_seconds is None and forecast.notes:
             yield f"{letter}: {forecast.notes[0]}"
     without = [forecast.interruptions is None for forecast in (a, b)]
@@ -113,6 +117,14 @@ def _sentences(found: Comparison) -> Iterator[str]:
             f"{letter}'s time is only a lower bound, what its device allows at best, and {other}'s is what programs "
             "reach: their difference does not compare the two"
         )
+
+
+def _sure(found: Ratio) -> str:
+    """Whether a difference of times is larger than what two published runs were off by together."""
+    pairs = f"pairs of published runs on {'one device' if found.one_device else 'two devices'}"
+    said = "larger" if found.decided else "smaller"
+    between = ends(found.interval, lambda value: f"{value:.3g}")
+    return f"this difference is {said} than its uncertainty: {found.predicted:.3g} of a's time ({between}; {pairs})"
 
 
 def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:
@@ -142,6 +154,8 @@ def _data(found: Comparison) -> dict[str, Any]:
         "nanoseconds": _parts_data(found.times),
         "memory_nbytes": _parts_data(found.memory),
         "basis": {"a": a.basis, "b": b.basis},
+        "ratio": None if found.ratio is None else plain(found.ratio, more={Ratio: ("decided",)}),
+        "intervals": {"a": plain(a.intervals), "b": plain(b.intervals)},
         "notes": {"a": list(a.notes), "b": list(b.notes)},
     }
 
@@ -195,11 +209,8 @@ def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
     ):
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
-            fits = "fits" if forecast.fits else "does NOT fit"
-            needs = format_nbytes(forecast.device_nbytes)
-            lines.append(
-                f"{letter} {fits}: {needs} on its peak rank, of {format_nbytes(forecast.usable_nbytes)} usable"
-            )
+            needs, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+            lines.append(f"{letter} {fits(forecast)}; {needs} on its peak rank, of {usable} usable")
     return lines
 
 

@@ -17,6 +17,7 @@ from trainledger.predict.predict import ALONE
 from trainledger.report import published
 from trainledger.report.device_memory import device_lines, memory_data
 from trainledger.report.heading import model_line, of_run
+from trainledger.report.interval import between, fits, rests_on, room
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.lora import ONE_DEVICE
@@ -49,12 +50,12 @@ def document(plan: Plan) -> Document:
         sections=sections(
             _heading(plan),
             section(_cost_title(forecast), Facts(tuple(_costs(plan)))),
-            section(f"Where the time {_of(plan)} goes", bars(forecast.waterfall)) if forecast.waterfall else None,
+            section(_waterfall_title(plan), bars(forecast.waterfall)) if forecast.waterfall else None,
             _memory_of_ranks(plan) if plan.ranks else _memory(plan),
             section("Of the whole model on one device:" if plan.ranks else "", rules_table(plan.rules)),
             _napkin(plan),
             published.nearest_section(found),
-            notes(map(sentence, forecast.notes)),
+            notes(map(sentence, (*forecast.notes, *rests_on(plan.run, plan.machine)))),
             _found_layout(plan.run) if plan.run.origin.searched else None,
         ),
         about=tuple(about(plan)),
@@ -80,6 +81,11 @@ def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
     )
     columns = ("", "rule of thumb", "estimate", "ledger", "error")
     return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")
+
+
+def _waterfall_title(plan: Plan) -> str:
+    name = "step_seconds" if plan.forecast.total_seconds is None else "total_seconds"
+    return f"Where the time {_of(plan)} goes{between(plan.forecast, name, format_seconds)}"
 
 
 def _of(plan: Plan) -> str:
@@ -162,7 +168,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if forecast.device_hours is not None:
         yield "devices", f"{cluster.count:,}; {_amount(forecast.device_hours)} device-hours"
     if forecast.money is not None:
-        yield "money", f"{_amount(forecast.money)} at {cluster.price_per_device_hour:,g} per device-hour"
+        money = _amount(forecast.money) + between(forecast, "money", _amount)
+        yield "money", f"{money} at {cluster.price_per_device_hour:,g} per device-hour"
     if forecast.kwh is not None:
         yield "energy", _energy(plan, forecast.kwh)
     yield "work", _work(plan)
@@ -177,13 +184,16 @@ def _fits(plan: Plan) -> str:
     forecast = plan.forecast
     if forecast.device_nbytes is None or forecast.usable_nbytes is None:
         return ""
-    fits = "fits" if forecast.fits else "does NOT fit"
     device = "on the peak rank" if plan.ranks else "on one device with the whole model"
     if plan.run.layout.alone and plan.run.cluster.count > 1:
         device = f"on {ALONE}"
     tensors = " of tensors alone" if forecast.basis.get("device_nbytes") == "bound" else ""
     usable = f"{format_nbytes(forecast.usable_nbytes)} usable"
-    return f"{fits}: {format_nbytes(forecast.device_nbytes)}{tensors} {device}, of {usable}"
+    needs = f"{format_nbytes(forecast.device_nbytes)}{between(forecast, 'device_nbytes', format_nbytes)}{tensors}"
+    verdict = fits(forecast)
+    return (
+        f"{verdict}{':' if forecast.chance_of_fitting is None else ';'} {needs} {device}, of {usable}{room(forecast)}"
+    )
 
 
 def impossible(run: Run, forecast: Forecast) -> str:
@@ -207,6 +217,8 @@ def on_one(run: Run, forecast: Forecast) -> str:
 def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
     forecast, run = plan.forecast, plan.run
     step = format_seconds(step_seconds) + on_one(run, forecast)
+    if forecast.total_seconds is None:
+        step = format_seconds(step_seconds) + between(forecast, "step_seconds", format_seconds) + on_one(run, forecast)
     if forecast.waits and forecast.run_step_seconds is not None:
         step += f", {format_seconds(forecast.run_step_seconds)} with the wait for tokens"
     if forecast.total_seconds is None:
@@ -214,7 +226,8 @@ def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
     else:
         good = f"; goodput {format_percent(forecast.goodput)}" if forecast.goodput is not None else ""
         steps = counted(run.recipe.total_steps, "step")
-        yield "time", f"{format_seconds(forecast.total_seconds)} for {steps} of {step}{good}"
+        whole = format_seconds(forecast.total_seconds) + between(forecast, "total_seconds", format_seconds)
+        yield "time", f"{whole} for {steps} of {step}{good}"
     if forecast.tokens_per_second is not None:
         speed = f"{forecast.tokens_per_second:,.0f} tokens/s" + (" on one device alone" if forecast.impossible else "")
         yield "speed", "; ".join([speed, *_utilization(plan)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trainledger.frozen import frozen
 from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.links import Fabric
 from trainledger.spec.setting import setting
 from trainledger.units import MEGA
@@ -27,7 +28,8 @@ class Device:
     ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` compute
     tiles of a matmul in parallel. ``efficiency`` is the share of the data sheet that the device reaches; None: not
     known, so that times are bounds. ``clock`` is the share of the clock under a power limit. ``overheads`` is its
-    memory outside tensors, ``published`` what runs on such devices reported.
+    memory outside tensors, ``published`` what runs on such devices reported, ``errors`` what predictions of published
+    runs were off by.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Device:
     overheads: tuple[Overhead, ...] = ()
     published: tuple[Published, ...] = ()
     fabric: Fabric | None = None
+    errors: ErrorModel | None = None
 
     @property
     def step_fabric(self) -> Fabric | None:

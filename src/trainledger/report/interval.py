@@ -1,0 +1,97 @@
+"""Intervals and chances in words: between what published runs find a prediction, and from how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.interval import SURE, Interval, unlike
+from trainledger.predict.roofline import Machine
+from trainledger.spec.cluster import Device
+from trainledger.spec.error_model import SHARE, StepErrors
+from trainledger.spec.run import Run
+from trainledger.units import counted, format_nbytes
+
+_SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
+_DIGITS = 3  # of an end: more would be noise
+_TOLD_BY = {
+    "own": "", "other": ", told by the constants of another device of the maker as here",
+    "bound": ", told by the data sheet alone as here",
+}  # fmt: skip
+
+
+def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str:
+    """The interval of a quantity behind its number; empty where it has none.
+
+    >>> from trainledger.units import format_seconds
+    >>> between(Forecast(intervals={"step_seconds": Interval(1.2134, 1.718)}), "step_seconds", format_seconds)
+    ' (80 %: 1.21 to 1.72 s)'
+    """
+    found = forecast.intervals.get(name)
+    return "" if found is None else f" ({ends(found, write)})"
+
+
+def ends(found: Interval, write: Callable[[float], str]) -> str:
+    """Both ends with the share that lies between them; a unit that they have in common once."""
+    low, high = (_rounded(write(each)) for each in (found.low, found.high))
+    number, _, unit = low.partition(" ")
+    return f"{_SHARE}: {number if unit and high.endswith(f' {unit}') else low} to {high}"
+
+
+def _rounded(text: str) -> str:
+    """A number with its unit, in `_DIGITS` digits."""
+    number, space, unit = text.partition(" ")
+    value = float(f"{float(number.replace(',', '')):.{_DIGITS}g}")
+    return f"{value:,.{_DIGITS}g}{space}{unit}" if abs(value) < 10**_DIGITS else f"{value:,.0f}{space}{unit}"
+
+
+def chance(value: float) -> str:
+    """A chance in whole percent, never certain.
+
+    >>> chance(0.974), chance(0.9991), chance(1e-4)
+    ('97 %', 'over 99 %', 'under 1 %')
+    """
+    percent = round(100 * value)
+    return f"{percent} %" if 1 <= percent <= 99 else "over 99 %" if percent > 99 else "under 1 %"
+
+
+def fits(forecast: Forecast) -> str:
+    """Whether a run fits and the chance of it, where that is known."""
+    if forecast.chance_of_fitting is None:
+        return "fits" if forecast.fits else "does NOT fit"
+    said = chance(forecast.chance_of_fitting)
+    return f"fits: {said}" if forecast.fits else f"does NOT fit (fits: {said})"
+
+
+def room(forecast: Forecast) -> str:
+    """What to leave free for a chance of `SURE`; empty where that is not known, or is free already."""
+    if forecast.margin_nbytes is None or forecast.chance_of_fitting is None or forecast.chance_of_fitting >= SURE:
+        return ""
+    return f"; {_SURE} with {_rounded(format_nbytes(forecast.margin_nbytes))} free"
+
+
+def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
+    """Of how many published runs intervals are, and why they are wider where they are."""
+    if not isinstance(machine, Device) or machine.errors is None:
+        return
+    errors = machine.errors
+    yield (
+        f"{_SHARE}: four of five published runs lie so, their source left out "
+        f"({steps_of(errors.step)}; {peaks_of(errors.memory.rows, errors.memory.sources)}; docs/accuracy.md)"
+    )
+    for what, seen in (("times", errors.steps_seen), ("memory", errors.memory_seen)):
+        if without := unlike(run, seen):
+            yield (
+                f"no published run has {', '.join(without)}: intervals of {what} are {errors.widening:.2g} times as "
+                "wide (on the logarithm), as those of a device without runs of its own"
+            )
+
+
+def steps_of(errors: StepErrors) -> str:
+    """The rows and the sources of the steps."""
+    return f"{counted(errors.rows, 'step')} of {counted(errors.sources, 'source')}{_TOLD_BY[errors.basis]}"
+
+
+def peaks_of(rows: int, sources: int) -> str:
+    """The rows and the sources of the peaks of memory."""
+    return f"{counted(rows, 'peak')} of memory of {counted(sources, 'source')}"

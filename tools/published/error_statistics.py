@@ -1,0 +1,149 @@
+"""Intervals for a source that was never seen, from the errors of others; each source weighs as any other.
+
+Rows of one source share a program, a cluster and what was assumed of both: they are not independent, and a hundred of
+them say less than ten sources do.
+
+- Of many sources (steps): quantiles by hierarchical conformal prediction (Lee, Barber and Willett 2023, arXiv
+  2306.06342; Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441). A row weighs one over the rows of its source; the
+  source to come has a weight too, and lies beyond all others. Nothing is assumed of the shape of errors, only that the
+  next source is drawn as those before it were.
+- Of few sources (memory: a tenth of their number is less than one): Student's t, with a variance between sources and
+  one inside of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import mean, median, variance
+from typing import Any, Protocol
+
+from trainledger.predict.interval import student_quantile
+from trainledger.spec.error_model import SHARE
+
+
+class Row(Protocol):
+    """A row: its source, and the logarithm of measured over predicted."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def error(self) -> float: ...
+
+
+Bounds = tuple[float, float]
+
+
+def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
+    """The least value below or at which points of that much weight lie; infinite where all of them weigh less.
+
+    >>> quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 1.0)], 2.0), quantile([(1.0, 1.0)], 1.5)
+    (2.0, inf)
+    """
+    weight = 0.0
+    for value, each in sorted(points):
+        weight += each
+        if weight >= level - 1e-9:
+            return value
+    return inf
+
+
+def weighted(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Errors with their weights: one over the rows of the source."""
+    counts = Counter(each.source for each in rows)
+    return [(each.error, 1 / counts[each.source]) for each in rows]
+
+
+def conformal(rows: Sequence[Row]) -> Bounds:
+    """Between which errors `SHARE` of the rows of a new source are expected, as many below as above."""
+    points = weighted(rows)
+    level = (1 + SHARE) / 2 * (len({each.source for each in rows}) + 1)
+    return -quantile([(-value, weight) for value, weight in points], level), quantile(points, level)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Student's t of the error of a row of a new source."""
+
+    shift: float
+    spread: float
+    degrees: int
+
+    @property
+    def bounds(self) -> Bounds:
+        reach = self.spread * student_quantile((1 + SHARE) / 2, self.degrees)
+        return self.shift - reach, self.shift + reach
+
+
+def student(rows: Sequence[Row]) -> Student:
+    """The mean of sources, and what a row of another one may differ from it by.
+
+    The variance of the sources' means, less what rows alone make of it, is that between sources; with the error of the
+    mean itself and the variance inside of sources (the mean of theirs) it is the square of the spread.
+    """
+    split: dict[str, list[float]] = defaultdict(list)
+    for each in rows:
+        split[each.source].append(each.error)
+    inside = mean(variance(some) for some in split.values() if len(some) > 1)
+    means = [mean(some) for some in split.values()]
+    between = max(0.0, variance(means) - mean(inside / len(some) for some in split.values()))
+    return Student(mean(means), sqrt(between * (1 + 1 / len(means)) + inside), len(means) - 1)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A row with the interval that all other sources give it."""
+
+    row: Row
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.row.error <= self.high
+
+    @property
+    def score(self) -> float:
+        """Winkler's score of an interval: its width, and for a miss 2 / (1 - `SHARE`) of how far off it is."""
+        missed = max(0.0, self.low - self.row.error, self.row.error - self.high)
+        return self.high - self.low + 2 / (1 - SHARE) * missed
+
+
+Method = Callable[[Sequence[Any]], Callable[[Any], Bounds]]  # what rows say of another row
+
+
+def sources_left_out(rows: Sequence[Row], method: Method) -> list[Told]:
+    """Every row with the interval that is made of all rows of other sources."""
+    found = []
+    for source in dict.fromkeys(each.source for each in rows):
+        interval = method([each for each in rows if each.source != source])
+        found += [Told(each, *interval(each)) for each in rows if each.source == source]
+    return found
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often intervals had the truth: of rows, and of sources alike; the median width of high over low, less 1."""
+
+    rows: int
+    sources: int
+    of_rows: float
+    of_sources: float
+    width: float
+    score: float
+
+
+def coverage(told: Sequence[Told]) -> Coverage:
+    split: dict[str, list[Told]] = defaultdict(list)
+    for each in told:
+        split[each.row.source].append(each)
+    return Coverage(
+        rows=len(told), sources=len(split), of_rows=mean(each.inside for each in told),
+        of_sources=mean(mean(each.inside for each in some) for some in split.values()),
+        width=median(each.high - each.low for each in told),
+        score=mean(mean(each.score for each in some) for some in split.values()),
+    )  # fmt: skip
