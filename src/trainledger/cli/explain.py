@@ -22,6 +22,7 @@ from trainledger.predict.utilization import roofline_table
 from trainledger.report import compare as compared
 from trainledger.report import rules as of_thumb
 from trainledger.report.explain import document, envelope_document, time_document
+from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.units import parse_nbytes
@@ -62,7 +63,13 @@ def explain(args: Namespace) -> Document:
     found = symbolic(run, backend=kernels_of(run), stage=args.stage)
     parts = getattr(explained, args.what)(found)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
-    return document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage)
+    return document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage, errors=_errors(run))
+
+
+def _errors(run: Run) -> ErrorModel | None:
+    """What predictions for the run's device are off by; None of this machine."""
+    device = device_of(run)
+    return None if device is None else device.errors
 
 
 def _time(args: Namespace, run: Run) -> Document:
@@ -79,7 +86,7 @@ def _time(args: Namespace, run: Run) -> Document:
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
     parts, rows = explained.time(step), roofline_table(step.entries, machine)
-    return time_document(run, kernels_of(run), parts, rows, top=vars(args).get("top", LONGEST))
+    return time_document(run, kernels_of(run), parts, rows, top=vars(args).get("top", LONGEST), errors=_errors(run))
 
 
 def _envelope(args: Namespace, run: Run) -> Document:

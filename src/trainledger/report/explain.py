@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Table, Term, Terms, sections
+from trainledger.document import Amount, Cell, Document, Table, Term, Terms, notes, sections
 from trainledger.explain.account import Part
 from trainledger.explain.envelope import Envelope
 from trainledger.predict.utilization import RooflineRow
 from trainledger.report.heading import heading
+from trainledger.report.interval import of_memory, of_steps
 from trainledger.report.plain_data import plain, run_data
+from trainledger.report.table import sentence
+from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_nbytes, format_seconds
 
@@ -27,8 +30,12 @@ def document(
     *,
     symbols: Mapping[str, tuple[int, str]] | None = None,
     stage: int = 0,
+    errors: ErrorModel | None = None,
 ) -> Document:
-    """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters."""
+    """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters.
+
+    ``errors`` are those of predictions for its device, of memory the ground of its interval.
+    """
     symbols = symbols or {}
     whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
     letters = tuple((name, value, means) for name, (value, means) in symbols.items())
@@ -39,6 +46,7 @@ def document(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
             legend if letters else None,
             *account_terms(what, parts),
+            notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
         ),
         data=lambda: {
             "account": what, "run": run_data(run),
@@ -59,8 +67,12 @@ def time_document(
     rows: Sequence[RooflineRow],
     *,
     top: int,
+    errors: ErrorModel | None = None,
 ) -> Document:
-    """A step by cause, its roofline by kind of operation, and its ``top`` longest operations."""
+    """A step by cause, its roofline by kind of operation, and its ``top`` longest operations.
+
+    ``errors`` are those of predictions for its device, the ground of the step's interval.
+    """
     shown, others = longest(parts[1:], top)
     ranks = f"The run has {run.layout.devices:,} devices; these are the operations of one rank of the slowest stage."
     return Document(
@@ -71,6 +83,7 @@ def time_document(
             roofline(rows),
             *(_terms(part, "seconds") for part in shown),
             others,
+            notes(map(sentence, of_steps(run, errors))) if errors is not None else None,
         ),
         data=lambda: {
             "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),

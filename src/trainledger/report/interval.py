@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from string import ascii_letters
 
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.interval import SURE, Interval, unlike
+from trainledger.predict.interval import of_memory as of_peak
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device
-from trainledger.spec.error_model import SHARE, StepErrors
+from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, StepErrors
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_nbytes
 
 _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
+_UNITS = f" {ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
 _TOLD_BY = {
-    "own": "", "other": ", told by the constants of another device of the maker as here",
-    "bound": ", told by the data sheet alone as here",
+    "own": "", "other": " by the constants of another device of its maker (for want of steps on this one)",
+    "bound": " by the data sheet alone (for want of constants)",
 }  # fmt: skip
 
 
@@ -40,9 +43,9 @@ def ends(found: Interval, write: Callable[[float], str]) -> str:
 
 def _rounded(text: str) -> str:
     """A number with its unit, in `_DIGITS` digits."""
-    number, space, unit = text.partition(" ")
+    number = text.rstrip(_UNITS)
     value = float(f"{float(number.replace(',', '')):.{_DIGITS}g}")
-    return f"{value:,.{_DIGITS}g}{space}{unit}" if abs(value) < 10**_DIGITS else f"{value:,.0f}{space}{unit}"
+    return (f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:,.0f}") + text[len(number) :]
 
 
 def chance(value: float) -> str:
@@ -71,27 +74,53 @@ def room(forecast: Forecast) -> str:
 
 
 def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
-    """Of how many published runs intervals are, and why they are wider where they are."""
+    """What the intervals of a plan hold, and why they are wider where they are."""
     if not isinstance(machine, Device) or machine.errors is None:
         return
     errors = machine.errors
     yield (
-        f"{_SHARE}: four of five published runs lie so, their source left out "
-        f"({steps_of(errors.step)}; {peaks_of(errors.memory.rows, errors.memory.sources)}; docs/accuracy.md)"
+        f"{_SHARE}: so far off are four of five published runs whose source was left out ({_steps(errors.step)}; "
+        f"{_peaks(errors.memory)}); trainledger explain says more"
     )
-    for what, seen in (("times", errors.steps_seen), ("memory", errors.memory_seen)):
-        if without := unlike(run, seen):
+    yield from _wider(run, errors)
+
+
+def of_steps(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """What the interval of a step rests on."""
+    step, told = errors.step, _TOLD_BY[errors.step.basis]
+    yield (
+        f"the interval of a step: {_SHARE} of {_steps(step)} took {step.low:.3g} to {step.high:.3g} times what is "
+        f"predicted{told}, each predicted without its own source, sources weighing alike"
+    )
+    yield from _wider(run, errors)
+
+
+def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """What the interval of the memory rests on."""
+    found = of_peak(run, errors)
+    yield (
+        f"the interval of the memory: by Student's t over {_peaks(errors.memory)}, {_SHARE} of the peaks of another "
+        f"source are {found.low:.3g} to {found.high:.3g} times what is predicted"
+    )
+    yield from _wider(run, errors)
+
+
+def _wider(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """Why intervals are wider than those of published runs."""
+    without = {"times": unlike(run, errors.steps_seen), "memory": unlike(run, errors.memory_seen)}
+    if without["times"] == without["memory"]:
+        without = {"times and memory": without["times"]}
+    for what, kinds in without.items():
+        if kinds:
             yield (
-                f"no published run has {', '.join(without)}: intervals of {what} are {errors.widening:.2g} times as "
-                "wide (on the logarithm), as those of a device without runs of its own"
+                f"no published run has {', '.join(kinds)}: intervals of {what} are {errors.widening:.2g} times as "
+                "wide (of logarithms), as of a device without runs of its own"
             )
 
 
-def steps_of(errors: StepErrors) -> str:
-    """The rows and the sources of the steps."""
-    return f"{counted(errors.rows, 'step')} of {counted(errors.sources, 'source')}{_TOLD_BY[errors.basis]}"
+def _steps(errors: StepErrors) -> str:
+    return f"{counted(errors.rows, 'step')} of {counted(errors.sources, 'source')}"
 
 
-def peaks_of(rows: int, sources: int) -> str:
-    """The rows and the sources of the peaks of memory."""
-    return f"{counted(rows, 'peak')} of memory of {counted(sources, 'source')}"
+def _peaks(errors: MemoryErrors) -> str:
+    return f"{counted(errors.rows, 'peak')} of memory of {counted(errors.sources, 'source')}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainledger import catalog
 from trainledger.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
@@ -13,6 +14,7 @@ from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.difference import as_override
+from trainledger.spec.error_model import SHARE
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
 from trainledger.units import GIGA, counted, format_count, format_percent, format_seconds
@@ -48,7 +50,7 @@ def _ranked(found: Layouts) -> Iterator[Section]:
         yield section("", _none(found))
         return
     bounds = " by their bounds" if found.basis == "bound" else ""
-    remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found))
+    remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found), *_told_apart(found))
     yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked), remarks)
     simplest = found.simplest or found.best
     if simplest == found.best:
@@ -141,6 +143,16 @@ def _of_a_sheet(found: Layouts) -> Iterator[str]:
         )
     if found.best is not None and found.best.device_nbytes == found.best.peak_nbytes:
         yield sentence(TENSORS_ALONE)
+
+
+def _told_apart(found: Layouts) -> Iterator[str]:
+    """How far steps of two layouts must be apart to be told apart."""
+    if found.basis != "bound" and found.device in catalog.device_names():
+        off = catalog.errors(found.device).one_device.ratio - 1
+        yield (
+            f"Steps less than {format_percent(off)} apart are within the error of comparing two published runs on one "
+            f"device ({SHARE:.0%} of pairs)."
+        ).replace("80%", "80 %")
 
 
 def _rejected(found: Layouts) -> Table:

@@ -12,6 +12,8 @@ from trainledger.plan.affordable import Affordable, Iteration
 from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
 from trainledger.plan.scaling_law import Between
 from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.predict.interval import Interval
+from trainledger.report.interval import between, ends
 from trainledger.report.optimal_figures import SHORT, besides, figures, short, size_of
 from trainledger.report.plain_data import plain
 from trainledger.report.plan import BASES
@@ -211,17 +213,22 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
     forecast = found.forecast
     basis = forecast.basis.get("step_seconds", "")
     if forecast.mfu is not None and forecast.tokens_per_second is not None and forecast.step_seconds is not None:
+        step = format_seconds(forecast.step_seconds) + between(forecast, "step_seconds", format_seconds)
         yield (
-            f"Step {format_seconds(forecast.step_seconds)}, {forecast.tokens_per_second:,.0f} tokens/s, MFU "
+            f"Step {step}, {forecast.tokens_per_second:,.0f} tokens/s, MFU "
             f"{format_percent(forecast.mfu)} with attention counted (the rule's 6 N D leaves it out), "
             f"{BASES.get(basis, basis)}."
         )
     if found.tokens is not None and found.ratio is not None and forecast.total_seconds is not None:
         loss = answer.loss_law.loss_between(found.parameters, found.tokens)
+        of_step, tokens = forecast.intervals.get("step_seconds"), ""
+        if of_step is not None and forecast.step_seconds is not None:
+            slow, fast = (found.tokens * forecast.step_seconds / each for each in (of_step.high, of_step.low))
+            tokens = f" ({ends(Interval(slow, fast), format_count)})"
         affords, at_best = ("affords at most", " at best") if basis == "bound" else ("affords", "")
         yield (
             f"So the budget {affords} {format_count(short(found.parameters))} parameters on "
-            f"{format_count(short(found.tokens))} tokens ({_each(found.ratio)} each) in "
+            f"{format_count(short(found.tokens))} tokens{tokens} ({_each(found.ratio)} each) in "
             f"{forecast.total_seconds / SECONDS_PER_DAY:.4g} days, everything of the run included: loss "
             f"{_loss(loss)}{at_best}."
         )
@@ -281,6 +288,8 @@ def _affordable_data(found: Affordable) -> dict[str, Any]:
         "mfu_6nd": found.mfu,
         **{name: getattr(found.forecast, name) for name in ("mfu", "tokens_per_second", "step_seconds")},
         "basis": found.forecast.basis.get("step_seconds"),
+        "intervals": plain(found.forecast.intervals),
+        "chance_of_fitting": found.forecast.chance_of_fitting,
         "model": table_of(spec),
         "recipe": {name: field_at(recipe, name) for name in shown},
         "layout": {name: plain(getattr(layout, name)) for name in changed},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainledger.plan.plan import Plan
+from trainledger.report.interval import between
 from trainledger.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
 from trainledger.web.calculator import Headline
 
@@ -21,7 +22,8 @@ def of_memory(plan: Plan) -> list[Headline]:
     found = [
         Headline(
             name="device_nbytes", title="memory of the peak rank", value=needed, unit="nbytes", asked=True,
-            formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}",
+            formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}"
+            f"{between(forecast, 'device_nbytes', format_nbytes)}",
             basis=forecast.basis.get("device_nbytes", "exact"),
             source="live bytes at each operation of a step (ledger.memory.timeline), and predict.device_memory",
         )
@@ -58,7 +60,8 @@ def of_time(plan: Plan) -> list[Headline]:
     found = [
         Headline(
             name="step_seconds", title="step", value=forecast.step_seconds, unit="seconds", basis=basis,
-            formula=f"{shown}{less}", source="predict.step: kernels and collectives on their streams",
+            formula=f"{shown}{less}{between(forecast, 'step_seconds', format_seconds)}",
+            source="predict.step: kernels and collectives on their streams",
         )
     ]  # fmt: skip
     if forecast.mfu is None or not forecast.model_flops or not forecast.peak_flops_per_second:

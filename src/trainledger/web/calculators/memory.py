@@ -18,8 +18,10 @@ from trainledger.explain.symbols import Symbolic
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
 from trainledger.plan.quantity import read
+from trainledger.predict.forecast import Forecast
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
+from trainledger.report.interval import chance
 from trainledger.report.memory import memory_timeline, phases_table
 from trainledger.report.peak import place
 from trainledger.report.published import NEAREST
@@ -150,7 +152,12 @@ def _fits(plan: Plan) -> str:
     left = forecast.usable_nbytes - forecast.device_nbytes
     share = format_percent(left / forecast.usable_nbytes)
     of = f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable"
-    return f"Fits: {of}, {format_nbytes(left)} ({share}) of headroom."
+    return f"{_certain(forecast)} {of}, {format_nbytes(left)} ({share}) of headroom."
+
+
+def _certain(forecast: Forecast) -> str:
+    """That it fits, and the chance of it where that is known."""
+    return "Fits:" if forecast.chance_of_fitting is None else f"Fits: {chance(forecast.chance_of_fitting)};"
 
 
 def _of_account(account: Symbolic) -> list[Headline]:
