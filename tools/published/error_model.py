@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from math import exp
+from math import exp, log
 from pathlib import Path
 
 from error_rows import ErrorRow, MemoryRow, memory_rows, step_rows
 from error_statistics import Bounds, Row, Told, conformal, quantile, sources_left_out, student, weighted
 
 from trainledger import catalog
+from trainledger.predict.interval import student_share
 from trainledger.spec.error_model import SHARE
 
 PATH = Path(catalog.__file__).parent / "errors.toml"
@@ -67,15 +68,17 @@ class Pair:
     error: float
 
 
-def pairs_of_one_device() -> list[Pair]:
-    """All pairs of steps of one source on one device."""
+@cache
+def pairs_of_one_device() -> tuple[Pair, ...]:
+    """All pairs of steps of one source on one device, those first that are least apart (so they are sorted once)."""
     split: dict[tuple[str, str], list[ErrorRow]] = defaultdict(list)
     for each in step_rows():
         split[each.source, each.device].append(each)
-    return [
+    pairs = [
         Pair(f"{a.name}, {b.name}", source, abs(a.error - b.error))
         for (source, _), some in split.items() for a, b in combinations(some, 2)
     ]  # fmt: skip
+    return tuple(sorted(pairs, key=lambda each: each.error))
 
 
 def pairs_of_two_devices() -> float:
@@ -112,6 +115,31 @@ def widening() -> float:
     """
     own, other = (conformal(step_rows(basis)) for basis in ("own", "other"))
     return (other[1] - other[0]) / (own[1] - own[0])
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A run that is known to fit or not, with the chance of fitting that other sources give it."""
+
+    row: MemoryRow
+    chance: float
+
+    @property
+    def fitted(self) -> bool:
+        return not self.row.ran_out
+
+
+@cache
+def fitting() -> tuple[Fitting, ...]:
+    """Every run whose peak is published, or of which it is said that it ran out of memory, or fits."""
+    found = []
+    for source in dict.fromkeys(each.source for each in memory_rows()):
+        expected = student([each for each in measured_memory() if each.source != source])
+        for each in memory_rows():
+            if each.source == source:
+                reach = (log(each.usable_nbytes / each.device_nbytes) - expected.shift) / expected.spread
+                found.append(Fitting(each, student_share(reach, expected.degrees)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,219 @@
+"""Write docs/accuracy.md: how sure each kind of prediction is, what has witnesses, and how to read it.
+
+``python tools/published/accuracy_page.py`` writes it from what `fit_devices.py`, `left_out.py`, `error_rows.py` and
+`throughput_hours.py` have stored (some seconds); a test compares the page with what it would write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import exp
+from pathlib import Path
+from statistics import mean, median
+
+from error_model import (
+    BASES,
+    FACTORS,
+    Factor,
+    apart,
+    fitting,
+    measured_memory,
+    memory_told,
+    pairs_of_one_device,
+    pairs_of_two_devices,
+    pairs_told,
+    steps_told,
+    widening,
+    with_factor,
+)
+from error_rows import step_rows
+from error_statistics import Told, conformal, coverage, student
+from published_case import read_rows
+from published_runs import case_of
+from throughput_hours import read_hours, whole_runs
+from throughput_told import percent, told
+from unseen_page import left_out_of
+from unseen_runs import unseen
+
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+TEXT = Path(__file__).parent / "accuracy.txt"
+BINS = (0.0, 0.2, 0.5, 0.8, 0.95, 1.0)
+GAIN = 0.02  # of the score, from which on intervals would follow a factor
+PRETRAINING = "dense pretraining, 16 bit"
+KNOWN = {
+    "own": "steps of other sources on its device type", "other": "the constants of another device of its maker",
+    "bound": "the data sheet alone",
+}  # fmt: skip
+
+
+def page() -> str:
+    """The whole page."""
+    head, method, reading, tail = TEXT.read_text(encoding="utf-8").split("\n----\n")
+    parts = [head, *_summary(), *_in_sample(), method, *_factors(), *_by_source(), *_fits(), *_unlike()]
+    return "".join([*parts, *_left_out(), reading, tail])
+
+
+def _summary() -> Iterator[str]:
+    yield "\n| prediction | known of it | rows | sources | median absolute error | 80 %: measured over predicted | "
+    yield "median width | inside: of rows | of sources |\n|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
+    csv = [each for each in steps_told() if each.row.name.startswith("R")]
+    for basis in BASES:
+        low, high = conformal(step_rows(basis))
+        yield _line("**step time**" if basis == "own" else "step time", KNOWN[basis], steps_told(basis), (low, high))
+        if basis == "own":
+            yield _line("of these the rows of `runs.csv`", KNOWN[basis], csv, None)
+    memory = measured_memory()
+    yield _line("**memory**", "peaks of other sources", memory_told(), student(memory).bounds)
+    dense = [each for each in memory_told() if each.row.group == PRETRAINING]
+    yield _line(f"of these {PRETRAINING}", "peaks of other sources", dense, None)
+    ratio = apart(pairs_of_one_device())
+    found = coverage(pairs_told())
+    yield (
+        f"| ratio of two steps | pairs of other sources, each on one device | {found.rows:,} | {found.sources} | "
+        f"{percent(exp(_middle_of_pairs()) - 1)} | {exp(-ratio):.2f} to {exp(ratio):.2f} | "
+        f"{percent(exp(2 * ratio) - 1)} | {percent(found.of_rows)} | {percent(found.of_sources)} |\n"
+    )
+    two = pairs_of_two_devices()
+    yield (
+        "| ratio of two steps | steps of two sources on two device types | | | | "
+        f"{exp(-two):.2f} to {exp(two):.2f} | {percent(exp(2 * two) - 1)} | | |\n"
+    )
+
+
+def _middle_of_pairs() -> float:
+    return median(each.error for each in pairs_of_one_device())
+
+
+def _line(name: str, known: str, some: Sequence[Told], bounds: tuple[float, float] | None) -> str:
+    found = coverage(some)
+    error = median(abs(exp(-each.row.error) - 1) for each in some)
+    between = "" if bounds is None else f"{exp(bounds[0]):.2f} to {exp(bounds[1]):.2f}"
+    cells = (
+        name, known, str(found.rows), str(found.sources), percent(error), between, percent(exp(found.width) - 1),
+        percent(found.of_rows), percent(found.of_sources),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _in_sample() -> Iterator[str]:
+    """What the constants make of the rows that they are fitted on, and whole runs."""
+    inside = median(abs(each.error) for each in told()[0])
+    outside = median(abs(each.error_left_out) for each in told()[0])
+    yield (
+        f"\nIn the sample (by the catalog's constants, which are fitted on them) {len(told()[0])} steps have a median "
+        f"absolute error of {percent(inside)}; with their source left out {percent(outside)}. The first says how "
+        "well twelve constants describe many runs, the second what to expect of yours.\n"
+    )
+    catalogs = median(abs(each.error) for each in unseen())
+    yield (
+        f"\nOf {len(unseen())} further steps, on which no constant is fitted, the median is {percent(catalogs)} by the "
+        f"catalog's constants, which have met most of their sources, and {percent(left_out_of(unseen()).median)} by "
+        "constants that have not (docs/unseen_throughput.md).\n"
+    )
+    whole = {each.row["id"]: each for each in whole_runs()}
+    hours = [each for each in read_hours() if not whole[each.row].at_most]
+    low, high = conformal(step_rows())
+    held = mean(exp(low) <= each.hours / each.predicted <= exp(high) for each in hours)
+    yield (
+        f"\nOf {len(hours)} whole runs with published device-hours, whose layouts mostly are not published and were "
+        f"assumed, {percent(held)} are in the interval of their steps (median absolute error "
+        f"{percent(median(abs(each.error) for each in hours))}). Days and money have the interval of a step: where "
+        "more than the layout is assumed, take it as too narrow.\n"
+    )
+
+
+def _factors() -> Iterator[str]:
+    before = coverage(steps_told())
+    yield "\n| step times by | | rows | sources | median absolute error | inside: of rows | of sources | "
+    yield "score if widths followed |\n|---|---|--:|--:|--:|--:|--:|--:|\n"
+    for factor in FACTORS:
+        change = coverage(with_factor(factor)).score / before.score - 1
+        for name, some in _split(factor).items():
+            error = median(abs(exp(-each.row.error) - 1) for each in some)
+            cells = (
+                factor.name, name, str(len(some)), str(len({each.row.source for each in some})), percent(error),
+                percent(mean(each.inside for each in some)), percent(coverage(some).of_sources),
+                percent(change, sign=True),
+            )  # fmt: skip
+            yield f"| {' | '.join(cells)} |\n"
+    gains = [factor.name for factor in FACTORS if coverage(with_factor(factor)).score < (1 - GAIN) * before.score]
+    yield f"\nFactors that would make the score at least {percent(GAIN)} better: {', '.join(gains) or 'none'}.\n"
+
+
+def _split(factor: Factor) -> dict[str, list[Told]]:
+    split: dict[str, list[Told]] = defaultdict(list)
+    for each in steps_told():
+        split[factor.group(each.row)].append(each)
+    return dict(sorted(split.items()))
+
+
+def _by_source() -> Iterator[str]:
+    yield "\n## By source\n\nEach with the interval that all other sources give it.\n\n"
+    yield "| source | of | rows | median error | worst | in the interval |\n|---|---|--:|--:|--:|--:|\n"
+    for what, some in (("step", steps_told()), ("memory", memory_told())):
+        split: dict[str, list[Told]] = defaultdict(list)
+        for each in some:
+            split[each.row.source].append(each)
+        for source, rows in split.items():
+            errors = [exp(-each.row.error) - 1 for each in rows]
+            worst = max(errors, key=abs)
+            cells = (
+                source, what, str(len(rows)), percent(median(errors), sign=True), percent(worst, sign=True),
+                percent(mean(each.inside for each in rows)),
+            )  # fmt: skip
+            yield f"| {' | '.join(cells)} |\n"
+
+
+def _fits() -> Iterator[str]:
+    yield "\n## Whether it fits\n\n"
+    some = fitting()
+    ran_out = sum(not each.fitted for each in some)
+    yield (
+        f"Of {len(some)} published runs {len(some) - ran_out} fitted and {ran_out} ran out of memory. The chance that "
+        "each was given by the other sources, and how many fitted:\n\n"
+        "| chance said | runs | mean chance | fitted |\n|---|--:|--:|--:|\n"
+    )
+    for low, high in pairwise(BINS):
+        inside = [each for each in some if low <= each.chance < high or each.chance == high == 1]
+        if inside:
+            chance, fitted = mean(each.chance for each in inside), mean(each.fitted for each in inside)
+            yield f"| {100 * low:.0f} to {100 * high:.0f} % | {len(inside)} | {percent(chance)} | {percent(fitted)} |\n"
+    brier = mean((each.chance - each.fitted) ** 2 for each in some)
+    yield (
+        f"\nBrier's score is {brier:.3f}. Runs that are published mostly fitted, for which reason more fit here than "
+        "the chances say; runs near the edge are few.\n"
+    )
+
+
+def _unlike() -> Iterator[str]:
+    yield (
+        f"\n## Runs unlike all published ones\n\nIntervals are {widening():.2g} times as wide (of logarithms) where a "
+        "run has what no published run with a figure has: experts, adapters (step time), fp32 matmuls, more devices "
+        "than any of them or longer sequences. The factor is measured where it can be: so much wider is the interval "
+        "of a step by the constants of another device of its maker. That it holds for other kinds of novelty is "
+        "assumed.\n"
+    )
+
+
+def _left_out() -> Iterator[str]:
+    yield "\n## Rows that are left out\n\n"
+    rows, silent = read_rows(), "no throughput figure"
+    counts = Counter(why for _, why in told()[1])
+    reasons = "; ".join(f"{count} {why}" for why, count in counts.most_common() if why != silent)
+    yield (
+        f"Of the {len(rows)} rows of `runs.csv` {counts[silent]} have no time of a step or of a run and "
+        f"{sum(counts.values()) - counts[silent]} have one that is not predicted: {reasons}.\n\n"
+    )
+    memory = Counter(found for row in rows if isinstance(found := case_of(row), str))
+    silent = "no memory figure"
+    reasons = "; ".join(f"{count} {why}" for why, count in memory.most_common() if why != silent)
+    yield (
+        f"{memory[silent]} rows have no peak of memory, and "
+        f"{sum(memory.values()) - memory[silent]} have one that is not predicted: {reasons}.\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
