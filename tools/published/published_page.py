@@ -46,8 +46,8 @@ workspaces, fragmentation, the CUDA context, NCCL's buffers). That is what `trai
 a user. Beside it, named so, is what it would be with what each framework is known to hold besides, read in its code and
 added here, line by line; no user gets these lines. The figure is the one that the source measured: what the driver
 counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows: each is a
-source's own, the catalog's with its source, or follows from code that is named. The rows were looked at, though, to find
-out which mechanisms were missing.
+source's own, the catalog's with its source, or follows from code that is named. The rows were looked at, though, to
+find out which mechanisms were missing.
 
 The median absolute error over the {rows} rows of dense pretraining in 16 bits is **{product}**; with what frameworks
 hold besides it would be {median}. docs/accuracy.md has the intervals, of sources left out.
