@@ -164,6 +164,7 @@ SIZES = ((1, "1"), (8, "2 to 8"), (64, "9 to 64"), (512, "65 to 512"), (10**9, "
 MODEL_RANKS = ("tensor ranks", "pipeline stages", "context ranks")
 
 
+@cache
 def with_factor(factor: Factor) -> list[Told]:
     """Every step with an interval whose width follows a factor: its scale learnt of other sources too.
 
