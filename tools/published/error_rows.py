@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 
 from left_out import read_left_out
-from published_memory import product_predictions
+from published_memory import predictions
 from throughput_case import TimeCase
 from throughput_told import told
 from unseen_runs import unseen
@@ -116,7 +116,7 @@ def predicted_memory() -> list[MemoryRow]:
             seq_len=each.case.run.recipe.seq_len, measured=each.case.measured, predicted=each.nbytes,
             device_nbytes=each.device_nbytes, usable_nbytes=each.usable_nbytes, ran_out=each.case.too_large,
         )
-        for each in product_predictions()
+        for each in predictions()[0]
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from published_case import Case, Extra, Row, Source
+from published_case import Case, Row, Source
 
 from trainledger import catalog
 from trainledger.spec.cluster import Cluster
@@ -29,7 +29,7 @@ LITGPT = Source(
         "the longest sequence of the data is the peak's",
         "nf4-dq is 4 bits with double quantization; plain nf4 is told like it",
         "what litgpt keeps beyond ours is not told: RMSNorm in fp32, adapters put among zeros as wide as queries, keys "
-        "and values together",
+        "and values together, inputs of frozen 4-bit products (bitsandbytes 0.41, MatMul4Bit.forward)",
     ),
 )
 QWEN = Source(
@@ -94,21 +94,7 @@ def litgpt_case(row: Row) -> Case:
         grad_clip=None,
     )  # fmt: skip
     run = Run(model=model, recipe=recipe, cluster=Cluster(device="a100-sxm-40gb"))
-    return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"), lambda rank, peak: _frozen_inputs(run))
-
-
-def _frozen_inputs(run: Run) -> tuple[Extra, ...]:
-    """What bitsandbytes keeps for frozen products in 4 bits, and nobody reads: their inputs."""
-    model, recipe = run.model, run.recipe
-    if recipe.lora.base_format is None:
-        return ()
-    norms = 2 if model.block == "serial" else 1
-    width = (
-        norms + 1
-    ) * model.d_model + model.feed_forward.d_ff  # of queries, keys, values; of the output; of the MLP's two ends
-    tokens = run.device_batch * recipe.seq_len
-    why = "bitsandbytes 0.41, MatMul4Bit.forward: ctx.tensors = (A, B)"
-    return (Extra("inputs of frozen 4-bit products", 2 * tokens * width * model.n_layers, why),)
+    return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"))
 
 
 def qwen_case(row: Row) -> Case:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from published_case import Case, Row, read_rows
-from published_memory import product_predictions
+from published_memory import predictions
 from published_runs import case_of
 from throughput_case import TimeCase
 from throughput_told import told
@@ -38,7 +38,7 @@ def memory_cases() -> tuple[Case, ...]:
 
 def predicted_memory() -> dict[str, int]:
     """The bytes that the program predicts of each of `memory_cases`, by its row."""
-    return {each.case.name: each.nbytes for each in product_predictions() if each.case.measured is not None}
+    return {each.case.name: each.nbytes for each in predictions()[0] if each.case.measured is not None}
 
 
 def table(memory: Mapping[str, int]) -> list[Values]:

@@ -1,19 +1,16 @@
-"""A published run: its source with what is assumed of it, the run itself, and what its framework holds besides.
+"""A published run: its source with what is assumed of it, and the run itself.
 
 A row of ``runs.csv`` says sizes, parallelism and a figure, never everything that memory depends on. What is assumed is
-said once for a source, in its `Source`; what a framework holds beside the tensors of the ledger is said as `Extra`
-lines of their own, each with the code that makes it.
+said once for a source, in its `Source`; what its framework holds is the product's to know (``recipe.framework``).
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Device
 from trainledger.spec.run import Run
 
@@ -28,15 +25,6 @@ def read_rows() -> list[Row]:
 def ran_out(row: Row) -> bool:
     """Whether a row says that the run itself did not fit (others mention a larger one in their notes)."""
     return not row["measured_peak_mem_gib"] and "OOM" in row["notes"] and "= OOM" not in row["notes"]
-
-
-@dataclass(frozen=True)
-class Extra:
-    """Bytes that a framework holds beside what the ledger accounts for, and the code that says so."""
-
-    name: str
-    nbytes: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -63,13 +51,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A row as a run, its device, and what the framework holds besides on a rank."""
+    """A row as a run, and its device."""
 
     row: Row
     source: Source
     run: Run
     device: Device
-    extras: Callable[[RankAccount, int], tuple[Extra, ...]] = lambda rank, peak_nbytes: ()
     title: str = ""
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from published_case import Case, Errors, Extra, Row, Source, read_rows
+from published_case import Case, Errors, Row, Source, read_rows
 from published_runs import case_of, labels_beside
 
 from trainledger import catalog
@@ -30,7 +30,6 @@ class Prediction:
     nbytes: int
     rank: RankAccount
     peak_nbytes: int
-    extras: tuple[Extra, ...]
     fits: bool
     device_nbytes: int = 0
     usable_nbytes: int = 0
@@ -68,17 +67,16 @@ def predict(case: Case) -> Prediction:
     found: list[Prediction] = []
     fits, heaviest, usable = True, 0, 0
     for rank, peak in ranks_of(case):
-        extras = case.extras(rank, peak)
         groups = case.run.layout.communicators
         memory = device_memory(
-            peak + sum(each.nbytes for each in extras), case.device, overheads, groups=groups, recipe=case.run.recipe,
+            peak, case.device, overheads, groups=groups, recipe=case.run.recipe,
             reserved=rank.ledger.reserved,
         )  # fmt: skip
         assert memory.usable_nbytes is not None
         fits = fits and bool(memory.fits)
         heaviest, usable = max(heaviest, int(memory.nbytes)), memory.usable_nbytes
         if _was_read(source, rank):
-            found.append(Prediction(case, figure(source, memory), rank, peak, extras, True))
+            found.append(Prediction(case, figure(source, memory), rank, peak, fits=True))
     most = max(found, key=lambda each: each.nbytes)
     return replace(most, fits=fits, device_nbytes=heaviest, usable_nbytes=usable)
 
@@ -103,17 +101,6 @@ def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
     return tuple(told), tuple(left_out)
 
 
-def without_extras(case: Case) -> Case:
-    """The case with nothing held but what the program itself predicts."""
-    return replace(case, extras=lambda rank, peak_nbytes: ())
-
-
-@cache
-def product_predictions() -> tuple[Prediction, ...]:
-    """Every row of `predictions` as a user gets it: by the rules of the program alone."""
-    return tuple(predict(without_extras(each.case)) for each in predictions()[0])
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceErrors(Errors):
     """The errors of one source's rows."""
@@ -121,18 +108,18 @@ class SourceErrors(Errors):
     source: Source
 
 
-def by_source(some: tuple[Prediction, ...] | None = None) -> tuple[SourceErrors, ...]:
+def by_source() -> tuple[SourceErrors, ...]:
     """The errors of all rows with a figure, by source, in the order in which the sources come."""
     errors: dict[Source, list[float]] = {}
-    for each in predictions()[0] if some is None else some:
+    for each in predictions()[0]:
         if each.case.measured is not None:
             errors.setdefault(each.case.source, []).append(each.error)
     return tuple(SourceErrors(errors=tuple(each), source=source) for source, each in errors.items())
 
 
-def median_that_counts(some: tuple[Prediction, ...] | None = None) -> float:
+def median_that_counts() -> float:
     """The median absolute error over the rows of dense pretraining in 16 bits."""
-    return median(abs(each) for found in by_source(some) if found.source.group == COUNTS for each in found.errors)
+    return median(abs(each) for found in by_source() if found.source.group == COUNTS for each in found.errors)
 
 
 def median_if(change: Callable[[Case], Case]) -> float:
@@ -159,10 +146,10 @@ class Labels:
         return self.said_and_so / (self.said_and_so + self.missed)
 
 
-def labels(group: str | None = None, some: tuple[Prediction, ...] | None = None) -> Labels:
+def labels(group: str | None = None) -> Labels:
     """The confusion of "does not fit" over the runs that are known to fit or not, of one group or of all."""
     counts = {(said, so): 0 for said in (True, False) for so in (True, False)}
-    for each in predictions()[0] if some is None else some:
+    for each in predictions()[0]:
         if group is None or each.case.source.group == group:
             counts[not each.fits, each.case.too_large] += 1
     return Labels(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

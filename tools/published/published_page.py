@@ -21,7 +21,6 @@ from published_memory import (
     median_if,
     median_that_counts,
     predictions,
-    product_predictions,
 )
 from published_runs import MISSED_REASONS, ROW_REASONS
 
@@ -42,20 +41,19 @@ those of `tools/published/runs.csv`, facts read from public repositories, each w
 
 Of every row that says enough, a run is made, and of every rank of its layout an account in closed form on a GPU
 (`ledger.ranks.accounts`). To the rank's peak comes what stands around the tensors (`predict.device_memory`: cuBLAS's
-workspaces, fragmentation, the CUDA context, NCCL's buffers). That is what `trainledger plan` predicts, and the error of
-a user. Beside it, named so, is what it would be with what each framework is known to hold besides, read in its code and
-added here, line by line; no user gets these lines. The figure is the one that the source measured: what the driver
+workspaces, fragmentation, the CUDA context, NCCL's buffers, and what the recipe's framework reserves). That is what
+`trainledger plan` predicts, and the error of a user. The figure is the one that the source measured: what the driver
 counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows: each is a
 source's own, the catalog's with its source, or follows from code that is named. The rows were looked at, though, to
 find out which mechanisms were missing.
 
-The median absolute error over the {rows} rows of dense pretraining in 16 bits is **{product}**; with what frameworks
-hold besides it would be {median}. docs/accuracy.md has the intervals, of sources left out.
+The median absolute error over the {rows} rows of dense pretraining in 16 bits is **{median}**. docs/accuracy.md has the
+intervals, of sources left out.
 
 ## By source
 
-| source | group | rows | median absolute error | median error | worst | with what is held besides: median | measured |
-|---|---|--:|--:|--:|--:|--:|---|
+| source | group | rows | median absolute error | median error | worst | measured |
+|---|---|--:|--:|--:|--:|---|
 """
 FITS = """
 ## What fits
@@ -73,26 +71,15 @@ def page() -> str:
     told, left_out = predictions()
     found = by_source()
     rows = sum(len(each.errors) for each in found if each.source.group == COUNTS)
-    product = product_predictions()
-    medians = {"median": percent(median_that_counts()), "product": percent(median_that_counts(product))}
-    parts = [HEAD.format(rows=rows, **medians)]
-    parts += [_source_row(*each) for each in zip(by_source(product), found, strict=True)]
-    parts += ["\n", *_sensitivity(), FITS, _labels_row(COUNTS, labels(COUNTS, product))]
-    parts += [
-        _labels_row("all", labels(None, product)),
-        _labels_row(f"{COUNTS}, with what is held besides", labels(COUNTS)),
-    ]
-    parts += [_labels_row("all, with what is held besides", labels())]
+    parts = [HEAD.format(rows=rows, median=percent(median_that_counts())), *map(_source_row, found)]
+    parts += ["\n", *_sensitivity(), FITS, _labels_row(COUNTS, labels(COUNTS)), _labels_row("all", labels())]
     missed = [each for each in told if each.case.too_large and each.fits]
-    parts += [
-        "\nMissed with what is held besides:\n\n",
-        *(f"- {each.case.name}: {MISSED_REASONS[each.case.name]}.\n" for each in missed),
-    ]
+    parts += ["\nMissed:\n\n", *(f"- {each.case.name}: {MISSED_REASONS[each.case.name]}.\n" for each in missed)]
     parts += ["\n## Above 20 %\n\n", *_above(found, told)]
-    parts += ["\n## What is assumed, source by source\n", *(_assumed(each, told) for each in found)]
+    parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in found)]
     parts += [
         "\n## All rows\n",
-        *_all_rows(told, {each.case.name: each for each in product}),
+        *_all_rows(told),
         "\n## Left out\n\n",
         *_left_out(left_out),
     ]
@@ -103,10 +90,10 @@ def percent(share: float, *, sign: bool = False) -> str:
     return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
 
 
-def _source_row(each: SourceErrors, besides: SourceErrors) -> str:
+def _source_row(each: SourceErrors) -> str:
     cells = (
         each.source.title, each.source.group, str(len(each.errors)), percent(each.median),
-        percent(each.bias, sign=True), percent(each.worst, sign=True), percent(besides.median),
+        percent(each.bias, sign=True), percent(each.worst, sign=True),
         FIGURES[each.source.figure],
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
@@ -122,7 +109,7 @@ def _sensitivity() -> Iterator[str]:
     def at_both_ends(case: Case) -> Case:
         return replace(case, source=replace(case.source, stages="all"))
 
-    yield "What hangs on the assumptions: that median with what is held besides, if\n\n"
+    yield "What hangs on the assumptions: that median, if\n\n"
     yield f"- BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
     yield f"- every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
 
@@ -148,42 +135,32 @@ def far_off(told: tuple[Prediction, ...]) -> list[Prediction]:
     return [each for each in measured if each.case.source.group != "fine-tuning" and abs(each.error) > 0.2]
 
 
-def _assumed(each: SourceErrors, told: tuple[Prediction, ...]) -> str:
+def _assumed(each: SourceErrors) -> str:
     source = each.source
     lines = [f"\n### {source.title}\n\n`{source.name}`. Unit: {source.unit_why}.\n\n"]
-    lines += [f"- {line}\n" for line in source.assumed]
-    besides = dict.fromkeys(
-        (extra.name, extra.why) for some in told if some.case.source is source for extra in some.extras if extra.nbytes
-    )
-    if besides:
-        lines.append("\nHeld besides:\n\n")
-        lines += [f"- {name} ({why})\n" for name, why in besides]
-    return "".join(lines)
+    return "".join([*lines, *(f"- {line}\n" for line in source.assumed)])
 
 
-def _all_rows(told: tuple[Prediction, ...], product: dict[str, Prediction]) -> Iterator[str]:
+def _all_rows(told: tuple[Prediction, ...]) -> Iterator[str]:
     for source in dict.fromkeys(each.case.source for each in told):
         yield f"\n### {source.title}: rows\n\n"
-        yield "GiB; `tensors` are the peak of the ledger, `besides` what the framework holds more.\n\n"
+        yield "GiB; `tensors` are the peak of the ledger, `reserved` what the framework holds more.\n\n"
         yield "| row | model | devices | layout | batch x length | precision | measured | predicted | error | tensors |"
-        yield " besides | error with it | rank |\n|---|---|--:|---|--:|---|--:|--:|--:|--:|--:|--:|---|\n"
-        yield from (_row(product[each.case.name], each) for each in told if each.case.source is source)
+        yield " reserved | rank |\n|---|---|--:|---|--:|---|--:|--:|--:|--:|--:|---|\n"
+        yield from (_row(each) for each in told if each.case.source is source)
 
 
-def _row(each: Prediction, besides: Prediction) -> str:
+def _row(each: Prediction) -> str:
     case, row, run = each.case, each.case.row, each.case.run
     layout = run.layout
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
     sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in axes if getattr(layout, name) > 1)
     measured = _gib(case.measured) if case.measured is not None else "out of memory" if case.too_large else "it fits"
-    error, with_it = (
-        percent(one.error, sign=True) if case.measured is not None else "fits" if one.fits else "does not fit"
-        for one in (each, besides)
-    )
+    error = percent(each.error, sign=True) if case.measured is not None else "fits" if each.fits else "does not fit"
     cells = (
         case.name, row["model_family"], str(layout.devices), sizes or "-",
         f"{run.device_batch} x {run.recipe.seq_len}", row["precision"], measured, _gib(each.nbytes), error,
-        _gib(each.peak_nbytes), _gib(sum(extra.nbytes for extra in besides.extras)), with_it, each.rank.title,
+        _gib(each.peak_nbytes), _gib(int(each.rank.ledger.reserved_nbytes)), each.rank.title,
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
 
