@@ -17,6 +17,8 @@ from trainledger.spec.savings import ChunkedLoss
 from trainledger.units import GIB
 
 LITGPT = Source(
+    reason="bitsandbytes 0.41 kept the inputs of frozen products in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), up "
+    "to a third of these peaks; newer versions do not, and the product accounts for those",
     name="Lightning-AI/litgpt:tutorials/resource-tables.md",
     title="litgpt LoRA, A100 40 GB",
     group="fine-tuning",
@@ -114,7 +116,7 @@ def qwen_case(row: Row) -> Case:
     )
     base = "nf4" if "Q-LoRA" in row["model_family"] else None
     method = (
-        {"precision.master_weights": True}
+        {"precision.master_weights": True, "framework": "deepspeed"}
         if full
         else {"lora.rank": 64, "lora.dropout": 0.05, "lora.base_format": base}
     )

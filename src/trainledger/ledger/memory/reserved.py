@@ -23,7 +23,8 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
     if backend == "cpu" or rank.layout.alone:
         return ()
     if rank.run.recipe.framework == "deepspeed":  # whose requests are ordered by size, so that they are one run's
-        return tuple(_deepspeed(rank, ledger)) if isinstance(ledger.parameters, int) else ()
+        known = isinstance(ledger.parameters, int) and rank.layout.zero == 1
+        return tuple(_deepspeed(rank, ledger)) if known else ()
     if rank.run.recipe.framework == "torch" and rank.gathers and rank.layout.reshards:
         return tuple(_fsdp2(rank, ledger))
     return ()
@@ -47,7 +48,8 @@ def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
 
 
 def _deepspeed(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, int]]:
-    """What DeepSpeed's pipeline engine and its ZeRO-1 optimizers hold (deepspeed/runtime, of 2022)."""
+    """What DeepSpeed's pipeline engine and its ZeRO-1 optimizers hold (deepspeed/runtime, of 2022); of its ZeRO-2 and 3
+    nothing is known here."""
     run, recipe, layout = rank.run, rank.run.recipe, rank.layout
     last, first = rank.chunks[-1].chunk.ends, rank.chunks[0].chunk.begins
     activation = nbytes_in(run.device_batch * recipe.seq_len * run.model.d_model, recipe.precision.compute)
