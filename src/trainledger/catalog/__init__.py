@@ -12,10 +12,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.catalog.errors import error_model
+from trainledger.catalog.trained_models import TrainedModel as TrainedModel
+from trainledger.catalog.trained_models import trained_models as trained_models
 from trainledger.spec.cluster import Cluster, Device, Overhead, Published
 from trainledger.spec.efficiency import Efficiency
-from trainledger.spec.error_model import ErrorModel, MemoryErrors, PairErrors, Seen, StepErrors
+from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.links import Fabric, Link, Protocol
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import counted, format_nbytes, parse_nbytes
@@ -182,25 +184,7 @@ def errors(name: str) -> ErrorModel:
     >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("mi300x").step.basis
     ('own', 'other', 'bound')
     """
-    entry = _errors()
-    seen = {key: value for key, value in entry["steps_seen"].items() if key != "devices"}
-    own, calibrated = name in entry["steps_seen"]["devices"], efficiency(name) is not None
-    basis = "own" if own else "other" if calibrated else "bound"
-    return ErrorModel(
-        step=StepErrors(basis=basis, **entry["step"][basis]),
-        steps_seen=Seen(**seen),
-        one_device=PairErrors(**entry["one_device"]),
-        two_devices=PairErrors(**entry["two_devices"]),
-        memory=MemoryErrors(**entry["memory"]),
-        memory_seen=Seen(**entry["memory_seen"]),
-        widening=entry["widening"],
-    )
-
-
-@cache
-def _errors() -> dict[str, Any]:
-    with open(os.path.join(_HERE, "errors.toml"), "rb") as file:
-        return tomllib.load(file)
+    return error_model(name, calibrated=efficiency(name) is not None)
 
 
 def link_names() -> list[str]:
@@ -376,27 +360,6 @@ def scaling_laws() -> dict[str, dict[str, Any]]:
     """
     with open(os.path.join(_HERE, "scaling_laws.toml"), "rb") as file:
         return tomllib.load(file)
-
-
-@frozen
-class TrainedModel:
-    """A published model: the parameters that take part in a token's forward, and the tokens that it was trained on."""
-
-    title: str
-    parameters: int
-    tokens: int
-    source: str
-
-
-@cache
-def trained_models() -> tuple[TrainedModel, ...]:
-    """Published models and the tokens that they were trained on.
-
-    >>> [each.tokens for each in trained_models() if each.title == "Chinchilla 70B"]
-    [1400000000000]
-    """
-    with open(os.path.join(_HERE, "trained_models.toml"), "rb") as file:
-        return tuple(TrainedModel(**each) for each in tomllib.load(file)["model"])
 
 
 def critical_batch() -> dict[str, dict[str, Any]]:

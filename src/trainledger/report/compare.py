@@ -20,7 +20,7 @@ from trainledger.document import (
 )
 from trainledger.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
 from trainledger.report.heading import of_run
-from trainledger.report.interval import ends, fits
+from trainledger.report.interval import chance, ends, fits
 from trainledger.report.plain_data import named, plain, run_data
 from trainledger.report.style import COLOURS, around, bar_figure, bars, folded, mark
 from trainledger.report.table import sentence
@@ -97,8 +97,8 @@ def _sentences(found: Comparison) -> Iterator[str]:
             why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
             yield f"{why}; its step and its tokens/s are of one device alone"
         if forecast.fits is False:
-            chance = "" if forecast.chance_of_fitting is None else f" ({fits(forecast).partition('(')[2]}"
-            yield f"{letter} does NOT fit in the memory of its device{chance}"
+            sure = "" if forecast.chance_of_fitting is None else f" (chance: {chance(forecast.chance_of_fitting)})"
+            yield f"{letter} does NOT fit in the memory of its device{sure}"
         if forecast.step_seconds is None and forecast.notes:
             yield f"{letter}: {forecast.notes[0]}"
     without = [forecast.interruptions is None for forecast in (a, b)]
@@ -210,7 +210,7 @@ def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
             needs, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
-            lines.append(f"{letter} {fits(forecast)}; {needs} on its peak rank, of {usable} usable")
+            lines.append(f"{letter} {fits(forecast)} {needs} on its peak rank, of {usable} usable")
     return lines
 
 

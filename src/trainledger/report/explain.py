@@ -80,10 +80,10 @@ def time_document(
         sections=sections(
             *_whose(run, backend, ranks),
             *(_terms(part, "seconds") for part in parts[:1]),
+            notes(map(sentence, of_steps(run, errors))) if errors is not None else None,
             roofline(rows),
             *(_terms(part, "seconds") for part in shown),
             others,
-            notes(map(sentence, of_steps(run, errors))) if errors is not None else None,
         ),
         data=lambda: {
             "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),

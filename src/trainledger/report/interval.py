@@ -59,18 +59,18 @@ def chance(value: float) -> str:
 
 
 def fits(forecast: Forecast) -> str:
-    """Whether a run fits and the chance of it, where that is known."""
-    if forecast.chance_of_fitting is None:
-        return "fits" if forecast.fits else "does NOT fit"
-    said = chance(forecast.chance_of_fitting)
-    return f"fits: {said}" if forecast.fits else f"does NOT fit (fits: {said})"
+    """Whether a run fits, to be followed by what it needs, with the chance of it where that is known."""
+    if forecast.fits is False:
+        return "does NOT fit:"
+    return "fits:" if forecast.chance_of_fitting is None else f"fits: {chance(forecast.chance_of_fitting)};"
 
 
 def room(forecast: Forecast) -> str:
     """What to leave free for a chance of `SURE`; empty where that is not known, or is free already."""
     if forecast.margin_nbytes is None or forecast.chance_of_fitting is None or forecast.chance_of_fitting >= SURE:
         return ""
-    return f"; {_SURE} with {_rounded(format_nbytes(forecast.margin_nbytes))} free"
+    less = "" if forecast.fits else f"; chance that it fits: {chance(forecast.chance_of_fitting)}"
+    return f"{less}; {_SURE} with {_rounded(format_nbytes(forecast.margin_nbytes))} free"
 
 
 def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:

@@ -190,10 +190,7 @@ def _fits(plan: Plan) -> str:
     tensors = " of tensors alone" if forecast.basis.get("device_nbytes") == "bound" else ""
     usable = f"{format_nbytes(forecast.usable_nbytes)} usable"
     needs = f"{format_nbytes(forecast.device_nbytes)}{between(forecast, 'device_nbytes', format_nbytes)}{tensors}"
-    verdict = fits(forecast)
-    return (
-        f"{verdict}{':' if forecast.chance_of_fitting is None else ';'} {needs} {device}, of {usable}{room(forecast)}"
-    )
+    return f"{fits(forecast)} {needs} {device}, of {usable}{room(forecast)}"
 
 
 def impossible(run: Run, forecast: Forecast) -> str:
