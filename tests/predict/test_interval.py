@@ -74,7 +74,7 @@ def test_a_run_unlike_all_published_ones_has_wider_intervals() -> None:
 
 
 def test_what_is_known_of_a_device_sets_the_interval_of_its_steps() -> None:
-    own, other, bound = (catalog.errors(name).step for name in ("a100-sxm-80gb", "h100-pcie", "mi300x"))
+    own, other, bound = (catalog.errors(name).step for name in ("a100-sxm-80gb", "mi300x", "l4"))
     assert [each.basis for each in (own, other, bound)] == ["own", "other", "bound"]
     assert own.high / own.low < other.high / other.low
     assert bound.low > 1  # no run is faster than its data sheet
@@ -96,7 +96,7 @@ def test_a_bound_on_memory_has_no_interval_and_no_chance() -> None:
     forecast = tl.plan(run_on("mi300x")).forecast
     assert "device_nbytes" not in forecast.intervals
     assert forecast.chance_of_fitting is None
-    assert forecast.intervals["step_seconds"].low > (forecast.step_seconds or 0)
+    assert forecast.intervals["step_seconds"].high > (forecast.step_seconds or 0)
 
 
 def test_one_step_has_no_interval_of_a_run() -> None:
@@ -117,7 +117,7 @@ def test_two_runs_on_one_device_are_told_apart_better_than_by_their_own_interval
     assert found.interval == of_ratio(ERRORS.one_device, found.predicted)
     far = tl.compare(quick, replace(quick, recipe=replace(quick.recipe, global_batch=640))).ratio
     assert far is None or far.pairs == ERRORS.one_device
-    assert tl.compare(run_on("h100-sxm"), run_on("mi300x")).ratio is None  # a bound
+    assert tl.compare(run_on("h100-sxm"), run_on("l4")).ratio is None  # a bound
     other = tl.compare(run_on("h100-sxm"), run_on("a100-sxm-80gb")).ratio
     assert other is not None
     assert other.pairs == ERRORS.two_devices

@@ -44,7 +44,7 @@ def test_memory_says_where_nothing_around_the_tensors_is_counted(
 
 
 @pytest.mark.agreement
-@pytest.mark.parametrize(("device", "bound"), [("mi300x", True), ("h100-sxm", False)])
+@pytest.mark.parametrize(("device", "bound"), [("rtx-5090", True), ("h100-sxm", False)])
 def test_times_of_layouts_and_of_a_budget_are_called_bounds(
     capsys: pytest.CaptureFixture[str], device: str, bound: bool
 ) -> None:

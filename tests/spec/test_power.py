@@ -56,7 +56,7 @@ def test_a_limit_at_the_rated_power_changes_nothing():
 
 
 def test_a_device_without_a_calibration_keeps_its_bound():
-    device = catalog.device("mi300x")
+    device = catalog.device("rtx-5090")
     assert device.efficiency is None
     assert limited(device, 500).peak_flops_per_second == device.peak_flops_per_second
 

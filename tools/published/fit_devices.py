@@ -62,8 +62,9 @@ PRIORS = {
         source="assumed: XLA compiles a whole step, so nothing is launched by the program", date=DATE,
     ),
 }  # fmt: skip
-# Devices told by the constants of a type without rows of their own: the same die.
-ALSO = {"h100-sxm": ("h200", "h800-sxm")}
+# Devices predicted by the constants of a type, without rows of their own, and what they have in common with it.
+ALSO = {"h100-sxm": ("h200", "h800-sxm"), "blackwell": ("b300", "gb300")}
+SHARED = {"h100-sxm": "die", "blackwell": "matmul units for 8 and 16 bits"}
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def write_calibration(found: DeviceFit) -> None:
         ]
         if device in ALSO.get(found.name, ()):
             of = CALIBRATED[found.name][0]
-            lines.append(f'note = "no rows of its own: the constants of {of}, which has the same die"\n')
+            shared = f"the constants of {of}, which has the same {SHARED[found.name]}"
+            lines.append(f'note = "no rows of its own: {shared}"\n')
         if clock != 1.0:
             lines.append(f'note = "shares of the peak times {clock:.3f}: what 500 W of 700 W leave of the clock"\n')
         lines.append("\n[efficiency]\n")

@@ -181,7 +181,7 @@ def efficiency(name: str) -> Efficiency | None:
 def errors(name: str) -> ErrorModel:
     """What predictions for a device are off by, from published runs of sources that were left out.
 
-    >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("mi300x").step.basis
+    >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("l4").step.basis
     ('own', 'other', 'bound')
     """
     return error_model(name, calibrated=efficiency(name) is not None)

@@ -18,8 +18,8 @@ _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
 _UNITS = f" {ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
 _TOLD_BY = {
-    "own": "", "other": " by the constants of another device of its maker (for want of steps on this one)",
-    "bound": " by the data sheet alone (for want of constants)",
+    "own": "", "other": " by the constants of another device (no step on this one is published)",
+    "bound": " by the data sheet alone (no constants of this device are known)",
 }  # fmt: skip
 
 
