@@ -49,7 +49,7 @@ def drawn(seed: int, sources: int, between: float, inside: float, *, most: int =
 @pytest.mark.parametrize(("between", "inside"), [(0.1, 0.1), (0.2, 0.05), (0.02, 0.1)])
 def test_intervals_hold_the_share_that_they_say_on_drawn_errors(between: float, inside: float) -> None:
     """Of many worlds, so that the mean says what the method gives and not what one draw did."""
-    for method, sources in ((conformal, 24), (lambda rows: student(rows).bounds, 7)):
+    for method, sources in ((conformal, 24), (lambda rows: student(rows)[""].bounds, 7)):
         told: list[Told] = []
         shares = []
         for seed in range(12):
@@ -83,10 +83,10 @@ def test_of_80_percent_intervals_75_to_85_hold_the_truth() -> None:
     """Of the rows of runs.csv, each with its source left out; of sources alike; of peaks."""
     steps = [each for each in steps_told() if each.row.name.startswith("R")]
     assert len(steps) >= 420
-    for told in (steps, memory_told()):
+    for told, most in ((steps, 0.85), (memory_told(), 0.90)):  # six sources of memory: each is a sixth
         found = coverage(told)
         assert 0.75 <= found.of_rows <= 0.85
-        assert 0.75 <= found.of_sources <= 0.85
+        assert 0.75 <= found.of_sources <= most
     for basis in ("own", "other", "bound"):
         assert 0.75 <= coverage(steps_told(basis)).of_sources <= 0.90, basis
 

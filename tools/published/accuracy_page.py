@@ -19,6 +19,7 @@ from error_model import (
     Factor,
     apart,
     fitting,
+    kind_of_peak,
     measured_memory,
     memory_told,
     pairs_of_one_device,
@@ -65,8 +66,12 @@ def _summary() -> Iterator[str]:
         if basis == "own":
             yield _line("of these the rows of `runs.csv`", KNOWN[basis], csv, None)
     memory = measured_memory()
-    yield _line("**memory**", "peaks of other sources", memory_told(), student(memory).bounds)
+    known = student(memory, kind_of_peak)
+    yield _line("**memory**", "peaks of other sources", memory_told(), None)
     dense = [each for each in memory_told() if each.row.group == PRETRAINING]
+    for name, some in ("adapters", "adapters on frozen weights"), ("memory", "all weights trained"):
+        told = [each for each in memory_told() if kind_of_peak(each.row) == name]
+        yield _line(f"of these {some}", "peaks of other sources", told, known[name].bounds)
     yield _line(f"of these {PRETRAINING}", "peaks of other sources", dense, None)
     ratio = apart(pairs_of_one_device())
     found = coverage(pairs_told())

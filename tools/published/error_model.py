@@ -42,9 +42,14 @@ def of_steps(others: Sequence[ErrorRow]) -> Callable[[ErrorRow], Bounds]:
 
 
 def of_memory(others: Sequence[MemoryRow]) -> Callable[[MemoryRow], Bounds]:
-    """The interval of a peak from the rows of other sources: the same for all."""
-    bounds = student(others).bounds
-    return lambda row: bounds
+    """The interval of a peak from the rows of other sources: the same for all of a kind."""
+    found = student(others, kind_of_peak)
+    return lambda row: found[kind_of_peak(row)].bounds
+
+
+def kind_of_peak(row: MemoryRow) -> str:
+    """Adapters on frozen weights, whose libraries keep more than is known, or any other training."""
+    return "adapters" if "adapters" in row.kinds else "memory"
 
 
 @cache
@@ -134,9 +139,10 @@ def fitting() -> tuple[Fitting, ...]:
     """Every run whose peak is published, or of which it is said that it ran out of memory, or fits."""
     found = []
     for source in dict.fromkeys(each.source for each in memory_rows()):
-        expected = student([each for each in measured_memory() if each.source != source])
+        found_for = student([each for each in measured_memory() if each.source != source], kind_of_peak)
         for each in memory_rows():
             if each.source == source:
+                expected = found_for[kind_of_peak(each)]
                 reach = (log(each.usable_nbytes / each.device_nbytes) - expected.shift) / expected.spread
                 found.append(Fitting(each, student_share(reach, expected.degrees)))
     return tuple(found)
@@ -229,9 +235,11 @@ def _lines() -> Iterator[str]:
     yield f"\n[one_device]\nratio = {exp(apart(pairs)):.4g}\n{_counts(pairs)}"
     yield f"\n[two_devices]\nratio = {exp(pairs_of_two_devices()):.4g}\n{_counts(rows)}"
     memory = measured_memory()
-    found = student(memory)
-    yield f"\n[memory]\nshift = {found.shift:.4g}\nspread = {found.spread:.4g}\ndegrees = {found.degrees}\n"
-    yield f"{_counts(memory)}\n[memory_seen]\n{_seen(memory)}"
+    for kind, found in sorted(student(memory, kind_of_peak).items(), reverse=True):
+        some = [each for each in memory if kind_of_peak(each) == kind]
+        yield f"\n[{kind}]\nshift = {found.shift:.4g}\nspread = {found.spread:.4g}\ndegrees = {found.degrees}\n"
+        yield _counts(some)
+    yield f"\n[memory_seen]\n{_seen(memory)}"
 
 
 def _counts(rows: Sequence[Row]) -> str:

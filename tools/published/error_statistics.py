@@ -8,7 +8,7 @@ them say less than ten sources do.
   source to come has a weight too, and lies beyond all others. Nothing is assumed of the shape of errors, only that the
   next source is drawn as those before it were.
 - Of few sources (memory: a tenth of their number is less than one): Student's t, with a variance between sources and
-  one inside of them.
+  one inside of them, adapters and other runs each around a middle of their own.
 """
 
 from __future__ import annotations
@@ -79,19 +79,35 @@ class Student:
         return self.shift - reach, self.shift + reach
 
 
-def student(rows: Sequence[Row]) -> Student:
-    """The mean of sources, and what a row of another one may differ from it by.
+def student(rows: Sequence[Any], kind: Callable[[Any], str] = lambda row: "") -> dict[str, Student]:
+    """Of each kind of rows the mean of its sources, and what a row of another source may differ from it by.
 
-    The variance of the sources' means, less what rows alone make of it, is that between sources; with the error of the
-    mean itself and the variance inside of sources (the mean of theirs) it is the square of the spread.
+    The variance of the sources' means around those of their kinds, less what rows alone make of it, is that between
+    sources, and all kinds share it; that inside of sources is each kind's own (the mean of theirs). The square of the
+    spread is their sum, with the error of the kind's mean; its degrees of freedom are Satterthwaite's (1946, Biometrics
+    Bulletin 2).
     """
-    split: dict[str, list[float]] = defaultdict(list)
+    split: dict[tuple[str, str], list[float]] = defaultdict(list)
     for each in rows:
-        split[each.source].append(each.error)
-    inside = mean(variance(some) for some in split.values() if len(some) > 1)
-    means = [mean(some) for some in split.values()]
-    between = max(0.0, variance(means) - mean(inside / len(some) for some in split.values()))
-    return Student(mean(means), sqrt(between * (1 + 1 / len(means)) + inside), len(means) - 1)
+        split[kind(each), each.source].append(each.error)
+    kinds = sorted({name for name, _ in split})
+    inside = {
+        each: mean(variance(some) for (name, _), some in split.items() if name == each and len(some) > 1)
+        for each in kinds
+    }
+    means = {key: mean(some) for key, some in split.items()}
+    shifts = {each: mean(value for (name, _), value in means.items() if name == each) for each in kinds}
+    free = len(means) - len(kinds)
+    apart = sum((value - shifts[name]) ** 2 for (name, _), value in means.items()) / free
+    between = max(0.0, apart - mean(inside[name] / len(some) for (name, _), some in split.items()))
+    found = {}
+    for each in kinds:
+        sources = [some for (name, _), some in split.items() if name == each]
+        of_source, of_row = between * (1 + 1 / len(sources)), inside[each]
+        rows_free = sum(len(some) - 1 for some in sources)
+        degrees = (of_source + of_row) ** 2 / (of_source**2 / free + of_row**2 / rows_free)
+        found[each] = Student(shifts[each], sqrt(of_source + of_row), max(1, round(degrees)))
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from trainledger.spec.savings import ChunkedLoss
 from trainledger.units import GIB
 
 LITGPT = Source(
-    reason="bitsandbytes 0.41 kept the inputs of frozen products in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), up "
-    "to a third of these peaks; newer versions do not, and the product accounts for those",
+    reason="bitsandbytes 0.41 kept the inputs of frozen products in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), "
+    "up to a third of these peaks; newer versions do not, and the product accounts for those",
     name="Lightning-AI/litgpt:tutorials/resource-tables.md",
     title="litgpt LoRA, A100 40 GB",
     group="fine-tuning",

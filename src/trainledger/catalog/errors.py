@@ -22,6 +22,7 @@ def error_model(name: str, *, calibrated: bool) -> ErrorModel:
         one_device=PairErrors(**entry["one_device"]),
         two_devices=PairErrors(**entry["two_devices"]),
         memory=MemoryErrors(**entry["memory"]),
+        adapters=MemoryErrors(**entry["adapters"]),
         memory_seen=Seen(**entry["memory_seen"]),
         widening=entry["widening"],
     )

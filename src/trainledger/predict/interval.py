@@ -9,7 +9,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.predict.device_memory import DeviceMemory
-from trainledger.spec.error_model import SHARE, ErrorModel, PairErrors, Seen
+from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, PairErrors, Seen
 from trainledger.spec.run import Run
 
 SURE = 0.95  # the chance of fitting that a margin is given for
@@ -72,10 +72,16 @@ def of_memory(run: Run, errors: ErrorModel) -> Interval:
     return Interval(*(exp(_memory_quantile(run, errors, share)) for share in ((1 - SHARE) / 2, (1 + SHARE) / 2)))
 
 
+def peaks_like(run: Run, errors: ErrorModel) -> MemoryErrors:
+    """The errors of the published peaks that are of a run's kind."""
+    return errors.memory if run.recipe.lora is None else errors.adapters
+
+
 def chance_of_fitting(run: Run, errors: ErrorModel, needed: float, usable: float) -> float:
     """The chance that a run fits whose memory is predicted as ``needed`` bytes, where ``usable`` ones are."""
-    spread = errors.memory.spread * widening(run, errors.memory_seen, errors)
-    return student_share((log(usable / needed) - errors.memory.shift) / spread, errors.memory.degrees)
+    peaks = peaks_like(run, errors)
+    spread = peaks.spread * widening(run, errors.memory_seen, errors)
+    return student_share((log(usable / needed) - peaks.shift) / spread, peaks.degrees)
 
 
 def margin(run: Run, errors: ErrorModel, needed: float) -> int:
@@ -84,8 +90,9 @@ def margin(run: Run, errors: ErrorModel, needed: float) -> int:
 
 
 def _memory_quantile(run: Run, errors: ErrorModel, share: float) -> float:
-    spread = errors.memory.spread * widening(run, errors.memory_seen, errors)
-    return errors.memory.shift + spread * student_quantile(share, errors.memory.degrees)
+    peaks = peaks_like(run, errors)
+    spread = peaks.spread * widening(run, errors.memory_seen, errors)
+    return peaks.shift + spread * student_quantile(share, peaks.degrees)
 
 
 def of_ratio(pairs: PairErrors, ratio: float, wider: float = 1.0) -> Interval:

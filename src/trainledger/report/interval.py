@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from string import ascii_letters
 
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.interval import SURE, Interval, unlike
+from trainledger.predict.interval import SURE, Interval, peaks_like, unlike
 from trainledger.predict.interval import of_memory as of_peak
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device
@@ -80,7 +80,7 @@ def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
     errors = machine.errors
     yield (
         f"{_SHARE}: so far off are four of five published runs whose source was left out ({_steps(errors.step)}; "
-        f"{_peaks(errors.memory)}); trainledger explain says more"
+        f"{_peaks(peaks_like(run, errors))}); trainledger explain says more"
     )
     yield from _wider(run, errors)
 
@@ -99,8 +99,8 @@ def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
     """What the interval of the memory rests on."""
     found = of_peak(run, errors)
     yield (
-        f"the interval of the memory: by Student's t over {_peaks(errors.memory)}, {_SHARE} of the peaks of another "
-        f"source are {found.low:.3g} to {found.high:.3g} times what is predicted"
+        f"the interval of the memory: by Student's t over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
+        f"another source are {found.low:.3g} to {found.high:.3g} times what is predicted"
     )
     yield from _wider(run, errors)
 

@@ -62,7 +62,8 @@ class Seen:
 class ErrorModel:
     """The errors that are expected of a run on a device; ``widening`` of those that are unlike all published ones.
 
-    ``one_device`` are pairs of runs on the same device, ``two_devices`` on different ones.
+    ``one_device`` are pairs of runs on the same device, ``two_devices`` on different ones; ``adapters`` is of the
+    memory of runs with adapters on frozen weights, ``memory`` of all others.
     """
 
     step: StepErrors
@@ -70,5 +71,6 @@ class ErrorModel:
     one_device: PairErrors
     two_devices: PairErrors
     memory: MemoryErrors
+    adapters: MemoryErrors
     memory_seen: Seen
     widening: float
