@@ -12,7 +12,7 @@ TOO_LARGE = [
     ("memory", {"run": "llama-3-70b", "layout.tensor": "8", "layout.shard": "8"}),
     ("memory", {"run": "gpt2-xl", "recipe.seq_len": "1024", "recipe.micro_batch": "64", "recipe.lora.rank": "8"}),
     ("time", {"mfu_from": "predicted", "run": "llama-3-70b", "count": "8"}),
-    ("data", {"run": "llama-3-70b", "cluster.count": "8", "recipe.micro_batch": "1"}),
+    ("data", {"run": "llama-3-70b", "cluster.count": "8", "cluster.device": "h100-sxm", "recipe.micro_batch": "1"}),
     ("serving", {"run": "llama-3-70b"}),
 ]
 

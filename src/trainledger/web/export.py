@@ -29,7 +29,8 @@ POLICY = (
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 ROOMS = (
-    "__init__", "document", "frozen", "durable", "units", "dtypes", "spec", "huggingface", "catalog", "ledger",
+    "__init__", "document", "frozen", "durable", "units", "dtypes", "spec", "huggingface", "megatron", "catalog",
+    "ledger",
     "predict", "plan", "explain", "tensors", "reconcile", "api", "report", "web",
 )  # fmt: skip
 _NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export")  # of the room `web`
