@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
+from statistics import median
 
 import pytest
 from accuracy_page import PAGE, page
@@ -21,6 +23,7 @@ from error_rows import MEMORY, memory_text, predicted_memory, step_rows
 from error_statistics import Told, conformal, coverage, quantile, sources_left_out, student
 from left_out import bound_of, read_left_out
 from throughput_times import cases
+from throughput_told import percent
 
 from trainledger.spec.error_model import SHARE
 
@@ -120,6 +123,23 @@ def test_no_step_is_predicted_by_what_its_own_source_has_taught() -> None:
 
 def test_the_file_of_the_catalog_is_what_would_be_written_today() -> None:
     assert PATH.read_text(encoding="utf-8") == text(), "run python tools/published/error_model.py"
+
+
+def test_the_readme_says_these_figures() -> None:
+    said = " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    steps, memory = steps_told(), memory_told()
+    inside = coverage([each for each in steps if each.row.name.startswith("R")]).of_rows
+    for figure in (
+        f"Of {len(steps)} published steps", f"median error is {percent(_off(steps))}",
+        f"of {len(memory)} published memory peaks, by the rules that you get, {percent(_off(memory))}",
+        f"held {inside:.0%} of the steps of the main table and {coverage(memory).of_rows:.0%} of the peaks",
+    ):  # fmt: skip
+        assert figure.replace("%", " %").replace("  %", " %") in said, figure
+
+
+def _off(some: Sequence[Told]) -> float:
+    """The median of predicted over measured, less one, without its sign."""
+    return median(abs(exp(-each.row.error) - 1) for each in some)
 
 
 @pytest.mark.published
