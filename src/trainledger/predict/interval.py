@@ -43,7 +43,9 @@ def unlike(run: Run, seen: Seen) -> tuple[str, ...]:
     """What a run has that no published run has, in words; empty where there are runs like it.
 
     >>> from trainledger.api.load import load
-    >>> unlike(load({"model": {"preset": "gpt2"}}), Seen(kinds=("fp32 matmuls",), most_devices=8, longest=512))
+    >>> recipe = {"seq_len": 1024, "global_batch": 1, "steps": 1}
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": recipe})
+    >>> unlike(run, Seen(kinds=("fp32 matmuls",), most_devices=8, longest=512))
     ('sequences of 1,024 tokens',)
     """
     found = [each for each in kinds_of(run) if each not in seen.kinds]

@@ -13,7 +13,7 @@ from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Serv
 from trainledger.plan.scaling_law import Between
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.predict.interval import Interval
-from trainledger.report.interval import between, ends
+from trainledger.report.interval import between, chance, ends
 from trainledger.report.optimal_figures import SHORT, besides, figures, short, size_of
 from trainledger.report.plain_data import plain
 from trainledger.report.plan import BASES
@@ -188,6 +188,8 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
     settings = "".join(f", {each}" for each in _settings(recipe))
     memory = f"{format_nbytes(found.memory.nbytes)} of {format_nbytes(found.memory.usable_nbytes)}"
     alone = f"; {TENSORS_ALONE}" if found.memory.tensors_alone else ""
+    if found.forecast.chance_of_fitting is not None:
+        alone += f" (fits: {chance(found.forecast.chance_of_fitting)})"
     lines += [
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.attention.n_heads} heads ({spec.kv_heads} key-value), "
         f"d_ff {spec.feed_forward.d_ff}, vocabulary {spec.vocab_size:,}: {found.family}.",
