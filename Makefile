@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench fuzz browser loops screenshots
+.PHONY: run test test-all test-torch lint check bench fuzz browser loops programs screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -54,6 +54,10 @@ browser:        ## the page in a real browser: every calculator, links, exercise
 loops:          ## the meter in the Trainers of transformers and Lightning, and its planted faults
 	@./install loops
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/meter
+
+programs:       ## programs of others as they are, with their figures: make programs PROGRAMS_DIR=~/src (docs/programs.md)
+	@./install programs
+	@OMP_NUM_THREADS=1 .venv-programs/bin/python tools/programs/programs.py --write $(if $(PROGRAMS_DIR),--sources $(PROGRAMS_DIR))
 
 screenshots:    ## docs/images: every calculator wide and light, narrow and dark (needs a Chromium and playwright)
 	@./install browser

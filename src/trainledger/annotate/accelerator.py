@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from types import FrameType, SimpleNamespace
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,14 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from trainledger.annotate.copies import DEVICE
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.patches import all_replaced, replaced
+from trainledger.trace.fakes.gpu import Gpu, gpu_answers
+from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_tracers
 from trainledger.trace.recorder.tensor_facts import is_gpu, tensors_in
-from trainledger.units import GIGA
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda", 0)
-_GPUS_NBYTES = 80 * GIGA
 _DEVICE, _IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _MOVES = ("to", "cuda", "cpu")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -51,7 +50,8 @@ class Accelerator(TorchFunctionMode):
         self.settle = settle  # hears of memory that went since the last operation
         self._there: set[Storage] = set()
         self._moving = False
-        self.nbytes = self.most = 0  # on the GPU now, and at most so far
+        self.nbytes = 0  # on the GPU now
+        self.gpu = Gpu(live=self._settled)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor passes for one on the GPU."""
@@ -67,11 +67,15 @@ class Accelerator(TorchFunctionMode):
             self._there.discard(record)
             self.nbytes -= record.nbytes
 
+    def _settled(self) -> int:
+        self.settle()
+        return self.nbytes
+
     def _arrived(self, record: Storage) -> None:
         if record not in self._there:
             self._there.add(record)
             self.nbytes += record.nbytes
-            self.most = max(self.most, self.nbytes)
+            self.gpu.most_nbytes = max(self.gpu.most_nbytes, self.nbytes)
 
     def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> str:
         """What is made of a GPU's tensors is on the GPU; "device" for a copy between memories."""
@@ -91,8 +95,6 @@ class Accelerator(TorchFunctionMode):
             return self.holds(args[0]) if func == _IS_CUDA else func(*args, **kwargs)
         if name in _MOVES and isinstance(args[0], Tensor):
             return self._move(name, args, kwargs)
-        if name == "pin_memory":
-            return args[0]
         if name == "get_device" and args and isinstance(args[0], Tensor):
             return 0 if self.holds(args[0]) else -1
         device = kwargs.get("device")
@@ -134,6 +136,14 @@ class Accelerator(TorchFunctionMode):
         rest = [each for each in rest if not isinstance(each, bool)]
         return tensor.to(*rest, **kwargs) if rest or kwargs else tensor
 
+    def load(self, before: Callable[..., Any], file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """``torch.load`` to the GPU."""
+        there = is_gpu(map_location) if isinstance(map_location, (str, torch.device)) else False
+        found = before(file, _CPU if there else map_location, *args, **kwargs)
+        if there:
+            self._put(found, True)
+        return found
+
     def _put(self, out: Any, there: bool) -> None:
         for tensor in tensors_in(out):
             record = self._recorder.record_of(tensor)
@@ -149,85 +159,18 @@ def _asked_by_torch() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith((_TORCH + "optim", _TORCH + "nn", _TORCH + "amp"))
 
 
-class _Event:
-    """A GPU's event: nothing runs there, so that nothing has taken time."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, *args: Any) -> None:
-        pass
-
-    wait = synchronize = record
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other: object) -> float:
-        return 0.0
-
-    def is_capturing(self) -> bool:
-        return False
-
-
-class _Stream(_Event):
-    wait_stream = wait_event = record_event = _Event.record
-
-
 @contextmanager
 def pretended(accelerator: Accelerator, synchronized: Callable[[], None]) -> Iterator[None]:
     """What a program asks of CUDA is answered as by one GPU with 80 GB; its numbers are those of this trace."""
-
-    def says(value: Any) -> Callable[[Any], Callable[..., Any]]:
-        return lambda _: lambda *args, **kwargs: value
-
-    def does(action: Callable[[], Any]) -> Callable[[Any], Callable[..., Any]]:
-        return lambda _: lambda *args, **kwargs: action()
-
-    def now() -> int:
-        accelerator.settle()
-        return accelerator.nbytes
-
-    def most() -> int:
-        return accelerator.most
-
-    def reset() -> None:
-        accelerator.most = now()
-
-    about = SimpleNamespace(
-        name="a GPU that is not there", total_memory=_GPUS_NBYTES, major=9, minor=0, multi_processor_count=132
-    )
-    nothing, context = says(None), says(nullcontext())
-    answers: dict[str, Callable[[Any], Any]] = {
-        "is_available": says(True), "is_initialized": says(True), "device_count": says(1), "current_device": says(0),
-        "get_device_name": says(about.name), "get_device_properties": says(about),
-        "get_device_capability": says((9, 0)), "is_bf16_supported": says(True),
-        "synchronize": does(synchronized), "memory_allocated": does(now),
-        "max_memory_allocated": does(most), "memory_reserved": does(now),
-        "max_memory_reserved": does(most), "reset_peak_memory_stats": does(reset),
-        "mem_get_info": does(lambda: (_GPUS_NBYTES - now(), _GPUS_NBYTES)),
-        "memory_summary": says(""), "is_current_stream_capturing": says(False),
-        "Event": lambda _: _Event, "Stream": lambda _: _Stream,
-        "current_stream": does(_Stream), "default_stream": does(_Stream), "stream": context, "device": context,
-    }  # fmt: skip
-    for name in ("set_device", "empty_cache", "init", "_lazy_init", "manual_seed", "manual_seed_all", "set_stream",
-                 "reset_max_memory_allocated", "set_per_process_memory_fraction", "ipc_collect"):  # fmt: skip
-        answers[name] = nothing
-    of_any = {
-        "is_available": says(True), "device_count": says(1), "current_accelerator": says(torch.device("cuda")),
-        "synchronize": does(synchronized), "current_device_index": says(0), "set_device_index": nothing,
-        "current_stream": does(_Stream), "set_stream": nothing,
-        "memory_allocated": does(now), "max_memory_allocated": does(most), "empty_cache": nothing,
-    }  # fmt: skip
-    with ExitStack() as stack:
-        stack.enter_context(all_replaced(*((torch.cuda, name, made) for name, made in answers.items())))
-        if hasattr(torch, "accelerator"):
-            stack.enter_context(all_replaced(*((torch.accelerator, name, made) for name, made in of_any.items())))
-        stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", _on_cpu))
-        stack.enter_context(replaced(F, "cross_entropy", _in_fp32))
-        stack.enter_context(replaced(F, "log_softmax", _in_fp32))
-        stack.enter_context(replaced(FakeTensor, "device", lambda _: _FakeDevice(accelerator, FakeTensor.device)))
-        stack.enter_context(accelerator)
+    accelerator.gpu.synchronized = synchronized
+    with (
+        gpu_answers(accelerator.gpu),
+        replaced(torch, "load", around(accelerator.load)),
+        replaced(F, "cross_entropy", _in_fp32),
+        replaced(F, "log_softmax", _in_fp32),
+        replaced(FakeTensor, "device", lambda _: _FakeDevice(accelerator, FakeTensor.device)),
+        accelerator,
+    ):
         yield
 
 
@@ -246,15 +189,6 @@ class _FakeDevice:
         if not file.startswith(_OF_FAKES) and not is_tracers(file) and self._accelerator.holds(tensor):
             return _GPU
         return self._own.__get__(tensor, kind)
-
-
-def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
-    def initialized(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.float16
-        init(self, device_type, dtype, *args, **kwargs)
-
-    return initialized
 
 
 def _in_fp32(before: Callable[..., Tensor]) -> Callable[..., Tensor]:

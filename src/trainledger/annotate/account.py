@@ -89,9 +89,24 @@ class Account:
             self.most = max(self.most, self.live)
         return line
 
+    def appear(self, event: Event) -> None:
+        """Memory is there that no operation has made, such as that of a file that was read."""
+        self.settle()
+        name = event.facts["line"]
+        line = self.of(name, changed=True)
+        for record in event.allocated:
+            self._at[record] = (name, False, record.nbytes)
+            line.live += record.nbytes
+            self.live += record.nbytes
+            for each in (line.own, self.total):
+                each.add(0, 0, 0, record.nbytes, operations=0)
+        self.most = max(self.most, self.live)
+
     def freed(self, record: Storage) -> None:
         """Memory was freed, at any moment: it is accounted for when the next line or operation is."""
-        if self.total.operations:  # what is freed before all operations was never live in the program
+        if (
+            self.total.operations or record in self._at
+        ):  # what is freed before all operations was never live in the program
             self._freed.append(record)
 
     def settle(self) -> None:

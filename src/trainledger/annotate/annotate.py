@@ -10,16 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d
 
 from trainledger.annotate import script
 from trainledger.annotate.accelerator import Accelerator, pretended
 from trainledger.annotate.account import Account, LineAccount
 from trainledger.annotate.annotation import BACKWARD, COPY, LOOP, SYNC, VIEW, Annotation, File, Line, Mark, Work
-from trainledger.annotate.fake_values import ZeroIndices, without_values
 from trainledger.annotate.findings import FEWEST_READS, findings
 from trainledger.annotate.graphs import FEWEST_LOOKS
 from trainledger.annotate.line_runs import LineRuns, Loop
@@ -28,10 +31,18 @@ from trainledger.annotate.steps import Steps
 from trainledger.annotate.syncs import reads_seen
 from trainledger.annotate.watcher import Watcher
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.trace.fakes.counts import Counts
 from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.picked import EmptyBatches, ZeroIndices
+from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
-from trainledger.trace.patches import replaced
+from trainledger.trace.fakes.shown import numbers_shown
+from trainledger.trace.fakes.stored import converted, without_values
+from trainledger.trace.patches import around, replaced
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.script import as_main, compiled
 from trainledger.units import counted, format_flops, format_nbytes
 
 DEVICES = ("cuda",)
@@ -51,14 +62,16 @@ def annotate(
     files: Sequence[str] = (),
     steps: int | None = None,
     shapes: bool = False,
+    assume: Sequence[str] = (),
     on_error: OnError | None = None,
 ) -> Annotation:
     """What each line of a program costs: a script, run as ``__main__`` with ``arguments``, or a function of yours.
 
-    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, and a value that is read is assumed to
-    be 0, as ``notes`` say. ``device`` "cuda" lets a program for one GPU run on a machine without any: its tensors pass
-    for the GPU's. Shown are the lines of the script and of the modules in its directory, or of the ``files`` that these
-    patterns name; ``steps`` ends it after so many optimizer steps; with ``shapes`` the tensors of each line are shown.
+    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, a value that is read is assumed to
+    be 0, and masks find as many elements as ``assume`` says (`trace`), as ``notes`` say. ``device`` "cuda" lets a
+    program for one GPU run on a machine without any: its tensors pass for the GPU's. Shown are the lines of the script
+    and of the modules in its directory, or of the ``files`` that these patterns name; ``steps`` ends it after so many
+    optimizer steps; with ``shapes`` the tensors of each line are shown.
 
     However the program ends, what ran is reported; ``ended`` says why where it did not come to its end, and
     ``on_error`` is called with the traceback. Raises InvalidInput where there is no such script.
@@ -73,12 +86,12 @@ def annotate(
     if callable(program):
         function = program
         path = _file_of(program)
-        request = _Request(path, tuple(files) or (path,), fake, device, steps, shapes)
+        request = _Request(path, tuple(files) or (path,), fake, device, steps, shapes, script=False, assume=assume)
         return _run(request, lambda: function(*arguments), on_error)
     path = os.fspath(program)
-    code = script.compiled(path)
-    request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes)
-    with script.as_main(path, [str(each) for each in arguments]) as module:
+    code = compiled(path)
+    request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes, script=True, assume=assume)
+    with as_main(path, [str(each) for each in arguments]) as module:
         return _run(request, lambda: exec(code, module.__dict__), on_error)
 
 
@@ -113,31 +126,34 @@ class _Request(NamedTuple):
     device: str | None
     steps: int | None
     shapes: bool
+    assume: Sequence[str]
+    script: bool  # or a function, which may use tensors that were there before
 
 
 def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
     files = Files(request.path, request.files)
     files.name(request.path)
-    watcher = Watcher(files, request.shapes)
+    watcher = Watcher(files, request.shapes, from_start=request.script)
     account, lines, recorder = watcher.account, watcher.lines, watcher.recorder
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
     steps = Steps(watcher, files, request.steps)
     note = notes.setdefault
+    counts = Counts(request.assume, lambda: lines.here() or "a line of a library")
 
     def guessed() -> None:
         line = lines.here() or "a line of a library"
         guesses[line] += 1
         if guesses[line] > MOST_GUESSES:
-            raise script.Refused(f"more than {MOST_GUESSES:,} unknown values were read here")
+            raise Refused(f"more than {MOST_GUESSES:,} unknown values were read here")
 
     def decided() -> None:
         line = lines.here() or "a line of a library"
         steps.decided[line] += 1
         if steps.decided[line] > MOST_DECISIONS:
             rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
-            raise script.Refused(rule)
+            raise Refused(rule)
 
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -146,26 +162,34 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         if request.fake:
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
+            enter(replaced(nn.Module, "_apply", converted))
+            enter(numbers_shown())
             enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
-            enter(ZeroIndices(guessed, decided))
+            enter(ZeroIndices(guessed, decided, EmptyBatches(lambda: lines.here() or "a line of a library")))
             enter(fake_rules())
+            enter(counts.followed())
+            enter(replaced(dist, "init_process_group", around(partial(_alone, stack, note))))
             enter(as_if_real())
+        else:
+            enter(replaced(torch, "load", around(partial(_loaded, recorder))))
         if request.device is not None:
             accelerator = Accelerator(recorder, account.settle)
+            accelerator.gpu.note = note
             watcher.device_of, watcher.after = accelerator.device_of, accelerator.after
             watcher.dies.append(accelerator.gone)
             enter(pretended(accelerator, lambda: watcher.synchronized("torch.cuda.synchronize", [], "cuda")))
         enter(reads_seen(watcher.synchronized, guessed))
         enter(recorder)
         began = time.perf_counter()
-        with runs:
+        with runs, script.terminated():
             ending = script.run(program, files, on_error or (lambda text: print(text, file=sys.stderr)))
         seconds = time.perf_counter() - began
         account.settle()
         ends = {name: line.live for name, line in account.lines.items()}
     for line, count in guesses.items():
         note(f"{counted(count, 'value')} read at {line} assumed to be 0: fake tensors have no values")
+    notes |= dict.fromkeys(counts.notes())
     if request.device is not None and not request.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")
     for each in (too_few_steps(steps.taken), without_cuda(ending.sentence, request.device)):
@@ -201,6 +225,28 @@ def without_cuda(sentence: str, device: str | None) -> str:
     if device is not None or not any(each in sentence for each in _NO_GPU):
         return ""
     return 'a script for one GPU runs on a machine without any with --device cuda (in Python device="cuda")'
+
+
+def _loaded(recorder: Recorder, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a file holds is in memory from here on, which no operation shows."""
+    found = load(*args, **kwargs)
+    recorder.appear(tensors_in(found), "torch.load")
+    return found
+
+
+def _alone(
+    stack: ExitStack, note: Callable[[str], object], before: Callable[..., None], *args: Any, **kwargs: Any
+) -> None:
+    """A program that begins a process group is the only rank of it."""
+    from trainledger.trace.distributed.world import process_groups  # most of torch.distributed, which few programs need
+
+    size = int(kwargs.get("world_size", -1))
+    size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1:
+        raise Refused(f"a program of {size} ranks is no single process; trace --world-size {size} accounts for a rank")
+    stack.enter_context(process_groups(1, 0))
+    note("a process group of one rank: FSDP2 gathers and frees no memory that is followed here")
+    distributed_c10d.init_process_group(*args, **kwargs)
 
 
 def _eager(note: Callable[[str], None]) -> Callable[..., Any]:

@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, ModuleType, TracebackType
+from types import TracebackType
 
 from trainledger.annotate.source import Files
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import shown
+from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.recorder.notes import why_it_stopped
 
-DONE, FAILED, STOPPED, INTERRUPTED = "done", "failed", "stopped", "interrupted"
+DONE, FAILED, STOPPED, INTERRUPTED, TERMINATED = "done", "failed", "stopped", "interrupted", "terminated"
 
 
 class EnoughSteps(BaseException):
     """The program has taken as many optimizer steps as were asked for."""
 
 
-class Refused(Exception):  # noqa: N818
-    """Something that cannot be done here; the text says what and what to do instead."""
-
-
-def compiled(path: str) -> CodeType:
-    """The code of a script; raises InvalidInput where it cannot be read or is no Python."""
-    if os.path.isdir(path):
-        raise InvalidInput([Problem("script", path, "is a directory; name the file to run, such as train.py")])
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-    except OSError as error:
-        raise InvalidInput([Problem("script", path, f"cannot be read: {error.strerror or error}")]) from None
-    try:
-        return compile(source, os.path.abspath(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise InvalidInput(
-            [Problem("script", path, f"is no Python: {error.msg} at line {error.lineno or 1}")]
-        ) from None
-    except ValueError as error:
-        raise InvalidInput([Problem("script", path, f"is no Python: {error}")]) from None
+class Terminated(BaseException):
+    """The process was asked to end, by SIGTERM."""
 
 
 @contextmanager
-def as_main(path: str, arguments: Sequence[str]) -> Iterator[ModuleType]:
-    """A module ``__main__`` for a script, with ``sys.argv`` and ``sys.path[0]`` as Python sets them."""
-    module = ModuleType("__main__")
-    module.__file__ = path
-    module.__dict__["__builtins__"] = __builtins__
-    module.__dict__["__cached__"] = None
-    before = sys.argv, sys.path[:], sys.modules.get("__main__")
-    sys.argv = [path, *arguments]
-    # The first place is that of the running program where Python has set it so, else it is left in place.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    sys.modules["__main__"] = module
+def terminated() -> Iterator[None]:
+    """Inside, SIGTERM ends the program and not the process: what ran until then is reported."""
+
+    def raised(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, before)  # a second one ends the process as ever
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, raised)
     try:
-        yield module
+        yield
     finally:
-        sys.argv, sys.path[:] = before[0], before[1]
-        if before[2] is not None:
-            sys.modules["__main__"] = before[2]
+        signal.signal(signal.SIGTERM, before)
 
 
 class Ending:
@@ -83,10 +63,10 @@ def run(program: Callable[[], object], files: Files, on_error: Callable[[str], N
             ending.outcome, ending.sentence = FAILED, f"the script exited with {shown(error.code)}"
             if isinstance(error.code, str):
                 on_error(error.code)
-    except KeyboardInterrupt as error:
-        ending.outcome = INTERRUPTED
+    except (KeyboardInterrupt, Terminated) as error:
+        ending.outcome = INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
         at = last_line(error.__traceback__, files)
-        ending.sentence = "interrupted" + (f" at {at}" if at else "")
+        ending.sentence = ending.outcome + (f" at {at}" if at else "")
     except BaseException as error:
         ending.outcome = FAILED
         ending.sentence = why_it_ended(error, files)

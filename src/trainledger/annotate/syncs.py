@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.annotate.copies import called
-from trainledger.annotate.script import Refused
 from trainledger.annotate.source import Caller
 from trainledger.trace.patches import all_replaced
 
@@ -42,7 +41,10 @@ class Sync:
 
 
 class Syncs:
-    """Counts by line and expression. Of a program that uses an accelerator, only what waits for that counts."""
+    """Counts by line and expression. Of a program that uses an accelerator, only what waits for that counts.
+
+    ``accelerated`` is set as soon as the program has a tensor there.
+    """
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Sync] = {}
@@ -101,8 +103,6 @@ def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Calla
             if isinstance(self, FakeTensor) and name == "tolist" and self.constant is None:
                 guessed()
                 return _zeros(tuple(self.shape), 0.0 if self.is_floating_point() else 0)
-            if isinstance(self, FakeTensor) and name == "numpy":
-                raise Refused("a numpy array needs values, which fake tensors do not have; run without --fake")
             inside = True
             try:
                 return before(self, *args, **kwargs)
@@ -116,19 +116,8 @@ def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Calla
 
     methods = {"tolist": "tolist", "numpy": "numpy", "cpu": "cpu", "__repr__": "print"}
     patched = [(torch.Tensor, method, made(name)) for method, name in methods.items()]
-    with all_replaced(*patched, (FakeTensor, "tolist", made("tolist")), (torch.Tensor, "__format__", _formatted)):
+    with all_replaced(*patched, (FakeTensor, "tolist", made("tolist"))):
         yield
-
-
-def _formatted(before: Callable[..., str]) -> Callable[..., str]:
-    """A single number that is fake is formatted as the number that it is read as, as a real one is."""
-
-    def text(self: Tensor, form: str) -> str:
-        if isinstance(self, FakeTensor) and not self.dim():
-            return format(self.item(), form)
-        return before(self, form)
-
-    return text
 
 
 def _zeros(shape: tuple[int, ...], value: float) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,14 +23,19 @@ from trainledger.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.annotate.updates import Updates
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.recorder.source_lines import TORCH, Lines
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
+
+_LOADERS = os.path.join(TORCH, "utils", "data", "")
 
 
 class Watcher:
-    """Observes its ``recorder``. ``device_of`` gives the device that a tensor pretends to be on."""
+    """Observes its ``recorder``. ``device_of`` gives the device that a tensor pretends to be on.
 
-    def __init__(self, files: Files, shapes: bool = False) -> None:
+    A program that is watched ``from_start`` has no tensors before it.
+    """
+
+    def __init__(self, files: Files, shapes: bool = False, *, from_start: bool = False) -> None:
         self.account = account = Account()
         self.callers = Callers(files)
         self.lines = Lines(files.counts)
@@ -52,8 +59,9 @@ class Watcher:
         self._nodes = 0  # of autograd, made before the last operation of a forward
         account.gone = self._gone
         self.recorder = Recorder(
-            nn.Module(), find_phases=True, lines=self.lines, observe=self.operation, freed=account.freed
-        )
+            nn.Module(), find_phases=True, lines=self.lines, observe=self.operation, freed=account.freed,
+            appeared=account.appear if from_start else None,
+        )  # fmt: skip
 
     def _gone(self, record: Storage) -> None:
         for each in self.dies:
@@ -85,6 +93,8 @@ class Watcher:
         before = self.account.live
         line = self.account.take(event)
         crossed = self.after(args, kwargs, event)
+        if event.allocated and not self.syncs.accelerated:
+            self.syncs.accelerated = any(not self.device_of(each).startswith("cpu") for each in tensors_in(out))
         facts = event.facts
         name = facts["name"]
         if facts["kind"] == "unknown" and facts["line"]:
@@ -192,7 +202,7 @@ class Watcher:
     def synchronized(self, name: str, tensors: list[Tensor], device: str = "cpu") -> None:
         """The program waits for a value of a tensor, or for a device."""
         caller = self.callers.now()
-        if caller is not None and not caller.inside.startswith("torch.optim"):
+        if caller is not None and not caller.inside.startswith("torch.optim") and not _loads_data(caller.frame):
             device = next((self.device_of(each) for each in tensors), device)
             self.syncs.take(caller, name, device, self.graph.steps)
 
@@ -205,6 +215,15 @@ class Watcher:
                 self.device_of(each), each.is_contiguous(),
             )  # fmt: skip
             line.shown.setdefault(shown)
+
+
+def _loads_data(frame: FrameType | None) -> bool:
+    """Whether a loader runs this code, to make a batch: its tensors are the host's, and nothing waits for them."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_LOADERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _by_mask(args: tuple[Any, ...]) -> bool:

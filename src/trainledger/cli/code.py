@@ -45,8 +45,15 @@ from trainledger.spec.kernels import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
+TERMINATED = 143  # 128 and the number of SIGTERM, as a shell has it
 _NARROWEST = 60  # characters of an annotated line
 
+_ASSUME = option(
+    "--assume NAME=AMOUNT",
+    "how many elements nonzero, torch.where and x[mask] find: a share or a count, such as nonzero=1/8, or for one line "
+    "nonzero@model.py:14=1/8; may be repeated (all of them)",
+    action="append",
+)
 _OF_CODE = group(
     "your own code",
     option("--hf CONFIG", "a Hugging Face config.json: its class, without weights"),
@@ -71,8 +78,10 @@ _OF_CODE = group(
         "--checkpointing PATHS", "run modules again in backward, such as layers.*; may be repeated", action="append"
     ),
     count("--world-size N", "RUN is a program for torchrun: the step of one rank of N, with its collectives"),
+    option("--args ARGS", 'arguments of a script, in one text, such as --args "--batch_size 8"'),
     count("--rank R", "which rank of the world (0)", least=0),
     flag("--first-step", "the step that creates the optimizer's state"),
+    _ASSUME,
 )
 _OUTPUT = group(
     "output",
@@ -96,7 +105,8 @@ def trace(args: Namespace) -> Outcome:
 
     RUN is a run file or a model of the catalog, whose trace is compared with the closed form; or your own code, as
     package.module:build, a function (or class) that makes an nn.Module or a trainledger.TrainingStep; or, with --hf, a
-    Hugging Face config.json, whose class is built without weights. Only what is named is imported.
+    Hugging Face config.json, whose class is built without weights. Only what is named is imported. With --world-size it
+    may be a script, run as torchrun would run it (train.py).
 
     Exit code 1 where closed form and trace differ in parameters, matmul or attention FLOPs, or kept bytes, and where
     your code could not be followed to its end.
@@ -104,11 +114,12 @@ def trace(args: Namespace) -> Outcome:
     if args.blocks == "auto" and (args.tensors or args.memory_viz):
         args.blocks = "all"  # what is multiplied has no tensors one by one
     given = _OF_CODE.given(args)
-    if "hf" not in args and args.run.endswith(".py") and Path(args.run).is_file():
+    is_script = "hf" not in args and args.run.endswith(".py") and Path(args.run).is_file()
+    if is_script and "world_size" not in args:
         module = Path(args.run).with_suffix("").as_posix().replace("/", ".")
-        rule = "is a file of code, of which a function or class is traced by its name"
+        rule = "is a file of code, of which a function or class is traced by its name, or with --world-size a rank"
         raise InvalidInput([Problem("RUN", args.run, rule, f"{module}:build, or trainledger annotate {args.run}")])
-    if "hf" not in args and (":" not in args.run or Path(args.run).exists()):
+    if "hf" not in args and not is_script and (":" not in args.run or Path(args.run).exists()):
         return _trace_run(args, given)
     with warnings.catch_warnings(record=True) as caught:
         try:
@@ -200,6 +211,7 @@ def _write(args: Namespace, ledger: Ledger) -> None:
         "whose lines are shown, besides the script's; may be repeated (else all modules in its directory)",
         action="append",
     ),
+    _ASSUME,
     flag("--shapes", "also the shapes and strides that each line makes"),
     flag("--per-run", "divide by how often each line ran"),
     flag("--busy", "only lines that do something to tensors"),
@@ -212,13 +224,15 @@ def annotate(args: Namespace) -> Outcome:
 
     SCRIPT is run as Python would run it, with the ARGS after its name. What it prints goes to standard error, the
     annotation to standard output. Options of trainledger come before the script's name. Exit code 1 where the script
-    failed, 130 where it was interrupted: what ran until then is reported all the same.
+    failed, 130 where it was interrupted, 143 where SIGTERM ended it: what ran until then is reported all the same.
     """
     from trainledger.annotate.annotate import annotate as run_annotated
-    from trainledger.annotate.script import compiled
+    from trainledger.trace.script import compiled
 
     compiled(args.script)  # what is wrong with its name or its text is said before anything else happens
-    given = {name: vars(args)[name] for name in ("fake", "device", "files", "steps", "shapes") if name in args}
+    given = {
+        name: vars(args)[name] for name in ("fake", "device", "files", "steps", "shapes", "assume") if name in args
+    }
     with _output_aside():
         found = run_annotated(args.script, args.args, **given)
     found = replace(found, notes=(*found.notes, *_misplaced(args.args, found.outcome)))
@@ -229,7 +243,7 @@ def annotate(args: Namespace) -> Outcome:
         remarks = (f"wrote {args.html}",)
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = args.width or max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
-    code = {"failed": FAILED, "interrupted": INTERRUPTED}.get(found.outcome, DONE)
+    code = {"failed": FAILED, "interrupted": INTERRUPTED, "terminated": TERMINATED}.get(found.outcome, DONE)
     made = annotated.document(found, busy=args.busy, per_run=args.per_run)
     return Outcome(made, code, remarks=remarks, width=width)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from trainledger.trace.hugging_face import completed, model_of_config
 from trainledger.trace.inputs import Inputs, autocast_dtype_named, floating_dtype_named, input_of, inputs_of
 from trainledger.trace.loss import loss_named
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
+from trainledger.trace.script import program_of
 from trainledger.trace.target import as_wrong_input, load_target, trace_target
 
 _A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
@@ -36,18 +38,21 @@ def trace_named(
     checkpointing: Sequence[str] = (),
     grad_accum: int = 1,
     first_step: bool = False,
+    assume: Sequence[str] = (),
     world_size: int | None = None,
     rank: int = 0,
+    args: str = "",
     blocks: str = "auto",
     field: str = "RUN",
 ) -> tuple[Ledger, str]:
     """The ledger of a step, and what to call it.
 
     It is that of ``module`` (``package.module:build``) or of ``hf``, a config.json of Hugging Face; with a
-    ``world_size`` that of one ``rank`` of a program. The rest is as in `target.trace_target`, by name. Of a model of
-    transformers the first input without a name is its main one, and a loss of its own gets labels. Raises
-    `InvalidInput`, of what is wrong with ``module`` by the name of ``field``.
+    ``world_size`` that of one ``rank`` of a program, or of a script that is run with ``args``. The rest is as in
+    `target.trace_target`, by name. Of a model of transformers the first input without a name is its main one, and a
+    loss of its own gets labels. Raises `InvalidInput`, of what is wrong with ``module`` by the name of ``field``.
     """
+    target: Any
     of_label = None if label is None else input_of(label, "--label")[1]
     of_dtype = None if dtype is None else floating_dtype_named(dtype, "--dtype")
     of_autocast = None if autocast is None else autocast_dtype_named(autocast, "--autocast")
@@ -61,13 +66,17 @@ def trace_named(
             _refuse_in_a_world(
                 hf=hf, autocast=autocast, dtype=dtype, grad_accum=grad_accum, checkpointing=tuple(checkpointing)
             )
+            is_script = module.endswith(".py") and ":" not in module
+            target = program_of(module, shlex.split(args)) if is_script else load_target(module, field)
             ledger = trace_rank_target(
-                load_target(module, field), world_size=world_size, rank=rank, inputs=inputs_of(input), step=step,
-                loss=of_loss, label=of_label, kernels=kernels, first_step=first_step, field=field,
+                target, world_size=world_size, rank=rank, inputs=inputs_of(input), step=step,
+                loss=of_loss, label=of_label, kernels=kernels, first_step=first_step, assume=assume, field=field,
             )  # fmt: skip
             return ledger, f"rank {rank} of {world_size:,} of {module}"
+        if args:
+            rule = "are those of a script that runs as a rank of a world"
+            raise InvalidInput([Problem("--args", args, rule, "--world-size 8")])
         notes: tuple[str, ...] = ()
-        target: object
         if hf is not None:
             target = model = model_of_config(hf, dtype=of_dtype)
             given = inputs_of(input, main=getattr(model, "main_input_name", "input_ids"))
@@ -79,7 +88,7 @@ def trace_named(
         ledger = trace_target(
             target, inputs=inputs, step=step, loss=of_loss, label=of_label, dtype=of_dtype,
             checkpointing=checkpointing, autocast=of_autocast, grad_accum=grad_accum, kernels=kernels,
-            first_step=first_step, blocks=blocks, field=field,
+            first_step=first_step, blocks=blocks, assume=assume, field=field,
         )  # fmt: skip
     return replace(ledger, notes=(*notes, *ledger.notes)), title
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
@@ -19,6 +20,7 @@ def around(function: Callable[..., Any]) -> Made:
     """A function that is called with what the name meant, and then the arguments."""
 
     def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(before)  # some programs look at signatures
         def called(*args: Any, **kwargs: Any) -> Any:
             return function(before, *args, **kwargs)
 

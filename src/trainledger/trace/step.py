@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
-from trainledger.trace.compiled import captured, is_compiled
+from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
+from trainledger.trace.fakes.counts import Counts
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
@@ -44,6 +45,7 @@ def trace(
     backward: bool = True,
     kernels: str = "cpu",
     blocks: str = "auto",
+    assume: Sequence[str] = (),
 ) -> Ledger:
     """The ledger of one training step of ``model``; nothing is computed and nothing changes.
 
@@ -60,8 +62,9 @@ def trace(
     ledger's notes say so, and such a ledger has loops and no ``tensors``. Micro-batches are multiplied likewise.
 
     Where the code needs values that fake tensors lack, the ledger ends there and ``partial`` says why; a number that is
-    read off a tensor is assumed to be 0, and ``notes`` say so. Raises ValueError where no scalar loss can be had. Left
-    out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
+    read off a tensor is assumed to be 0, and ``notes`` say so. How many elements ``nonzero`` and masks find is the most
+    that it can be, or what ``assume`` says ("nonzero=1/8", `Counts`). Raises ValueError where no scalar loss can be
+    had. Left out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
 
     _check(model, optimizer, autocast, grad_accum, loss)
@@ -112,7 +115,7 @@ def trace(
     all_blocks = blocks == "all" or takes_closure or is_compiled(model)
     return _record(
         model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum,
-        forward=None if all_blocks else forward, least=LEAST if blocks == "auto" else LEAST_ASKED,
+        forward=None if all_blocks else forward, least=LEAST if blocks == "auto" else LEAST_ASKED, assume=assume,
     )  # fmt: skip
 
 
@@ -124,6 +127,7 @@ def trace_step(
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     first_step: bool = False,
     kernels: str = "cpu",
+    assume: Sequence[str] = (),
 ) -> Ledger:
     """The ledger of a step that is a function of the user's own: several models, optimizers, losses as it likes.
 
@@ -143,7 +147,10 @@ def trace_step(
         with phases_of(several, recorder):
             call(step, inputs.batch)
 
-    return _record(root, _Inputs(batch), run, several, first_step=first_step, kernels=kernels, find_phases=True)
+    given = _Inputs(batch)
+    return _record(
+        root, given, run, several, first_step=first_step, kernels=kernels, find_phases=True, assume=assume
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -166,16 +173,19 @@ def _record(
     rounds: int = 1,
     forward: Callable[[_Inputs], Any] | None = None,
     least: int = LEAST,
+    assume: Sequence[str] = (),
 ) -> Ledger:
     """Record a step on fake tensors; with a ``forward`` of the model identical blocks may be multiplied."""
     mode = mode_of(model) or FakeTensorMode()
     assumed = AssumedValues(MOST_ASSUMED)
+    counts = Counts(assume, assumed.line)
     with quiet_fake_errors(), mode, on_fake(model, optimizers, mode), kernels_of(kernels):
         inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
         fakes = tensors_in([inputs.batch, inputs.label])
 
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
             assumed.clear()
+            counts.clear()
             stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
             for each in fakes:
@@ -189,14 +199,16 @@ def _record(
                 threads_follow(recorder.attribution),
                 as_if_real(given.batch),
                 fake_rules(),
+                counts.followed(),
                 recorder.random_states(),
                 recorder.as_far_as_it_goes(),
+                no_word_of_hooks(),
                 captured(model, recorder, mode),
             ):
                 step(inputs, recorder, rounds)
             if stateless:
                 recorder.notes.append(stateless)
-            recorder.notes += assumed.notes()
+            recorder.notes += (*assumed.notes(), *counts.notes())
             tokens = next((each.numel() for each in fakes if not each.is_floating_point()), 0)
             ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
             ledger = replace(ledger, micro_batches=1) if find_phases else ledger
@@ -206,7 +218,7 @@ def _record(
         def probed() -> None:
             assert forward is not None
             known = ZeroWhereUnknown(lambda: False, assumed.add, results_of(kernels))
-            with known, as_if_real(given.batch), fake_rules():
+            with known, as_if_real(given.batch), fake_rules(), counts.followed():
                 forward(inputs)
 
         once = "" if forward is None else traced_once(model, optimizers, run, probed, rounds=rounds, least=least)
@@ -243,7 +255,7 @@ def _states_made(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
     """Make the optimizers' states before the step; the sentence why not, where an optimizer cannot."""
     try:
         if optimizers:
-            with ZeroWhereUnknown(results=results_of("cpu")):
+            with ZeroWhereUnknown(results=results_of("cpu")), compiled_runs_eagerly():
                 make_states(model, *optimizers)
     except Exception as error:
         why = why_it_stopped(error, "its step on zero gradients")

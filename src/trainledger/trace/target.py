@@ -165,7 +165,7 @@ def trace_target(
             if value is not None and value != () and value != 0:
                 rule = "is not used with a TrainingStep, which does everything itself"
                 raise InvalidInput([Problem(flag, None, rule)])
-        allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
+        allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels", "assume")}
         with as_wrong_input(field):
             return trace_step(built.run, built.models, inputs, optimizers=built.optimizers, **allowed)
     model, step = built, step or DEFAULT_STEP

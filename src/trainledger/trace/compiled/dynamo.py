@@ -6,7 +6,6 @@ the C++ of the kernels is not compiled. Before each call that code says which on
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Owners, Runs
-from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off
+from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off, no_word_of_hooks
 from trainledger.trace.patches import answering, around, replaced
 from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
@@ -81,8 +80,7 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
                 stack.enter_context(replaced(each, "_compiled_call_impl", entered))
         stack.enter_context(replaced(torch_internals.name("frames"), "__call__", around(compile_frame)))
         stack.enter_context(torch_internals.modes_unseen())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*global hooks on modules.*")  # the recorder's, which are hidden
+        stack.enter_context(no_word_of_hooks())
         try:
             yield
         finally:

@@ -15,12 +15,7 @@ from trainledger.trace.operators.table import operator_of
 from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-# Operations of a loop that move or name values and compute none.
-_MOVES = (
-    "load", "store", "store_reduction", "load_seed", "constant", "index_expr", "get_index", "set_indirect", "to_dtype",
-    "to_dtype_bitcast", "check_bounds", "indirect_indexing", "identity", "output", "placeholder",
-)  # fmt: skip
-_MASKED = ("masked_subblock", "scan", "sort")  # their operations are in blocks of their own
+_NOT_COMPUTED = ("copy", "allocate", "embedding", "random")
 
 
 @dataclass(frozen=True)
@@ -63,11 +58,11 @@ def work_of_kernel(
     """The call of a kernel that the compiler made of these scheduled loops.
 
     ``places`` are the buffers by position of the arguments, one that is reused under all its names; ``number`` makes
-    an integer of a size. Each operation in a loop counts 1 per iteration; what is read more than once counts once,
-    and what the kernel itself has written does not count as read.
+    an integer of a size. Each operation of the graph counts once per element, however often the kernel's loops repeat
+    it, and what the compiler makes of one reduction counts as that reduction, as it does where it is not compiled. What
+    is read more than once counts once, and what the kernel itself has written does not count as read.
     """
     loops = [each for node in nodes for each in node.get_nodes()]
-    counts = [_operations(each._body) * _iterations(each, number) for each in loops]
     origins: list[Any] = list(dict.fromkeys(each for loop in loops for each in loop.node.get_origins()))
     computing = [each for each in origins if each.op == "call_function"]
     owner, line = _place(computing)
@@ -75,7 +70,7 @@ def work_of_kernel(
     read = {each for loop in loops for each in loop.read_writes.reads if each.name not in made}
     written = {each for loop in loops for each in loop.read_writes.writes}
     real = loops[0].scheduler.mutation_real_name if loops else {}  # of what is written over
-    flops = sum(counts)
+    flops = _flops_of(computing)
     share = _recomputed_share(computing) if in_backward else 0.0
     return Work(
         name=name,
@@ -93,17 +88,6 @@ def work_of_kernel(
             0 if each in places[at + 1 :] else _elements(written, each, real, number) for at, each in enumerate(places)
         ),
     )
-
-
-def _operations(body: Any) -> int:
-    """How many operations on values the body of a loop has."""
-    graphs = [body.root_block.graph, *(each.graph for each in body.subblocks.values())]
-    calls = [each for graph in graphs for each in graph.nodes if each.op in ("call_method", "call_module")]
-    return sum(each.target not in _MOVES and not str(each.target).startswith((*_MOVES, *_MASKED)) for each in calls)
-
-
-def _iterations(loop: Any, number: Callable[[Any], int]) -> int:
-    return math.prod(number(each) for sizes in loop._sizes for each in sizes)
 
 
 def _kind(loops: list[Any], flops: int) -> str:
@@ -134,11 +118,30 @@ def _recomputed_share(origins: list[Any]) -> float:
     return recomputed / total
 
 
+def _flops_of(nodes: Iterable[Any]) -> int:
+    """FLOPs of nodes of a graph: those of one reduction of the program, which the compiler has taken apart, once."""
+    flops, reductions = 0, dict[Any, int]()
+    for each in nodes:
+        original = each.meta.get("original_aten")
+        if isinstance(original, OpOverload) and operator_of(original).kind == "reduction":
+            names = tuple(getattr(of, "name", "") for of in each.meta.get("from_node") or ())
+            call = str(original), each.meta.get("seq_nr"), _of_forward(each), names
+            reductions[call] = max(reductions.get(call, 0), _flops(each))
+        else:
+            flops += _flops(each)
+    return flops + sum(reductions.values())
+
+
 def _flops(node: Any) -> int:
+    """One for each element of the largest of its operands and results."""
     func, out = node.target, node.meta.get("val")
-    if not isinstance(func, OpOverload) or func.is_view or operator_of(func).kind in ("copy", "allocate", "embedding"):
+    if not isinstance(func, OpOverload) or func.is_view or operator_of(func).kind in _NOT_COMPUTED:
         return 0
-    values = out if isinstance(out, (list, tuple)) else [out, *(each.meta.get("val") for each in node.all_input_nodes)]
+    name = func._schema.name
+    if name == "prims::convert_element_type" or name.startswith(("prims::inductor", "prims::iota")):
+        return 0  # as a cast, a draw and an arange are elsewhere
+    outs = out if isinstance(out, (list, tuple)) else [out]
+    values = [*outs, *(each.meta.get("val") for each in node.all_input_nodes)]
     sizes = [each.numel() for each in values if isinstance(each, torch.Tensor)]
     # Of a size that varies, the one that it was compiled with.
     return max((each if isinstance(each, int) else int(each.node.hint or 0) for each in sizes), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -54,6 +55,24 @@ def name(what: str) -> Any:
         rule = f"is needed for the ledger of a compiled step, and torch {torch.__version__} does not have it"
         raise InvalidInput([Problem(where, None, rule, "torch 2.13, or the model without compile")]) from None
     return found
+
+
+@contextmanager
+def no_word_of_hooks() -> Iterator[None]:
+    """Inside, torch.compile does not warn of hooks on all modules: they are the recorder's, and hidden from it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*global hooks on modules.*")
+        yield
+
+
+@contextmanager
+def compiled_runs_eagerly() -> Iterator[None]:
+    """Inside, what torch.compile made runs as if it were not compiled, also with ``fullgraph=True``.
+
+    Under a dispatch mode it does so anyway, but refuses to where a whole graph was asked for.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed.steps import Finished, Steps
-from trainledger.trace.distributed.world import entered
+from trainledger.trace.distributed.world import World, entered
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.tensors import fake_batch
 from trainledger.trace.loss import NoScalarLossError, loss_of
@@ -114,6 +114,7 @@ def trace_rank(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     first_step: bool = False,
     kernels: str = "cpu",
+    assume: Sequence[str] = (),
 ) -> Ledger:
     """The ledger of one training step of one rank of ``world_size``; nothing is sent and nothing is computed.
 
@@ -122,7 +123,7 @@ def trace_rank(
     recorded; or it returns a function that takes one step, or the parts of one: a model alone, or a tuple of the
     model and any of an optimizer, a batch, and a loss function, which are distinguished by their types. What it does
     not return may be given: ``batch``, ``loss``, and ``optimizer``, which makes one of the model's parameters. With
-    ``first_step`` the first step is recorded, of a program that returns; ``kernels`` are as in `trace`.
+    ``first_step`` the first step is recorded, of a program that returns; ``kernels`` and ``assume`` are as in `trace`.
 
     Sizes are this rank's. Entries of kind ``collective`` say what is sent: the bytes of the whole message
     (`Entry.payload`), the mesh axis and the number of ranks. The parameters counted are the elements this rank
@@ -134,8 +135,8 @@ def trace_rank(
         """The program as a rank; it starts again each time that it lacks what another rank sends."""
         while True:
             try:
-                with entered(world_size, as_rank), messages.of(as_rank, until), kernels_of(kernels):
-                    return _step_of(program, batch, loss, optimizer, first_step=first_step)
+                with entered(world_size, as_rank) as world, messages.of(as_rank, until), kernels_of(kernels):
+                    return _step_of(world, program, batch, loss, optimizer, first_step=first_step, assume=assume)
             except Awaited as missing:
                 awaited = missing.key
             if awaited[0] == as_rank:
@@ -154,14 +155,17 @@ def trace_rank(
 
 
 def _step_of(
+    world: World,
     program: Program,
     batch: Batch | None,
     loss: Callable[[Any], Tensor] | None,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None,
     *,
     first_step: bool,
+    assume: Sequence[str],
 ) -> Ledger:
-    steps = Steps()
+    steps = Steps(assume)
+    world.gpu.live, world.gpu.note = steps.live_nbytes, steps.left_out.setdefault
     with steps:
         try:
             steps.between_optimizer_steps = True

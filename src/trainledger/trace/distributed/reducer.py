@@ -8,7 +8,7 @@ which the gradients of the first backward came; torch does so when the second fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -201,6 +201,13 @@ class Reducer:
                     self._parameters[index].grad = self._bucket_of[index].views[index]
 
 
+class _Notes(dict[str, Any]):
+    """What DDP has noted: nothing, under any name."""
+
+    strs_map: ClassVar[dict[str, str]] = {}
+    ints_map: ClassVar[dict[str, int]] = {}
+
+
 class _Logger:
     """Notes nothing."""
 
@@ -208,7 +215,7 @@ class _Logger:
         pass
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: {}
+        return lambda *args, **kwargs: _Notes()
 
 
 def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -19,16 +19,21 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.compiled import captured
+from trainledger.trace.compiled import captured, compiled_runs_eagerly, no_word_of_hooks
 from trainledger.trace.distributed.collectives import COUNTS, counts_have_values, give_values
 from trainledger.trace.distributed.local_shards import local, run_on_parts
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
+from trainledger.trace.fakes.counts import Counts
+from trainledger.trace.fakes.picked import EmptyBatches, zero_where_picked
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import AssumedValues
+from trainledger.trace.fakes.shown import numbers_shown
+from trainledger.trace.fakes.stored import without_values
 from trainledger.trace.patches import all_replaced, around, inside, replaced
-from trainledger.trace.recorder.recorder import dispatching
+from trainledger.trace.recorder.modes import dispatching
+from trainledger.trace.recorder.notes import quiet_fake_errors
 from trainledger.trace.recorder.source_lines import Lines
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.tensor_facts import has_no_memory, tensors_in
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -45,20 +50,29 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     before that.
     """
 
-    def __init__(self) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, assume: Sequence[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder: RankRecorder | None = None
         self.between_optimizer_steps = False
         self.root: nn.Module | None = None
         self.n_steps = 0
+        # Whether anything ran forward or backward since the last step: what only makes an optimizer's state, as a
+        # checkpoint does before it loads one, is no training step.
+        self._worked = False
         self._first: torch.optim.Optimizer | None = None
         self._used: dict[int, torch.optim.Optimizer] = {}
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
         self._tokens = 0
         self._assumed = AssumedValues()
+        self._empty = EmptyBatches(self._assumed.line)
+        self._counts = Counts(assume, self._assumed.line)
+        self.left_out: dict[str, None] = {}
         self._counted: dict[str, None] = {}
         self._stack = ExitStack()
+        self._before = ExitStack()  # until a step is recorded
 
     def __enter__(self) -> Steps:
         enter = self._stack.enter_context
@@ -78,9 +92,16 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (ShardingPropagator, ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"), unseen),
         ):
             enter(all_replaced(*((owner, name, made) for name in names)))
+        self._before.enter_context(compiled_runs_eagerly())
+        self._stack.callback(self._before.close)
+        enter(quiet_fake_errors())
+        enter(no_word_of_hooks())
         enter(counts_have_values())
         enter(as_if_real())
         enter(fake_rules())
+        enter(self._counts.followed())
+        enter(numbers_shown())
+        enter(without_values(self.left_out.setdefault))
         enter(dispatching(self))
         return self
 
@@ -99,6 +120,10 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self._assume(func, args)
+        if not isinstance(func, OpOverload):  # an operator that calls others
+            if recorder is None:
+                return func(*args, **(kwargs or {}))
+            return recorder.__torch_dispatch__(func, types, args, kwargs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return run_on_parts(func, args, kwargs or {}, partial(dispatching, self))
         if func in COUNTS and recorder is not None:  # of tokens by the expert they are routed to
@@ -108,7 +133,13 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             out = func(*args, **(kwargs or {}))
         give_values(func, args, out)
+        zero_where_picked(func, out, self._picked)
+        self._empty.ran(func, args, out)
         return out
+
+    def _picked(self) -> None:
+        if self.recorder is not None:
+            self._assumed.add()
 
     def _assume(self, func: OpOverload, args: tuple[Any, ...]) -> float | int:
         """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
@@ -125,6 +156,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record from here on."""
         root = self._found_root()
         optimizers_used = list(self._used.values())
+        self._before.close()
+        self._counts.clear()
         self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines())
         gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
         recorder.resident(gradients.values(), "gradients", gradients)
@@ -154,16 +187,26 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise ValueError(
                 f"the program has ended after {self.n_steps} optimizer steps; the recorded step comes after the first"
             )
-        self.recorder.notes += self._assumed.notes()
+        self.recorder.notes += (*self._assumed.notes(), *self._counts.notes())
+        self.recorder.notes += self.left_out
         self.recorder.notes += [
             f"{each}: tokens are assumed to be routed evenly to all experts" for each in self._counted
         ]
         return self.recorder.ledger(tokens=self._tokens, writer="trace", tensors=True)
 
+    def live_nbytes(self) -> int:
+        """Bytes that are live on this rank now."""
+        if self.recorder is not None:
+            return sum(each.nbytes for each in self.recorder.storages.live.values())
+        here = (local(each) for each in _living() if not has_no_memory(each))
+        storages = {each._cdata: each.nbytes() for each in (tensor.untyped_storage() for tensor in here)}
+        return sum(storages.values())
+
     # What the program does
 
     def _during(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
+        self._worked = self._worked or phase == "backward"
         if recorder is None or recorder.compiling or recorder.phases.current == phase:
             return function(*args, **kwargs)
         before = recorder.phases.current
@@ -185,6 +228,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth += 1
         if self._depth > 1:
             return
+        self._empty.refuse(tensors_in(args))
+        self._worked = True
         if self.recorder is None:
             self._models.setdefault(id(module), module)
             return
@@ -196,17 +241,32 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
 
-    def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._used.setdefault(id(optimizer), optimizer)
         if self.recorder is not None:
             self.recorder.phases.begin("optimizer")
+        return (args[0], *map(self._outside, args[1:])), {name: self._outside(each) for name, each in kwargs.items()}
+
+    def _outside(self, given: Any) -> Any:
+        """A closure that an optimizer calls, as Lightning's does, is forward and backward and not its own work."""
+        if not callable(given):
+            return given
+
+        def closure() -> Any:
+            if self.recorder is None:
+                return given()
+            with self.recorder.phase("other"):
+                return given()
+
+        return closure
 
     def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._first = self._first or optimizer
         if self.recorder is not None:
             self.recorder.phases.begin("other")
-        if optimizer is not self._first:
+        if optimizer is not self._first or not self._worked:
             return
+        self._worked = False
         self.n_steps += 1
         if not self.between_optimizer_steps:
             return

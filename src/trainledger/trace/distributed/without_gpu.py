@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import wraps
 from typing import Any
 
 import torch
@@ -13,40 +12,22 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stages
 from torch.overrides import TorchFunctionMode
 
-from trainledger.trace.patches import Patch, all_replaced, answering, around, replaced
+from trainledger.trace.fakes.gpu import Gpu, gpu_answers
+from trainledger.trace.patches import Patch, around
 from trainledger.trace.recorder.tensor_facts import is_gpu
 
 _CPU = torch.device("cpu")
 _PLAIN = torch.empty(0)
-# What programs ask of the GPU itself, by the answer.
-_ASKED: dict[int | None, str] = {
-    None: "set_device synchronize empty_cache init _lazy_init manual_seed manual_seed_all reset_peak_memory_stats "
-    "reset_accumulated_memory_stats",
-    0: "current_device memory_allocated memory_reserved max_memory_allocated max_memory_reserved",
-}
 
 
 @contextmanager
-def as_cpu() -> Iterator[None]:
-    """Tensors meant for a GPU are made on the CPU, and questions about the GPU itself get a plain answer.
+def as_cpu(gpu: Gpu) -> Iterator[None]:
+    """Tensors meant for a GPU are made on the CPU, and questions about the GPU itself are answered (`fakes.gpu`).
 
     ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
     """
-    asked = {} if torch.cuda.is_available() else _ASKED
-    with (
-        all_replaced(*((torch.cuda, each, answering(value)) for value in asked for each in asked[value].split())),
-        replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu),
-        _OnCpu(),
-    ):
+    with gpu_answers(gpu), _OnCpu():
         yield
-
-
-def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
-    def initialized(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-    return initialized
 
 
 class _OnCpu(TorchFunctionMode):

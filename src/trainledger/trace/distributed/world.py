@@ -24,6 +24,7 @@ from trainledger.trace.distributed.collectives import AXES, name_groups
 from trainledger.trace.distributed.local_shards import SHARDS
 from trainledger.trace.distributed.reducer import REDUCER
 from trainledger.trace.distributed.without_gpu import STAGES, as_cpu
+from trainledger.trace.fakes.gpu import Gpu
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.patches import Patch, all_replaced, answering, around, inside, replaced
 
@@ -32,11 +33,12 @@ RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive 
 
 @frozen
 class World:
-    """Where a rank runs: its place, how many there are, and the mode that makes its tensors fake."""
+    """Where a rank runs: its place, how many ranks there are, the mode of its fake tensors, and the GPU it hears of."""
 
     world_size: int
     rank: int
     mode: FakeTensorMode
+    gpu: Gpu
 
 
 @contextmanager
@@ -58,16 +60,24 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
     """`fake_world` without values: reading one off a tensor fails."""
     _check(world_size, rank)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    per_host = min(RANKS_PER_HOST, world_size)
+    gpu = Gpu(per_host, rank % per_host)
     with (
         _little_to_collect(),
         _environment(world_size, rank),
-        _fake_process_groups(world_size, rank),
-        all_replaced(*_MESHES, *SHARDS, *STAGES, *REDUCER),
+        process_groups(world_size, rank),
         replaced(torch.utils, "swap_tensors", around(partial(_swap, mode))),
-        as_cpu(),
+        as_cpu(gpu),
         mode,
     ):
-        yield World(world_size, rank, mode)
+        yield World(world_size, rank, mode, gpu)
+
+
+@contextmanager
+def process_groups(world_size: int, rank: int) -> Iterator[None]:
+    """Inside, process groups and what is built on them (meshes, FSDP2, DDP, pipeline stages) send nothing."""
+    with _fake_process_groups(world_size, rank), all_replaced(*_MESHES, *SHARDS, *STAGES, *REDUCER):
+        yield
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.trace.optimizers import make_state, needs_closure
 from trainledger.trace.patches import all_replaced, around
@@ -33,8 +34,10 @@ def fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
         return tensor
     single = tensor.numel() == 1 and (tensor.dim() == 0 or not (tensor.is_floating_point() or tensor.is_complex()))
     if single and not tensor.is_meta and not isinstance(tensor, FakeTensor):
-        with unset_fake_temporarily():
-            value = tensor.tolist()
+        with _disable_current_modes():
+            value: Any = tensor.reshape(()).item()
+        for _ in range(tensor.dim()):
+            value = [value]
         return torch.tensor(value, dtype=tensor.dtype)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
@@ -60,7 +63,7 @@ def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
     for each in _tensors(batch):
         if each.requires_grad and not known[id(each)].requires_grad:
             known[id(each)] = known[id(each)].detach().requires_grad_()
-    return _with_fakes(batch, known)
+    return mapped(batch, lambda each: known[id(each)])
 
 
 def _tensors(batch: Any) -> list[Tensor]:
@@ -70,18 +73,19 @@ def _tensors(batch: Any) -> list[Tensor]:
     return [each for value in values for each in _tensors(value)]
 
 
-def _with_fakes(batch: Any, known: dict[int, Tensor]) -> Any:
+def mapped(batch: Any, made: Callable[[Tensor], Tensor]) -> Any:
+    """The same dicts, lists and tuples with what is ``made`` of each tensor in its place."""
     if isinstance(batch, Tensor):
-        return known[id(batch)]
+        return made(batch)
     if isinstance(batch, Mapping):
-        items = {name: _with_fakes(each, known) for name, each in batch.items()}
+        items = {name: mapped(each, made) for name, each in batch.items()}
         if type(batch) is dict or not isinstance(batch, dict):
             return items
         same = copy(batch)  # a dict of a kind of its own
         same.update(items)
         return same
     if isinstance(batch, (list, tuple)):
-        parts = [_with_fakes(each, known) for each in batch]
+        parts = [mapped(each, made) for each in batch]
         if isinstance(batch, list):
             return parts
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)

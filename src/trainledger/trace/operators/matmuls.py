@@ -149,6 +149,17 @@ for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attenti
     )
 
 
+def flex_facts(name: str, args: Args) -> dict[str, int]:
+    """FLOPs and bytes read of ``flex_attention``, which calls others: dense, as a mask spares nothing; {} of others."""
+    if name not in ("flex_attention", "flex_attention_backward"):
+        return {}
+    sizes = _attention_sizes(*args[:3])
+    flops = model_flops = rules.attention_flops(*sizes)
+    if name.endswith("backward"):
+        flops, model_flops = rules.attention_backward_flops(*sizes), rules.attention_backward_model_flops(*sizes)
+    return {"flops": int(flops), "model_flops": int(model_flops), "read": sum(each.nbytes for each in args[:3])}
+
+
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:
     """The four projections, and scores and their sums over all keys: a mask saves nothing."""
     B, T, D = x_BTD.shape

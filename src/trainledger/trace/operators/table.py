@@ -60,7 +60,7 @@ _UNCOUNTED: dict[str, str] = {
         tril_indices triu_indices logspace diag_embed pixel_shuffle pixel_unshuffle channel_shuffle im2col
         reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
         block_diag view_as_complex_copy _sparse_coo_tensor_with_dims_and_tensors select_scatter slice_scatter
-        expand_copy permute_copy tril_ triu_ fill copy
+        expand_copy permute_copy diagonal_copy tril_ triu_ fill copy
     """,
     # Memory that nothing is written to, and views in place.
     "allocate": """

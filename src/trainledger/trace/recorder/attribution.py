@@ -148,6 +148,11 @@ class Attribution:
         return self._last_line
 
 
+def of_loss(path: str) -> bool:
+    """Whether a module, or what runs outside of all, takes a loss."""
+    return path == OUTSIDE or path.endswith(".loss")
+
+
 def plain_name(name: str) -> str:
     """A module's or parameter's name without the module that torch.compile puts around another.
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.recorder.attribution import compiled_parts, plain_name
-from trainledger.trace.recorder.source_lines import is_users, shown_file
+from trainledger.trace.recorder.source_lines import is_installed, is_users, shown_file
 
 _WHY = {
     "DataDependentOutputException": "its result is a value, which fake tensors do not have",
@@ -54,8 +55,12 @@ def unseen_or_threaded(unseen: int, calls: int) -> Iterator[str]:
 
 def why_it_stopped(error: BaseException, phase: str) -> str:
     """The sentence: in which phase, at which line, at which operator, and why."""
-    where = _line(error.__traceback__)
+    where, own = _lines(error.__traceback__)
     at = f" at {where}" if where else ""
+    if own and own != where:  # inside a library, whose helper wanted a file or a network, say
+        at += f", called at {own}"
+    if isinstance(error, Refused):
+        return f"{phase} ended{at}: {error}"
     known = _WHY.get(type(error).__name__)
     if known is not None:
         operator: Any = getattr(error, "func", None) or (error.args[0] if error.args else "an operator")
@@ -67,15 +72,16 @@ def why_it_stopped(error: BaseException, phase: str) -> str:
     return f"{phase} ended{at}: {type(error).__name__}: {first[:300]}"
 
 
-def _line(trace: TracebackType | None) -> str:
-    """The innermost line of the user's code that an error passed through."""
-    found = ""
+def _lines(trace: TracebackType | None) -> tuple[str, str]:
+    """The innermost line that an error passed through, but for torch's and ours; and that of code not installed."""
+    found = own = ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if is_users(file):
             found = f"{shown_file(file)}:{trace.tb_lineno}"
+            own = own if is_installed(file) else found
         trace = trace.tb_next
-    return found
+    return found, own
 
 
 @contextmanager

@@ -27,21 +27,24 @@ from trainledger.ledger.entry import HOST
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.loss import NoScalarLossError
 from trainledger.trace.operators.custom import Operator
+from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.patches import around, inside, replaced
-from trainledger.trace.recorder.attribution import OUTSIDE, Attribution, plain_name
+from trainledger.trace.recorder.attribution import Attribution, of_loss, plain_name
+from trainledger.trace.recorder.modes import dispatching
 from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
 from trainledger.trace.recorder.phases import Phases, added_into, alone
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.storages import Storages
 from trainledger.trace.recorder.tensor_facts import (
     DTYPE_NAMES,
+    has_no_memory,
     is_followed,
     tensors_in,
     touched_nbytes,
     written_arguments,
-)
+)  # fmt: skip
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
@@ -69,7 +72,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``observe`` is called after each operation, on the thread that dispatches, with its record (None for a view), and
     ``freed`` when the last reference to memory is gone; neither may run operations that are dispatched. For them only
-    the last event is kept: no ledger is made of a whole program.
+    the last event is kept: no ledger is made of a whole program. With ``appeared`` memory that no operation has made,
+    such as that of a file, was not live before: it is so from the first operation that reads it, and its event is given
+    to that function.
     """
 
     supports_higher_order_operators = True
@@ -84,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lines: Lines | None = None,
         observe: Observe | None = None,
         freed: Callable[[Storage], None] | None = None,
+        appeared: Callable[[Event], None] | None = None,
         kernels: str = "cpu",
         hidden: bool = True,
     ) -> None:
@@ -97,6 +103,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._clocked = clocked
         self._find_phases = find_phases
         self._observe = observe
+        self._appeared = appeared
         self._kernels = kernels
         self._hidden = hidden
         self._adds_in_place = hidden and alone() is not None
@@ -200,6 +207,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             start = time.perf_counter()
             out = func(*args, **kwargs)
             seconds = time.perf_counter() - start
+        if has_no_memory(out):
+            return out
         event = self._record(func, args, kwargs, out, seconds, into)
         if self._observe is not None:
             self._observe(func, args, kwargs, out, event)
@@ -218,10 +227,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         out = func(*args, **kwargs)
         made = [each for each in tensors_in(out) if self.storages.of(each) is None]
-        if not wraps:
+        flex = flex_facts(name.rpartition("::")[2], args)
+        if not wraps and not flex:
             self._count_unknown(name)
         if made or not wraps:
-            self.add(name, made, kind="copy" if wraps else "unknown", source=name)
+            kind = "attention" if flex else "copy" if wraps else "unknown"
+            self.add(name, made, kind=kind, source=name, **flex)
         return out
 
     def _record(
@@ -298,7 +309,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in inputs:
             if tensor.untyped_storage()._cdata not in self.storages.live:
                 self._unseen += tensor.grad_fn is not None
-                self.resident([tensor], "batch")
+                if self._appeared is None:
+                    self.resident([tensor], "batch")
+                else:
+                    self.appear([tensor], "read first")
+
+    def appear(self, tensors: Iterable[Tensor], name: str) -> None:
+        """Follow memory that no operation has made from now on."""
+        new = [each for each in tensors if self.storages.of(each) is None]
+        if new and self._appeared is not None:
+            self._appeared(self.add(name, new, kind="allocate", source=name, written=0, flops=0, read=0))
 
     def _made(self, func: OpOverload, operator: Operator, out: Any, line: str) -> list[Storage]:
         """Records of the memory that an operation has made."""
@@ -314,11 +334,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self, made: list[Storage], operator: Operator, path: str) -> None:
         """Attribute records to the module that made them, and to a category where that decides it."""
-        of_loss = _of_loss(path) or any(_of_loss(each) for each in self.attribution.running)
+        is_of_loss = of_loss(path) or any(map(of_loss, self.attribution.running))
         for record in made:
             if record.origin is not None:
                 record.origin.path = path
-            if of_loss:
+            if is_of_loss:
                 record.category = "logits and loss"
         if operator.name == "to_host":
             made[0].category = HOST
@@ -379,18 +399,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 *assumed_of(event.facts["name"] for event in self.events),
             ),
         )
-
-
-@contextmanager
-def dispatching(mode: TorchDispatchMode) -> Iterator[None]:
-    """Inside, operations are dispatched to a mode, also while it handles one; its own ``__enter__`` is not called."""
-    TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
-
-
-def _of_loss(path: str) -> bool:
-    """Whether a module, or what runs outside of all, takes a loss."""
-    return path == OUTSIDE or path.endswith(".loss")

@@ -33,6 +33,11 @@ def is_users(file: str) -> bool:
     return not file.startswith((TORCH, *_TRACER, *_STDLIB, "<"))
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is of a package that was installed."""
+    return file.startswith(_SITES)
+
+
 def is_tracers(file: str) -> bool:
     """Whether a file is the tracer's own."""
     return file.startswith(_TRACER)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.entry import TensorLife
-from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
+from trainledger.trace.recorder.tensor_facts import dtype_name, has_no_memory, tensors_in
 
 
 class Storages:
@@ -38,6 +38,8 @@ class Storages:
         for tensor, name in zip_longest(tensors, names, fillvalue=category):
             assert isinstance(tensor, Tensor)
             tensor = self._local(tensor)
+            if has_no_memory(tensor):
+                continue
             storage = tensor.untyped_storage()
             if storage._cdata not in self.live and storage._cdata not in self._replaced:
                 record = Storage(storage.nbytes(), "resident", category)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
@@ -37,6 +38,13 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 def is_followed(tensor: Tensor) -> bool:
     """Whether the parts of a sparse tensor are known: of a fake one, torch may not know how many there are."""
     return tensor.layout is torch.sparse_coo and tensor._values().shape[0] > 0
+
+
+def has_no_memory(value: Any) -> bool:
+    """Whether a tensor is on the meta device, as models are built there to count their parameters."""
+    if isinstance(value, FakeTensor):
+        return value.fake_device.type == "meta"
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,0 +1,238 @@
+"""A whole program on fake tensors: what needs values is refused with a sentence, what only stores them is left out.
+
+Copies that Python makes (``copy.deepcopy``) are those of real tensors: memory that several share is copied once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainledger.trace.fakes.refused import Refused
+from trainledger.trace.fakes.tensors import fake_batch, mapped
+from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.recorder.tensor_facts import has_no_memory
+
+Note = Callable[[str], None]
+
+
+@contextmanager
+def without_values(note: Note) -> Iterator[None]:
+    """Inside, of checkpoints only shapes are read, none is written, loaders run in this process, and tensors can be
+    copied.
+    """
+    files = _Files(note)
+    finder = _Pretrained()
+    sys.meta_path.insert(0, finder)
+    _refuse_pretrained(sys.modules.get("transformers.modeling_utils"))
+    safe = sys.modules.get("safetensors.torch")
+    try:
+        with all_replaced(
+            (torch, "load", around(files.load)),
+            (torch, "save", around(files.save)),
+            (torch.Tensor, "__deepcopy__", around(_copied)),
+            (torch.Tensor, "__reduce_ex__", around(_pickled)),
+            (torch.utils.data.DataLoader, "__init__", lambda before: _in_process(before, note)),
+            *([(safe, "load_file", _refused("load_file reads values"))] if safe is not None else []),
+        ):
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _refused(what: str) -> Callable[[Any], Callable[..., Any]]:
+    def made(_: Any) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise Refused(f"{what}, which fake tensors do not have; build it without, or run without --fake")
+
+        return refuse
+
+    return made
+
+
+class _Files:
+    """What a program saves and loads: of tensors the shapes, and the values of single numbers that are known."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._saved: dict[Any, tuple[Any, Any]] = {}  # by path, or by the id of what was written to, which is kept
+
+    def save(self, before: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """Write nothing, and remember the shapes."""
+        self._note("torch.save wrote nothing: fake tensors have no values")
+        with _disable_current_modes():
+            self._saved[_key(f)] = f, mapped(obj, _shape_of)
+
+    def load(self, before: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Fake tensors as a file has them."""
+        if _key(f) in self._saved:
+            found = self._saved[_key(f)][1]
+        else:
+            self._note("torch.load read shapes alone: what depends on the values of a file is not known")
+            kwargs.pop("mmap", None)
+            mapped_in = {"mmap": True} if isinstance(f, (str, os.PathLike)) else {}
+            with _disable_current_modes():
+                try:
+                    found = before(f, "cpu", *args, **mapped_in, **kwargs)
+                except RuntimeError:  # an older format, of which all must be read
+                    found = before(f, "cpu", *args, **kwargs)
+        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        return fake_batch(found, mode)
+
+
+def _key(f: Any) -> Any:
+    return os.path.abspath(f) if isinstance(f, (str, os.PathLike)) else id(f)
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor without memory; a single number that is known keeps its value."""
+    constant = getattr(tensor, "constant", None)
+    if constant is not None and constant.numel() == 1:
+        return constant.clone()  # type: ignore[no-any-return]
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _copied(before: Callable[..., Tensor], tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """A deep copy; torch's own gives a fake tensor the storage of another device, which ends the process later."""
+    if type(tensor) is not FakeTensor:
+        return before(tensor, memo)
+    if id(tensor) in memo:
+        known: Tensor = memo[id(tensor)]
+        return known
+    if not tensor.is_leaf:
+        rule = "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+        raise RuntimeError(rule)  # as torch says it of real ones
+    with torch.no_grad():
+        if tensor.layout is not torch.strided:
+            copied = tensor.clone()
+        else:
+            copied = _of_copied_memory(tensor, memo)
+    copied.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    if tensor.grad is not None:
+        copied.grad = copy.deepcopy(tensor.grad, memo)
+    return copied
+
+
+def _of_copied_memory(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """A tensor that lies in a copy of its memory as it lies in its own."""
+    storage = tensor.untyped_storage()
+    elements = storage.nbytes() // tensor.element_size()
+    if elements == tensor.numel() and tensor.is_contiguous() and storage._cdata not in memo:
+        whole = tensor.clone()  # a value that is known stays known
+        memo[storage._cdata] = whole.view(-1) if whole.dim() else whole
+        return whole
+    if storage._cdata not in memo:
+        memo[storage._cdata] = tensor.as_strided((elements,), (1,), 0).clone()
+    memory: Tensor = memo[storage._cdata]
+    if memory.dtype != tensor.dtype:
+        memory = memory.view(tensor.dtype)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _pickled(before: Callable[..., Any], tensor: Tensor, protocol: Any) -> Any:
+    if type(tensor) is FakeTensor:
+        raise Refused("pickling a tensor reads its values, which fake tensors do not have; leave it out here")
+    return before(tensor, protocol)
+
+
+def converted(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Where torch would swap tensors, which fake ones forbid, give the parameter the converted data."""
+
+    def apply(self: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)  # type: ignore[no-untyped-call]
+        if not any(isinstance(each, FakeTensor) for each in self._parameters.values()):
+            result: nn.Module = before(self, fn, recurse=False)
+            return result
+        for name, parameter in list(self._parameters.items()):
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                changed = fn(parameter)
+                if has_no_memory(parameter) and not has_no_memory(changed):  # as of real ones, another parameter
+                    self._parameters[name] = nn.Parameter(changed, parameter.requires_grad)
+                elif changed is not parameter:
+                    parameter.data = changed
+                if parameter.grad is not None:
+                    parameter.grad = fn(parameter.grad)
+        for key, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[key] = fn(buffer)
+        return self
+
+    return apply
+
+
+def _in_process(before: Callable[..., None], note: Note) -> Callable[..., None]:
+    @functools.wraps(before)  # Trainers make loaders anew of the arguments that its signature has
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_workers"):
+            note("a DataLoader's workers were left out: fake tensors cannot go to another process")
+        for name, value in (
+            ("num_workers", 0), ("pin_memory", False), ("persistent_workers", False), ("prefetch_factor", None),
+            ("timeout", 0), ("multiprocessing_context", None),
+        ):  # fmt: skip
+            if name in kwargs:
+                kwargs[name] = value
+        before(self, *args, **kwargs)
+
+    return init
+
+
+def _refuse_pretrained(module: ModuleType | None) -> None:
+    """Weights of a hub must not be fetched to be thrown away. The refusal stays: it asks whether tensors are fake."""
+    model = getattr(module, "PreTrainedModel", None)
+    if model is None or hasattr(model.from_pretrained, "refuses"):
+        return
+    before = model.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            rule = "from_pretrained reads weights, which fake tensors do not have"
+            raise Refused(f"{rule}; build {cls.__name__} from its config, or run without --fake")
+        return before(cls, *args, **kwargs)
+
+    from_pretrained.refuses = True  # type: ignore[attr-defined]
+    model.from_pretrained = classmethod(from_pretrained)
+
+
+class _Pretrained(importlib.abc.MetaPathFinder):
+    """Refuses pretrained weights as soon as a script imports what would load them."""
+
+    def __init__(self) -> None:
+        self._looking = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "transformers.modeling_utils" or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        execute = spec.loader.exec_module
+
+        def then_refuse(module: ModuleType) -> None:
+            execute(module)
+            _refuse_pretrained(module)
+
+        spec.loader.exec_module = then_refuse  # type: ignore[method-assign]
+        return spec
