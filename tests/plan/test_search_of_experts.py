@@ -42,7 +42,7 @@ def test_bounds_of_experts_are_below_the_account_and_near_it(given: dict[str, An
         assert 0.4 < seconds < 1.1, (seconds, one.layout)
         assert one.layout.expert_send == (given.get("expert_send", "nodes") if one.layout.expert > 1 else "copies")
     assert np.median([nbytes for nbytes, _, _ in found]) > 0.8
-    # What sharded experts gather and reduce is not hidden behind a stage's few layers, of which the bound knows nothing.
+    # Over sharded experts the bound is looser: what it leaves out there is not known yet.
     assert np.median([seconds for _, seconds, _ in found]) > (0.9 if zero == 1 else 0.7)
 
 
