@@ -47,7 +47,7 @@ def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
 def _global_batch(read: Reading) -> int | None:
     """--global-batch-size, or the first batch of a schedule that grows."""
     grows = read.given("step-batch-size-schedule")
-    if grows:
+    if grows and grows.strip():
         first = grows.split()[0].rpartition(":")[2]
         read.notes.append(f"the batch grows by --step-batch-size-schedule {grows}: this is a step of its beginning")
         return int(first) if first.isdecimal() and int(first) else None
