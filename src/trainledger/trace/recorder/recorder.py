@@ -72,9 +72,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``observe`` is called after each operation, on the thread that dispatches, with its record (None for a view), and
     ``freed`` when the last reference to memory is gone; neither may run operations that are dispatched. For them only
-    the last event is kept: no ledger is made of a whole program. With ``appeared`` memory that no operation has made,
-    such as that of a file, was not live before: it is so from the first operation that reads it, and its event is given
-    to that function.
+    the last event is kept: no ledger is made of a whole program. With ``appeared`` memory that no operation has made is
+    live from the first one that reads it, and that function gets its event.
     """
 
     supports_higher_order_operators = True
