@@ -28,7 +28,7 @@ class Reading:
         """The text of an argument, of several words the first; None where it is not given."""
         self.asked.add(name)
         value = self.arguments.given.get(name)
-        return value[0] if isinstance(value, tuple) else value
+        return next(iter(value), None) if isinstance(value, tuple) else value
 
     def flag(self, name: str) -> bool:
         """Whether a flag is given, and not as false."""
