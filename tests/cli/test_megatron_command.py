@@ -59,6 +59,11 @@ def test_a_run_file_is_written_of_it(script: Path, tmp_path: Path, capsys: pytes
     assert (run.cluster.count, run.layout.shard, run.model.n_layers) == (32, 16, 32)
 
 
+def test_the_engine_asks_for_a_run_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(script)]) == 2
+    assert f"trainledger init run.toml --from {script}" in capsys.readouterr().err
+
+
 def test_the_wrong_number_of_devices_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(script), "--count", "7"]) == 2
     assert "must be a multiple of the 2 devices of a replica" in capsys.readouterr().err

@@ -98,6 +98,11 @@ def load_file(
     progress: Progress | None = None,
 ) -> Run:
     """As `load`, of a run file alone, whatever it is called."""
+    if has_arguments(os.fspath(path)):
+        rule = "may have arguments of Megatron-LM and is no run file; one is made of it"
+        raise InvalidInput(
+            [Problem("", None, rule, f"trainledger init run.toml --from {os.fspath(path)}")], os.fspath(path)
+        )
     given, table, where = listed(overrides), runfile.read_table(path), os.fspath(path)
     run, written = parsed(table, given, where), runfile.written(table, given)
     config = by_field(given).get("model.config", table.get("model", {}).get("config"))
