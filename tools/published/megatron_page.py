@@ -23,6 +23,8 @@ KINDS: tuple[tuple[str, Callable[[Golden], bool], str], ...] = (
      "two micro-batches are under way at once, and one is accounted for"),
     ("experts, fully sharded", lambda each: each.of_experts and each.run.layout.zero == 3,
      "Megatron-FSDP's buffers for experts are not known here"),
+    ("Muon over ranks", lambda each: each.run.recipe.optimizer.kind == "muon" and each.run.layout.zero == 1,
+     "whole matrices go to ranks and are gathered from them: parts are taken as even, and the gather as in place"),
     ("experts", lambda each: each.of_experts,
      "routing is assumed to be even; without a balancing loss a rank gets more tokens than that"),
     ("products in 8 bits", lambda each: each.run.recipe.precision.float8 is not None,

@@ -179,12 +179,14 @@ def _shards(plan: RankPlan, place: int) -> ModelLeaves:
 def _parts_of_update(plan: RankPlan) -> ModelLeaves:
     """Of each trained parameter a part of its elements in a row, all filled up to as many (ZeRO-1 and 2).
 
-    What is not trained has no state to share.
+    What is not trained has no state to share. Of matrices that go over the ranks whole (Megatron-LM's layer-wise Muon)
+    a rank has as many elements on average.
     """
 
     def part(leaf: Leaf) -> Leaf:
         elements = plan.piece(leaf)
-        return Leaf(leaf.path, (elements, 1) if leaf.decayed else (elements,)) if leaf.trained else leaf
+        shape = (elements, *(1 for _ in leaf.shape[1:])) if leaf.decayed else (elements,)
+        return Leaf(leaf.path, shape, whole=leaf.shape) if leaf.trained else leaf
 
     return plan.owned.changed(part)
 

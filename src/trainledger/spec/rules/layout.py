@@ -263,7 +263,9 @@ def _sharding(run: Run) -> Iterator[Problem]:
         rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
         yield Problem("recipe.precision.weight_caching", True, rule, False)
     optimizer = run.recipe.optimizer.kind
-    if layout.shard_ranks > 1 and (optimizer == "adafactor" or (optimizer == "muon" and layout.zero < 3)):
+    by_layers = run.recipe.of_megatron and layout.zero == 1  # whole matrices, each with one rank
+    in_pieces = optimizer == "adafactor" or (optimizer == "muon" and layout.zero < 3 and not by_layers)
+    if layout.shard_ranks > 1 and in_pieces:
         rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
         if optimizer == "muon":
             rule += "; at zero = 3 they are rows, and are gathered"
