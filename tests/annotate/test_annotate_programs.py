@@ -156,6 +156,23 @@ def test_an_empty_batch_is_refused_with_its_line(tmp_path: Path) -> None:
     assert f"the batch is empty: the slice at {found.script}:{at(found, 'data[first')}" in found.ended
 
 
+def test_flex_attention_is_counted_dense(tmp_path: Path) -> None:
+    found = fake(
+        tmp_path,
+        """
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        q = torch.randn(2, 4, 128, 16, device="cuda", requires_grad=True)
+        y = flex_attention(q, q, q)
+        y.sum().backward()
+        """,
+        device="cuda",
+    )
+    line = found.line(at(found, "y = flex"))
+    forward = 2 * 2 * 2 * 4 * 128 * 128 * 16
+    assert forward <= line.own.flops < forward + 100  # with those of the empty mask
+    assert line.backward.flops >= 2.5 * forward
+
+
 # Waits
 
 WAITS = """

@@ -166,7 +166,8 @@ notes say what was assumed, such as values that a program reads off its loss.
 
 The scripts of transformers, Lightning and accelerate are in [tools/programs/scripts](../tools/programs/scripts),
 written as their examples are. torchtitan's configuration for debugging has flex attention, which is counted dense, and
-CUDA graphs, of which the first capture is what is recorded.{left_out}
+CUDA graphs, of which the first capture is what is recorded. Its blocks with flex attention cannot be compiled for fake
+tensors: a note says that they are accounted for as eager, so the compiled row is that of the eager one.{left_out}
 """
 
 

@@ -63,6 +63,8 @@ class Watcher:
             appeared=account.appear if from_start else None,
         )  # fmt: skip
 
+        self.recorder.higher_order_ran = account.take
+
     def _gone(self, record: Storage) -> None:
         for each in self.dies:
             each(record)

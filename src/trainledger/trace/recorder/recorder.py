@@ -103,6 +103,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._find_phases = find_phases
         self._observe = observe
         self._appeared = appeared
+        self.higher_order_ran: Callable[[Event], object] = lambda event: None  # no operator that ``observe`` knows
         self._kernels = kernels
         self._hidden = hidden
         self._adds_in_place = hidden and alone() is not None
@@ -214,10 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that calls others: one that it only wraps is recorded, of any other only what it makes.
-
-        What such an operator computes itself is listed as uncounted.
-        """
+        """Run an operator that calls others: one that it only wraps is recorded, of any other what it makes."""
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
         wraps = name.rpartition("::")[2] in _AROUND_ONE
         if wraps:
@@ -231,7 +229,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_unknown(name)
         if made or not wraps:
             kind = "attention" if flex else "copy" if wraps else "unknown"
-            self.add(name, made, kind=kind, source=name, **flex)
+            self.higher_order_ran(self.add(name, made, kind=kind, source=name, **flex))
         return out
 
     def _record(
