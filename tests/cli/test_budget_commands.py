@@ -305,7 +305,8 @@ def test_a_module_that_ends_the_process_is_no_success(
 def test_a_step_that_cannot_be_traced_whole_is_not_locked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "budget_model_e.py").write_text(
         "from torch import nn\n\n\nclass Model(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 4)\n\n"
-        "    def forward(self, x):\n        y = super().forward(x)\n        return y[y > 0]\n"
+        "    def forward(self, x):\n        y = super().forward(x)\n"
+        "        return y * (y > 0).flatten().long().bincount().sum()\n"
     )
     told = refused(["lock", "budget_model_e:Model", "--input", "fp32[2,4]", "--loss", "sum"], capsys)
     assert "is traced only in part, and a part has no total" in told
