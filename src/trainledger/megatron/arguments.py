@@ -139,8 +139,10 @@ def _take(found: dict[str, Value], name: str, value: Any) -> None:
     """An argument by Python's name and printed value: what is None or false is not given."""
     name = name.strip("-").replace("_", "-")
     text = "true" if value is True else "False" if value is False else "None" if value is None else value
-    if isinstance(text, list):
-        found[name] = tuple(str(each) for each in text)
+    if isinstance(text, list | tuple):  # of plain values: what has others inside is no argument
+        found[name] = tuple(str(each) for each in text if isinstance(each, str | int | float))
+        return
+    if not isinstance(text, str | int | float):
         return
     text = str(text)
     if name in _INVERTED:

@@ -103,14 +103,13 @@ def expanded(word: str, variables: dict[str, str]) -> str:
 
     def value(found: re.Match[str]) -> str:
         known = variables.get(found[1] or found[3])
-        return known if known is not None else found[0] if found[2] is None else found[2]
+        if known is not None:
+            return known
+        return found[0] if found[2] is None else _VARIABLE.sub(value, found[2])  # a default may name another variable
 
-    text = word
-    for _ in range(3):  # a default may name another variable
-        after = _VARIABLE.sub(value, text)
-        if after == text or len(after) > LONGEST:
-            break
-        text = after
+    text = _VARIABLE.sub(value, word)
+    if len(text) > LONGEST:
+        return ""
     return _ARITHMETIC.sub(lambda found: _number(found, variables), text).replace(_QUOTED, "$")
 
 
