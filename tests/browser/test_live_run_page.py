@@ -12,7 +12,7 @@ from browsing import training
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
-STEPS = 1500
+STEPS = 800
 
 
 def step(page: Page) -> int:

@@ -28,9 +28,10 @@ def machine_of(run: Run) -> Device | Calibration | None:
         )
     if run.cluster.device != THIS_MACHINE:
         return catalog.placed(catalog.device(run.cluster.device), run.cluster)
-    if run.cluster.power_limit_watts is not None:
-        rule = "is for devices of the catalog: this machine is predicted as it was measured"
-        raise InvalidInput([Problem("cluster.power_limit_watts", run.cluster.power_limit_watts, rule)])
+    for name in ("power_limit_watts", "memory_margin_nbytes"):
+        if (value := getattr(run.cluster, name)) is not None:
+            rule = "is for devices of the catalog: this machine is predicted as it was measured"
+            raise InvalidInput([Problem(f"cluster.{name}", value, rule)])
     from trainledger.spec.calibration import find_calibration
 
     backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)

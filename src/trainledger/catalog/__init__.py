@@ -217,16 +217,30 @@ def _link(name: str, entry: dict[str, Any]) -> Link:
 
 
 def placed(device: Device, cluster: Cluster) -> Device:
-    """The device in a cluster: with the cluster's `fabric`, under its power limit.
+    """The device in a cluster: with the cluster's `fabric`, under its power limit, without the memory kept free.
 
-    Raises InvalidInput as `fabric` and `spec.power.limited` do.
+    Raises InvalidInput as `fabric` and `spec.power.limited` do, and where a margin leaves no memory.
     """
     joined = replace(device, fabric=fabric(device, cluster))
+    if cluster.memory_margin_nbytes is not None:
+        joined = _keeping_free(joined, cluster.memory_margin_nbytes)
     if cluster.power_limit_watts is None:
         return joined
     from trainledger.spec.power import limited
 
     return limited(joined, cluster.power_limit_watts)
+
+
+def _keeping_free(device: Device, nbytes: int) -> Device:
+    memory, usable = device.memory_nbytes, device.usable_nbytes
+    room = memory if usable is None else usable
+    field = "cluster.memory_margin_nbytes"
+    if memory is None or room is None:
+        raise InvalidInput([Problem(field, nbytes, f"means nothing without the memory of {device.title}")])
+    if nbytes >= room:
+        rule = f"leaves nothing of the {format_nbytes(room)} of {device.title}"
+        raise InvalidInput([Problem(field, nbytes, rule, room // 10)])
+    return replace(device, memory_nbytes=memory - nbytes, usable_nbytes=None if usable is None else usable - nbytes)
 
 
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:

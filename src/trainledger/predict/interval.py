@@ -117,7 +117,9 @@ def of_forecast(run: Run, facts: Mapping[str, Any], memory: DeviceMemory, errors
     if memory.tensors_alone:
         return {"intervals": found}
     needed = float(memory.nbytes)
-    chance = None if memory.usable_nbytes is None else chance_of_fitting(run, errors, needed, memory.usable_nbytes)
+    chance = None
+    if memory.usable_nbytes is not None:
+        chance = chance_of_fitting(run, errors, needed, memory.usable_nbytes + (run.cluster.memory_margin_nbytes or 0))
     return {
         "intervals": found | {"device_nbytes": scaled(of_memory(run, errors), needed)}, "chance_of_fitting": chance,
         "margin_nbytes": margin(run, errors, needed),

@@ -141,6 +141,11 @@ class Cluster:
         "tokens that the data loaders of all devices together deliver in a second; absent = data is never waited for",
         default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
+    memory_margin_nbytes: int | None = setting(
+        "memory of every device to keep free: a run, and a layout of a search, fits only with that much to spare "
+        '("8GB"); absent = none',
+        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+    )  # fmt: skip
     power_limit_watts: float | None = setting(
         "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the third root of the power; "
         "absent = the rated power",

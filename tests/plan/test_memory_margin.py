@@ -1,0 +1,70 @@
+"""Memory that a cluster keeps free: plans and searches fit beside it, and the chance of fitting stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import trainledger as tl
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+MARGIN = 20 * 10**9
+
+
+def told(**cluster: Any) -> Run:
+    return tl.load(
+        {
+            "model": {"preset": "llama-3.1-8b"},
+            "recipe": {
+                "seq_len": 8192, "micro_batch": 1, "global_batch": 64, "steps": 10, "activation_checkpointing": "full",
+            },
+            "layout": {"shard": 8},
+            "cluster": {"device": "h100-sxm", "count": 8, **cluster},
+        }
+    )  # fmt: skip
+
+
+def test_a_plan_fits_beside_what_is_kept_free_and_its_chance_stays() -> None:
+    as_it_is, careful = tl.plan(told()), tl.plan(told(memory_margin_nbytes="20GB"))
+    usable = as_it_is.forecast.usable_nbytes
+    assert usable is not None
+    assert careful.forecast.usable_nbytes == usable - MARGIN
+    assert careful.forecast.device_nbytes == as_it_is.forecast.device_nbytes
+    assert careful.forecast.chance_of_fitting == as_it_is.forecast.chance_of_fitting
+    assert careful.forecast.step_seconds == as_it_is.forecast.step_seconds
+    free = usable - (as_it_is.forecast.device_nbytes or 0)
+    assert tl.plan(told(memory_margin_nbytes=free)).forecast.fits
+    assert tl.plan(told(memory_margin_nbytes=free + 1)).forecast.fits is False
+
+
+def test_a_search_has_only_layouts_that_leave_so_much_free() -> None:
+    free = []
+    for cluster in ({}, {"memory_margin_nbytes": MARGIN}):
+        found = tl.layouts(told(**cluster), keep=5)
+        usable = tl.plan(told()).forecast.usable_nbytes
+        assert usable is not None
+        for each in found.ranked:
+            needed = tl.plan(each.run).forecast.device_nbytes
+            assert needed is not None
+            free.append((usable - needed, cluster))
+    assert min(left for left, cluster in free if cluster) >= MARGIN
+    assert min(left for left, cluster in free if not cluster) < MARGIN
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"memory_margin_nbytes": "90GB"}, "leaves nothing of the 85.02 GB of NVIDIA H100 SXM 80GB; nearest that"),
+        (
+            {"device": "this-machine", "memory_margin_nbytes": "1GB"},
+            "is for devices of the catalog: this machine is predicted as it was measured",
+        ),
+    ],
+)  # fmt: skip
+def test_margins_that_leave_nothing_are_refused(cluster: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        tl.plan(told(**cluster))
+    assert "cluster.memory_margin_nbytes" in str(refused.value)
+    assert said in str(refused.value)
