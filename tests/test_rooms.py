@@ -169,3 +169,10 @@ def test_the_finder_of_circles_finds_one() -> None:
     edges = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "d")]
     assert house.circles(edges) == [["a", "b", "c"]]
     assert house.circles(edges[1:]) == []
+
+
+def test_the_page_of_the_architecture_names_every_room():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    rooms = [room for room in ROOMS if not room.startswith("__")]
+    missing = [room for room in rooms if f"`{room}`" not in page and f"`{room}/`" not in page]
+    assert not missing
