@@ -24,6 +24,48 @@ def test_an_exercise_hides_the_answer_checks_a_guess_and_reveals_the_formula(fre
     assert page.page.locator(".headlines").is_visible()
 
 
+def _late(page, milliseconds: int) -> None:
+    """Exercises of this page come late."""
+
+    def later(route) -> None:
+        page.page.wait_for_timeout(milliseconds)
+        route.continue_()
+
+    page.page.route("**/exercise/**", later)
+
+
+def test_a_guess_is_kept_where_the_exercise_comes_late(fresh) -> None:
+    page = fresh("?calculator=time")
+    _late(page, 1_500)
+    page.button("Exercise").click()
+    page.page.locator("#guess").fill("1")
+    page.page.locator("#guess").press("Enter")
+    page.page.locator("#outcome .formula").wait_for()
+    page.page.wait_for_timeout(2_000)
+    assert page.page.locator("#outcome .formula").is_visible()
+
+
+def test_a_calculator_chosen_before_the_exercise_comes_is_kept(fresh) -> None:
+    page = fresh("?calculator=time")
+    _late(page, 1_000)
+    page.button("Exercise").click()
+    page.page.locator("#calculators").get_by_text("Matmul").click()
+    page.page.wait_for_timeout(2_000)
+    page.settled()
+    assert "exercise" not in page.query
+    assert page.page.locator(".headlines").is_visible()
+
+
+def test_an_exercise_that_does_not_come_leaves_the_answer(fresh) -> None:
+    page = fresh("?calculator=time")
+    page.page.route("**/exercise/**", lambda route: route.fulfill(status=422, json={}))
+    page.button("Exercise").click()
+    page.page.locator(".toast", has_text="There is no exercise now").wait_for()
+    page.settled()
+    assert "exercise" not in page.query
+    assert page.page.locator(".headlines").is_visible()
+
+
 def test_a_link_to_an_exercise_asks_everybody_the_same(fresh) -> None:
     one, other = (fresh("?calculator=time&exercise=7") for _ in range(2))
     assert one.values == other.values

@@ -12,7 +12,7 @@ import { addressOf, different, same, stateOf, Trail } from "./state.js";
 import { connect } from "./transport.js";
 
 const root = byId("answer");
-const page = { state: null, view: null, answered: null, hidden: false }; // the question that `view` answers
+const page = { state: null, arriving: null, view: null, answered: null, hidden: false }; // the question that `view` answers
 
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
@@ -43,6 +43,7 @@ function become(change, name, settled = true) {
   const state = { ...page.state, ...change };
   state.given = different(state.calculator, state.given);
   page.state = state;
+  page.arriving = null;
   trail.moved(addressOf(state), name, settled);
   follow();
 }
@@ -92,13 +93,19 @@ function ask() {
 async function arrive() {
   const state = stateOf(location.search, listing);
   page.hidden = Boolean(state.exercise);
-  page.state = state;
+  page.arriving = state;
   root.setAttribute("aria-busy", "true");
   reveal();
-  if (state.exercise) state.given = (await transport.exercise(state.calculator.name, state.exercise)).query;
-  else state.given = different(state.calculator, state.given);
+  const drawn = state.exercise && (await transport.exercise(state.calculator.name, state.exercise).catch((error) => ({ error })));
+  if (page.arriving !== state) return; // the reader went on while the exercise was drawn
+  page.arriving = null;
+  page.state = { ...state, given: drawn?.query ?? different(state.calculator, state.given) };
+  if (drawn?.error) {
+    confirm(`There is no exercise now: ${drawn.error.message}.`);
+    return leave();
+  }
   byId("exercise").replaceChildren();
-  follow();
+  return follow();
 }
 
 /** The answer is seen, and the form can be changed, unless an exercise asks for it. */
@@ -107,14 +114,14 @@ function reveal() {
   byId("form").inert = page.hidden;
 }
 
-/** No question waits any more. */
-const settle = () => asking.waiting === null && root.setAttribute("aria-busy", "false");
+/** No question waits any more, and no exercise is being drawn. */
+const settle = () => asking.waiting === null && !page.arriving && root.setAttribute("aria-busy", "false");
 
 // --- what is answered ----------------------------------------------------------------------------------------------
 
 function shown({ state, at }, view) {
   settle();
-  if (state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
+  if (page.arriving || state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
   page.view = view;
   page.answered = { state, at };
   root.classList.remove("fresh", "old");
@@ -248,6 +255,13 @@ function exercise(seed) {
   arrive();
 }
 
+function leave() {
+  page.hidden = false;
+  reveal();
+  byId("exercise").replaceChildren();
+  become({ exercise: null }, "exercise");
+}
+
 function pose() {
   const { calculator, given, exercise: seed } = page.state;
   const asked = askedOf(page.view.headlines, seed);
@@ -255,12 +269,7 @@ function pose() {
     seed, asked, say,
     check: (guess) => transport.check(calculator.name, given, asked.name, guess),
     another: () => exercise(Number(seed) + 1),
-    leave: () => {
-      page.hidden = false;
-      reveal();
-      byId("exercise").replaceChildren();
-      become({ exercise: null }, "exercise");
-    },
+    leave,
     revealed: () => {
       page.hidden = false;
       reveal();
