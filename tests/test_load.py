@@ -37,7 +37,11 @@ def as_words(overrides: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("named", ["gpt2", "gemma-2-2b", "config.json"])
 @pytest.mark.parametrize(
-    "overrides", [DEVICE, {**DEVICE, "recipe.global_batch": 4}, {"layout": "auto", "cluster.count": 4, **DEVICE}],
+    "overrides",
+    [
+        DEVICE, {**DEVICE, "recipe.global_batch": 4},
+        pytest.param({"layout": "auto", "cluster.count": 4, **DEVICE}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )  # fmt: skip
 def test_a_name_is_the_run_that_the_command_line_makes_of_it(

@@ -92,6 +92,7 @@ def test_text_in_a_field_is_read_as_in_a_run_file() -> None:
     assert tl.predict(by_hand) == tl.predict(tl.load(SPREAD, {"recipe.tokens": 10**6, "recipe.steps": None}))
 
 
+@pytest.mark.slow
 def test_a_layout_that_is_to_be_found_is_searched_for_as_load_does() -> None:
     by_hand = replace(tl.load(SPREAD), layout=tl.Layout(auto=True))
     told = tl.predict(by_hand)

@@ -256,6 +256,7 @@ def test_a_model_on_several_devices_gets_the_batch_and_the_layout_of_the_search(
     assert "recipe.global_batch" not in said[2]
 
 
+@pytest.mark.slow
 def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
     words = ["plan", "llama-3.2-1b", "--device", "a100-sxm-80gb", "--set", "recipe.global_batch=64"]
     assert "A step: 64 sequences of 131,072 tokens" in call(capsys, *words)[1]

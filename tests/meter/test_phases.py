@@ -25,9 +25,9 @@ class Timed(nn.Module):
 def loop(steps, micro_batches=1, evaluate=False):
     model = Timed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    began = time.perf_counter()
     clock = LoopClock(CPU)
     hooks = Hooks(model, [optimizer], clock, clock.end_step)
-    began = time.perf_counter()
     for _ in range(steps):
         for _ in range(micro_batches):
             with clock.inside("data"):

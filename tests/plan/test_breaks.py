@@ -55,7 +55,9 @@ def _changed(table: Table, changes: tuple[str, ...]) -> Run:
     return tl.load(table, list(changes))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [each if each != "mesh" else pytest.param(each, marks=pytest.mark.slow) for each in RUNS]
+)
 def test_every_edge_is_exact(name: str) -> None:
     table = RUNS[name]
     run = tl.load(table)

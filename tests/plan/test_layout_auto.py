@@ -24,7 +24,7 @@ GPT2: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {
     "model": {"preset": "deepseek-v2-lite"},
     "recipe": {
-        "seq_len": 1024,
+        "seq_len": 4096,
         "global_batch": 64,
         "steps": 1,
         "precision": "bf16-sharded",

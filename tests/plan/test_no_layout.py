@@ -112,6 +112,7 @@ def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.Ca
     assert answer["error"][0]["sentence"] == f"layout: {rule}{nearest}"
 
 
+@pytest.mark.slow
 def test_memory_that_is_too_small_names_devices_that_have_enough() -> None:
     model = {"preset": "llama-3-70b"}
     run = run_for(2, model, seq_len=1024, global_batch=32)

@@ -87,12 +87,13 @@ def test_a_faster_device_is_never_slower(name):
     device = catalog.device(name)
     if "bf16" not in device.peak_flops_per_second:
         return
-    seconds = step_time(LEDGER, device).seconds
+    ledger = account(run(global_batch=16, micro_batch=16), backend="cuda")  # launches are faster than its kernels
+    seconds = step_time(ledger, device).seconds
     peaks = {each: 2 * rate for each, rate in device.peak_flops_per_second.items()}
     rate = 2 * device.memory_bytes_per_second
-    assert step_time(LEDGER, replace(device, memory_bytes_per_second=rate)).seconds < seconds
-    assert step_time(LEDGER, replace(device, peak_flops_per_second=peaks)).seconds < seconds
-    assert step_time(LEDGER, replace(device, efficiency=None)).seconds < seconds  # the bound
+    assert step_time(ledger, replace(device, memory_bytes_per_second=rate)).seconds < seconds
+    assert step_time(ledger, replace(device, peak_flops_per_second=peaks)).seconds < seconds
+    assert step_time(ledger, replace(device, efficiency=None)).seconds < seconds  # the bound
 
 
 @pytest.mark.parametrize("name", OF_KERNELS)

@@ -227,7 +227,9 @@ def test_a_line_of_many_points_keeps_its_extremes() -> None:
     assert any("9" in each for each in drawn.titles("rect"))  # a strip says the highest of its points
 
 
-@settings(suppress_health_check=[HealthCheck.large_base_example])  # what is thinned has hundreds of points
+@settings(
+    max_examples=25, suppress_health_check=[HealthCheck.large_base_example]
+)  # what is thinned has hundreds of points
 @given(st.lists(st.tuples(st.floats(0, 40), st.floats(-1e6, 1e6)), min_size=301, max_size=600))
 def test_thinning_loses_no_extreme_of_a_column(drawn: list[tuple[float, float]]) -> None:
     many = sorted(drawn, key=lambda each: each[0])

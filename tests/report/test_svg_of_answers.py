@@ -41,6 +41,7 @@ SMALL: dict[str, Any] = LLAMA | {
     "model": {"preset": "gpt2"},
     "recipe": {"seq_len": 512, "global_batch": 32, "steps": 1, "precision": "bf16-mixed"},
 }
+ONE_PLACE = {"pipeline": 1, "context": 1, "tensor": 1}
 GIVEN = {"flops": "1e22", "family": None, "params": "8B", "inference": "1T", "unique": "50B"}
 
 # What has figures, and how they are asked for.
@@ -51,7 +52,7 @@ ANSWERS: list[tuple[str, Callable[[Path], dict[str, Figure]]]] = [
     ("compare", lambda _: tl.compare(LLAMA, SHARDED).document().figures()),
     ("fit", lambda _: tl.fit(LLAMA).document().figures()),
     ("serving", lambda _: tl.inference(LLAMA).document().figures()),
-    ("layouts", lambda _: tl.layouts(SMALL, devices=8, device="h100-sxm").document().figures()),
+    ("layouts", lambda _: tl.layouts(SMALL, devices=4, device="h100-sxm", fixed=ONE_PLACE).document().figures()),
     ("advise", lambda _: tl.advise(LLAMA).document().figures()),
     ("breaks", lambda _: tl.breaks(SMALL).document().figures()),
     ("optimal_figures", lambda _: tl.optimal(**GIVEN).document().figures()),

@@ -11,7 +11,10 @@ from trainledger.web.calculators.breaks import BREAKS
 pytestmark = pytest.mark.sweep
 
 
-@pytest.mark.parametrize("title", [each for each in BREAKS.presets if BREAKS.presets[each].get("along") != ""])
+_PASTED = [each for each in BREAKS.presets if BREAKS.presets[each].get("along") != ""]
+
+
+@pytest.mark.parametrize("title", [pytest.param(_PASTED[0], marks=pytest.mark.slow), *_PASTED[1:]])
 def test_the_command_to_paste_gives_the_same_limits(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = answers.answer("breaks", BREAKS.presets[title])
     main([*found["paste"]["command"].split()[1:], "--json"])

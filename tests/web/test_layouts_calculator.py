@@ -14,6 +14,7 @@ pytestmark = pytest.mark.sweep
 SMALL = {"run": "gpt2-xl", "cluster.device": "a100-sxm-80gb", "cluster.count": "8"}
 
 
+@pytest.mark.slow
 def test_the_command_to_paste_finds_the_same_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     few = {"recipe.global_batch": "64", "recipe.activation_checkpointing": "full", "layout.pipeline": "2"}
     query = SMALL | {"run": "gpt2", "cluster.count": "4"} | few
@@ -86,11 +87,7 @@ def test_progress_is_said() -> None:
     assert first == "kinds of layers accounted"  # the longest part of a search of many kinds can be stopped too
 
 
-_SECONDS = ("Llama 3.1 405B on 2,048 H100", "Mixtral 8x7B on 128 H100")  # of CPU, a dozen each
-
-
-@pytest.mark.parametrize(
-    "title", [pytest.param(each, marks=pytest.mark.slow if each in _SECONDS else ()) for each in LAYOUTS.presets]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("title", LAYOUTS.presets)
 def test_each_preset_finds_a_layout(title: str) -> None:
     assert answers.view("layouts", LAYOUTS.presets[title])["tone"] == "good"

@@ -36,7 +36,7 @@ PRIORS = {
 # Where a device's file says nothing yet.
 UNKNOWN = {"contention_share": 0.15, "straggler_share": 0.005}
 # An operation of eager PyTorch costs 10 to 50 microseconds of its program, modules, hooks and autograd included: fits
-# begin where that shows.
+# begin where that shows, unless more is known.
 LAUNCH_SECONDS = 2.5e-5
 NAMES = tuple(BOUNDS)
 Array = Any  # of numpy
@@ -59,7 +59,7 @@ def prior_of(efficiency: Efficiency) -> Efficiency:
     """What was known of a device before any fit, with something where nothing was."""
     changes: dict[str, Any] = {name: value for name, value in UNKNOWN.items() if not getattr(efficiency, name)}
     if efficiency.launch_seconds:
-        changes["launch_seconds"] = LAUNCH_SECONDS
+        changes["launch_seconds"] = max(LAUNCH_SECONDS, efficiency.launch_seconds)
     return replace(efficiency, **changes)
 
 

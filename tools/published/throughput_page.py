@@ -57,8 +57,9 @@ Shares are of the data sheet: `matmul_share` of the peak inside a large product 
 memory's rate in elementwise kernels. `depth` is the inner length k of a product that takes as long as the start and
 the end of a tile, `attention_length` the number of keys at which attention reaches half of its share.
 `kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
-added where the program waits for each: `recipe.launch_blocking`). `contention_share` of a collective's time is lost to
-compute beside it; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
+added where the program waits for each: `recipe.launch_blocking`); where no row of a type waits for launches it is what
+rows on A100 and steps on an H200 give (47 to 54 microseconds there). `contention_share` of a collective's time is lost
+to compute beside it; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
 benchmark of one collective alone reaches between nodes is reached by those of a step, whose ranks come at different
 times and whose groups all talk at once; 1 where the rows show nothing of it.
 
