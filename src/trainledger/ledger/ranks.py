@@ -17,7 +17,7 @@ from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import several, sizes_of
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import HOST, Entry, Int
+from trainledger.ledger.entry import HOST, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
@@ -84,8 +84,9 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
 
 
 def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccount]:
-    places = list(_places(run, stage))
-    ranks = [rank_plan(run, stage, place) for place, _ in places]
+    first = rank_plan(run, stage)
+    places = list(_places(first))
+    ranks = [first, *(rank_plan(run, stage, place) for place, _ in places[1:])]
     chunks = [each.chunk for each in ranks[0].chunks]
     for (place, alike), ledger in zip(places, follow_places(ranks, backend=backend), strict=True):
         yield RankAccount(
@@ -132,17 +133,10 @@ def _with_rounds(ledger: Ledger, rounds: dict[str, Int]) -> Ledger:
             if id(loop) not in known:
                 name = loop[0][0]
                 known[id(loop)] = ((name, rounds[name]), *loop[1:])
-            entries.append(_in_loop(each, known[id(loop)]))
+            entries.append(each.in_loops(known[id(loop)]))
         else:
             entries.append(each)
     return replace(ledger, entries=tuple(entries))
-
-
-def _in_loop(entry: Entry, loop: tuple[tuple[str, Int], ...]) -> Entry:
-    """`dataclasses.replace` looks at every field, and these are most entries of a long pipeline."""
-    found = object.__new__(Entry)
-    vars(found).update(vars(entry), loop=loop)
-    return found
 
 
 def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
@@ -155,16 +149,15 @@ def _pieces(run: Run) -> Any:
     return run.layout.shard_ranks if run.layout.zero == 3 else 1
 
 
-def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:
-    """The first place with each set of pieces, and how many have it."""
-    ranks = _pieces(run)
+def _places(rank: RankPlan) -> Iterator[tuple[int, Any]]:
+    """The first place with each set of pieces, and how many have it; ``rank`` is at the first of all."""
+    ranks = _pieces(rank.whole)
     if not isinstance(ranks, int):
         yield 0, ranks
         return
     if ranks == 1:
         yield 0, 1
         return
-    rank = rank_plan(run, stage)
     leaves = [leaf for each in rank.chunks for pattern, _ in each.leaves.in_order() for leaf in pattern]
     shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves]
     uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]

@@ -6,7 +6,6 @@ Sizes may be arrays; then seconds are arrays too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -84,7 +83,7 @@ class Clock:
         key = (entry.name, entry.kind, entry.phase, entry.dtype, len(entry.fused), *map(_content, sizes))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.roofline.time(replace(entry, loop=()))
+            found = self._known[key] = self.roofline.once(entry)
         return key, found
 
     def message(self, entry: Entry) -> Timed:

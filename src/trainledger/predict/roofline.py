@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
 from trainledger.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
@@ -36,8 +34,7 @@ class NoRate(ValueError):  # noqa: N818
     """A rate that is not known; its text is the sentence to print instead of a number."""
 
 
-@frozen
-class EntryTime:
+class EntryTime(NamedTuple):
     """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead.
 
     ``ideal_seconds`` are its FLOPs over the peak of its dtype (0 but for matmuls and attention), ``overhead_seconds``
@@ -81,13 +78,16 @@ class Roofline:
 
     def time(self, entry: Entry) -> EntryTime:
         """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
-        one = _on_device(entry, self.machine) if isinstance(self.machine, Device) else self._measured(entry)
-        time = one.repeated(entry, entry.times)
+        return self.once(entry).repeated(entry, entry.times)
+
+    def once(self, entry: Entry) -> EntryTime:
+        """Predicted time of one run of an entry; raises NoRate where a rate is unknown."""
+        time = _on_device(entry, self.machine) if isinstance(self.machine, Device) else self._measured(entry)
         if not self.blocking:
             return time
         # The program launches nothing meanwhile.
         seconds, overhead = time.seconds + time.launch_seconds, time.overhead_seconds + time.launch_seconds
-        return replace(time, seconds=seconds, overhead_seconds=overhead, launch_seconds=0.0)
+        return time._replace(seconds=seconds, overhead_seconds=overhead, launch_seconds=0.0)
 
     def _measured(self, entry: Entry) -> EntryTime:
         """One run of an entry on a calibrated machine."""

@@ -110,7 +110,7 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     both = zip(parts.chunks, _parts(run, alone).chunks, strict=True)
     chunks = tuple(_chunk(each, by_itself, ops, zero_bubble=zero_bubble) for each, by_itself in both)
     # All runs of equal operations in a step, in whichever loops they are.
-    times = tuple(one.repeated(replace(entry, loop=(("step", count),)), count) for entry, one, count in often.values())
+    times = tuple(one.repeated(entry.in_loops((("step", count),)), count) for entry, one, count in often.values())
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
         number=number, ranks=ranks, ledger=ledger, times=times,

@@ -15,8 +15,7 @@ UNPACK = "split_with_sizes_copy"  # what FSDP2 copies a gathered block out with
 PLAIN_WORK = tuple(kind for kind in KINDS if kind not in ("attention", "collective", "transfer"))
 
 
-@frozen
-class StreamOp:
+class StreamOp(NamedTuple):
     """One operation of a rank: ``kind`` says on which stream it runs and what it waits for (`predict.streams`).
 
     A collective is exposed for ``seconds``; seconds of it overlap the compute ``before`` and ``after`` that.

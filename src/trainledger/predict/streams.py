@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater
@@ -49,8 +48,7 @@ class Span:
 Record = Callable[[Span], None]
 
 
-@frozen
-class Ring:
+class Ring(NamedTuple):
     """Rounds of keys and values that the next attention waits for: how many, when the last of them has arrived.
 
     ``over`` is when the ring has done all that it was given, ``home`` the seconds of the last round of gradients.
@@ -213,7 +211,7 @@ class Streams:
         ring = self._ring
         if ring.rounds:  # gradients of keys and values, overlapped with the same attention
             start = ring.over
-            self._ring = replace(ring, over=start + op.seconds, home=op.seconds / op.pieces)
+            self._ring = ring._replace(over=start + op.seconds, home=op.seconds / op.pieces)
         else:
             start = self.compute
             self._ring = Ring(op.pieces, start + op.seconds, start + op.seconds)
