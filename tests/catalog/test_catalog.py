@@ -290,3 +290,10 @@ def test_a_device_file_without_a_needed_key_is_named_with_the_key(tmp_path, monk
     monkeypatch.setattr(catalog, "_HERE", str(tmp_path))
     with pytest.raises(InvalidInput, match=r"catalog/devices/toy.toml has no peak, no memory_bandwidth, no link"):
         catalog.device("toy")
+
+
+def test_a_caller_that_changes_its_copy_changes_no_other():
+    catalog.model("mixtral-8x7b")["feed_forward"].clear()
+    assert catalog.model("mixtral-8x7b")["feed_forward"]
+    catalog.scaling_laws()["besiroglu"].clear()
+    assert catalog.scaling_laws()["besiroglu"]

@@ -28,6 +28,7 @@ from trainledger.spec.runfile import (
     read,
     resolved,
     run_name,
+    section_of,
     to_toml,
     validated,
     vocabulary_problem,
@@ -810,3 +811,10 @@ def test_a_name_twice_names_the_line():
         InvalidInput, match=r"line 3, column 16: is not TOML: Cannot declare \('data', 'mixture', 'a'\) twice"
     ):
         parse_toml("[data.mixture.a]\nweight = 1\n[data.mixture.a]\nweight = 2\n")
+
+
+def test_a_section_by_itself_is_read_by_the_same_rules():
+    assert section_of("cluster", ["cluster.count=8"]) == section_of("cluster", {"cluster.count": 8})
+    assert section_of("cluster", ()).count == 1
+    with pytest.raises(InvalidInput, match=r"cluster\.count"):
+        section_of("cluster", {"cluster.count": 0})

@@ -13,7 +13,7 @@ from math import log2, prod
 from typing import Any
 
 from trainledger.api.machine import THIS_MACHINE, kernels_of
-from trainledger.api.source import Overrides, by_field, config_notes, model_section, parsed
+from trainledger.api.source import Overrides, by_field, config_notes, known_device, model_section, parsed
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
@@ -76,9 +76,9 @@ def _cluster(overrides: Overrides) -> Cluster:
     of_cluster = {name: value for name, value in by_field(overrides).items() if name.startswith("cluster.")}
     if not isinstance(overrides, Mapping):
         of_cluster = [f"{name}={value}" for name, value in of_cluster.items()]  # type: ignore[assignment]
-    whatever = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1, "global_batch": 1, "steps": 1}}
     try:
-        return parsed(whatever, of_cluster).cluster
+        cluster: Cluster = runfile.section_of("cluster", of_cluster)
+        return replace(cluster, device=known_device(cluster.device))
     except InvalidInput:
         return Cluster()
 

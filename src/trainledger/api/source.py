@@ -66,7 +66,7 @@ def parsed(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = 
         named = section.get("preset") if isinstance(section, Mapping) else getattr(section, "name", None)
         preset = by_field(listed(overrides)).get("model.preset", named)
         raise _with_longer_models(error, preset) if preset in catalog.model_names() else error from None
-    device = _known_device(run.cluster.device)
+    device = known_device(run.cluster.device)
     return run if device == run.cluster.device else replace(run, cluster=replace(run.cluster, device=device))
 
 
@@ -76,7 +76,7 @@ def _checked(table: Mapping[str, Any], overrides: runfile.Overrides, where: str 
         overrides,
         presets=catalog.model,
         from_config=config_fields,
-        devices=_known_device,
+        devices=known_device,
         networks=catalog.link,
         where=where,
     )
@@ -96,7 +96,8 @@ def _with_longer_models(error: InvalidInput, preset: str) -> InvalidInput:
     return InvalidInput([answered(each) for each in error.problems], error.where)
 
 
-def _known_device(name: str) -> str:
+def known_device(name: str) -> str:
+    """The catalog's name of a device; raises `InvalidInput`."""
     if name == THIS_MACHINE:
         return name
     return catalog.known_as(name, catalog.device_names(), "cluster.device")

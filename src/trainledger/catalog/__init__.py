@@ -1,6 +1,6 @@
 """Models and devices: one TOML file each, every number with its source and the date it was read.
 
-A lookup parses one small file, so the size of the catalog does not slow the start.
+A lookup parses one small file, once, so the size of the catalog does not slow the start.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -130,8 +131,7 @@ def device_of_driver(name: str) -> Device | None:
     >>> device_of_driver("NVIDIA H100 80GB HBM3").name, device_of_driver("NVIDIA H1000")
     ('h100-sxm', None)
     """
-    with open(os.path.join(_HERE, "driver_names.toml"), "rb") as file:
-        found = tomllib.load(file).get(name)
+    found = _table("driver_names.toml").get(name)
     return None if found is None else device(found)
 
 
@@ -302,13 +302,7 @@ def _host(name: str) -> Link:
 
 
 def _protocols(hardware: str) -> tuple[Protocol, ...]:
-    return tuple(Protocol(name=name, **entry) for name, entry in _protocol_tables()[hardware].items())
-
-
-@cache
-def _protocol_tables() -> dict[str, dict[str, dict[str, Any]]]:
-    with open(os.path.join(_HERE, "protocols.toml"), "rb") as file:
-        return tomllib.load(file)
+    return tuple(Protocol(name=name, **entry) for name, entry in _table("protocols.toml")[hardware].items())
 
 
 def overheads() -> dict[str, Overhead]:
@@ -317,8 +311,7 @@ def overheads() -> dict[str, Overhead]:
     >>> overheads()["cublas_workspace"].nbytes
     8519680
     """
-    with open(os.path.join(_HERE, "overheads.toml"), "rb") as file:
-        entries = tomllib.load(file)
+    entries = _table("overheads.toml")
     return {
         name: Overhead(
             name=name,
@@ -338,16 +331,14 @@ def published(device_name: str) -> tuple[Published, ...]:
     >>> [round(each.value) for each in published("h100-sxm") if each.name == "mtbf_device_hours"]
     [50677]
     """
-    with open(os.path.join(_HERE, "reliability.toml"), "rb") as file:
-        entries = tomllib.load(file)
     return tuple(
         Published(each["name"], each["value"], each["what"], each["source"], str(each["date"]))
-        for each in entries["published"]
+        for each in _table("reliability.toml")["published"]
         if device_name in each.get("devices", (device_name,))
     )
 
 
-def published_runs() -> list[str]:
+def published_runs() -> tuple[str, ...]:
     """The table of published runs and their predictions, a line each, the names of columns first.
 
     Tabs separate the columns; `plan.published` reads them.
@@ -361,9 +352,10 @@ def published_sources() -> dict[str, str]:
     return dict(line.split("\t") for line in _lines("published_sources.tsv")[1:])
 
 
-def _lines(name: str) -> list[str]:
+@cache
+def _lines(name: str) -> tuple[str, ...]:
     with open(os.path.join(_HERE, name), encoding="utf-8") as file:
-        return file.read().splitlines()
+        return tuple(file.read().splitlines())
 
 
 def scaling_laws() -> dict[str, dict[str, Any]]:
@@ -372,8 +364,7 @@ def scaling_laws() -> dict[str, dict[str, Any]]:
     >>> scaling_laws()["besiroglu"]["alpha"]
     0.3478
     """
-    with open(os.path.join(_HERE, "scaling_laws.toml"), "rb") as file:
-        return tomllib.load(file)
+    return deepcopy(_table("scaling_laws.toml"))
 
 
 def critical_batch() -> dict[str, dict[str, Any]]:
@@ -382,8 +373,7 @@ def critical_batch() -> dict[str, dict[str, Any]]:
     >>> critical_batch()["kaplan"]["loss_exponent"]
     4.8
     """
-    with open(os.path.join(_HERE, "critical_batch.toml"), "rb") as file:
-        return tomllib.load(file)
+    return deepcopy(_table("critical_batch.toml"))
 
 
 def _names(kind: str) -> list[str]:
@@ -392,9 +382,19 @@ def _names(kind: str) -> list[str]:
 
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
     name = known_as(name, _names(kind), field)  # looked up in the listing, so that it can never be a path
-    with open(os.path.join(_HERE, kind, f"{name}.toml"), "rb") as file:
-        entry = tomllib.load(file)
+    entry = deepcopy(_table(kind, f"{name}.toml"))  # a caller may change its copy
     missing = [each for each in _NEEDED.get(kind, ()) if each not in entry]
     if missing:
         raise InvalidInput([Problem(field, name, f"catalog/{kind}/{name}.toml has no {', no '.join(missing)}")])
     return entry
+
+
+def _table(*path: str) -> dict[str, Any]:
+    """The table in a file of the catalog, the same for all who ask."""
+    return _read(os.path.join(_HERE, *path))
+
+
+@cache
+def _read(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return tomllib.load(file)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from trainledger.spec.setting import NONE
@@ -154,7 +155,7 @@ def with_fields(section: T, changes: Mapping[str, Any]) -> T:
     >>> with_fields(Rope(scaling=Llama3(factor=8.0)), {"theta": 5e5, "scaling.factor": 4.0}).scaling.factor
     4.0
     """
-    cls, known = type(section), _known(type(section))
+    cls, known = type(section), known_fields(type(section))
     touched = {path.partition(".")[0] for path in changes}
     before = {name: getattr(section, name) for name in touched if name in known}
     return replace(section, **_built(cls, merged(cls, before, changes)))  # type: ignore[type-var]
@@ -162,7 +163,7 @@ def with_fields(section: T, changes: Mapping[str, Any]) -> T:
 
 def _built(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a table, parts as their classes."""
-    known, fields = _known(cls), {}
+    known, fields = known_fields(cls), {}
     for name, value in table.items():
         kinds = kinds_of(known.get(name))
         if kinds is not None and isinstance(value, Mapping):
@@ -180,7 +181,7 @@ def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> d
     Tables by name are replaced as a whole, unless the path leads to a field of one of them.
     """
     table = dict(base)
-    known = _known(cls)
+    known = known_fields(cls)
     for path, value in sorted(own.items(), key=lambda item: item[0].count(".")):  # a part's kind before its fields
         name, dot, rest = path.partition(".")
         each = known.get(name)
@@ -212,9 +213,9 @@ def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
     if cls is None:
         return {**table, **value}
     if now not in (None, tag):
-        old = _known(kinds[tag]) if tag in kinds else {}
+        old: Mapping[str, Field[Any]] = known_fields(kinds[tag]) if tag in kinds else {}
         chosen = {name: one for name, one in table.items() if name not in old or one != old[name].default}
-        table = {name: one for name, one in chosen.items() if name in _known(cls)}
+        table = {name: one for name, one in chosen.items() if name in known_fields(cls)}
     return merged(cls, table, value)
 
 
@@ -243,7 +244,13 @@ def _table(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _known(cls: type[Any]) -> dict[str, Field[Any]]:
+def known_fields(cls: type[Any]) -> Mapping[str, Field[Any]]:
+    """The fields of a section or a part by name."""
+    return _by_name(cls)  # type: ignore[arg-type]
+
+
+@cache
+def _by_name(cls: type[Any]) -> Mapping[str, Field[Any]]:
     return {each.name: each for each in fields(cls)}
 
 

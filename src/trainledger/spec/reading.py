@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any
 
-from trainledger.spec.parts import KIND, first_kind, kinds_of, members_of
+from trainledger.spec.parts import KIND, first_kind, kinds_of, known_fields, members_of
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.setting import NONE, Broken, may_be_none, read_value, rule_of
 
@@ -30,7 +30,7 @@ class Reader:
 
     def read(self, at: str, cls: type[Any], table: Mapping[str, Any], *, complete: bool = True) -> Any:
         """One section or part; None where ``complete`` is false, as its base is not known."""
-        known = {each.name: each for each in fields(cls)}
+        known = known_fields(cls)
         values: dict[str, Any] = {}
         strangers: list[tuple[str, Any]] = []
         for name, value in table.items():

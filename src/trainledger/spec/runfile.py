@@ -97,6 +97,16 @@ def parse(
     raise InvalidInput(problems, where)
 
 
+def section_of(name: str, overrides: Overrides) -> Any:
+    """One section by itself, as overrides of its fields say it; raises InvalidInput with every problem."""
+    problems: list[Problem] = []
+    _override(sections := _sections({}, problems), overrides, problems)
+    found = Reader(SECTIONS, problems).read(name, SECTIONS[name], sections[name])
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
 def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
     """The fields that somebody wrote into a table of sections or its overrides, each as ``section.field``.
 

@@ -7,7 +7,7 @@ this metadata; there is no second list of fields.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any
 
@@ -54,9 +54,9 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-def rule_of(each: Field[Any]) -> dict[str, Any]:
+def rule_of(each: Field[Any]) -> Mapping[str, Any]:
     """The metadata that `setting` put on a dataclass field."""
-    return dict(each.metadata)
+    return each.metadata
 
 
 class Broken(Exception):  # noqa: N818
@@ -86,7 +86,7 @@ def read_value(each: Field[Any], value: Any) -> Any:
     return _within(rule, number)
 
 
-def _nearest_within(rule: dict[str, Any], nearest: Any) -> Any:
+def _nearest_within(rule: Mapping[str, Any], nearest: Any) -> Any:
     """The nearest number that is written right, moved to where the rule holds."""
     try:
         return None if nearest is None else _within(rule, nearest)
@@ -96,7 +96,7 @@ def _nearest_within(rule: dict[str, Any], nearest: Any) -> Any:
         return nearest
 
 
-def _within(rule: dict[str, Any], number: Any) -> Any:
+def _within(rule: Mapping[str, Any], number: Any) -> Any:
     at_least, above, at_most = rule["at_least"], rule["above"], rule["at_most"]
     if at_most is None and rule["quantity"] == "count":
         at_most = LARGEST_COUNT
@@ -110,7 +110,7 @@ def _within(rule: dict[str, Any], number: Any) -> Any:
     return number
 
 
-def _counts(rule: dict[str, Any], value: Any) -> tuple[int, ...]:
+def _counts(rule: Mapping[str, Any], value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise Broken("must be a list of whole numbers, such as [4, 4]")
     if len(value) > LONGEST_LIST:

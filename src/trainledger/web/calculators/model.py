@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import trainledger as tl
@@ -10,7 +11,7 @@ from trainledger.document import Document, section
 from trainledger.explain import account as explained
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.forward_flops import SCORES, forward_flops
-from trainledger.ledger.model.parameters import ParameterCount
+from trainledger.ledger.model.parameters import ParameterCount, parameters
 from trainledger.plan.family import scaled
 from trainledger.report.explain import account_terms
 from trainledger.report.model import (
@@ -54,7 +55,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     asked = completed(query)
     run = resolve(source_of(asked), settings_of(asked), search=False)
     run = replace(run, layout=replace(run.layout, auto=False))  # for a step of one device no layout is searched for
-    count, ledger = tl.parameters(run.model), tl.account(run)
+    count, ledger = parameters(run.model), tl.account(run)
     tokens, kernel = run.recipe.seq_len, run.recipe.attention
     flops = forward_flops(run.model, tokens, attention=kernel)
     return Reply(
@@ -193,9 +194,8 @@ def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Le
 def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Drawing]:
     spec, tokens, kernel = run.model, run.recipe.seq_len, run.recipe.attention
     over_tokens = [forward_flops(spec, each, attention=kernel) for each in _SEQUENCES]
-    models = _scaled(spec)
-    sizes = [tl.parameters(each) for each in models]
-    totals, parameters = [each.total for each in sizes], [each.by_component for each in sizes]
+    models, sizes = zip(*_scaled(spec, count), strict=True)
+    totals, by_component = [each.total for each in sizes], [each.by_component for each in sizes]
     over_size = [forward_flops(each, tokens, attention=kernel) for each in models]
     what = "forward FLOPs"
     return [
@@ -215,16 +215,18 @@ def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Dr
         ),
         Drawing(
             title="Parameters as the model grows",
-            figure=shares_figure(totals, parameters, "parameters", "parameters", count.total),
-            table=shares_table("model parameters", totals, parameters, "parameters"),
+            figure=shares_figure(totals, by_component, "parameters", "parameters", count.total),
+            table=shares_table("model parameters", totals, by_component, "parameters"),
         ),
     ]  # fmt: skip
 
 
-def _scaled(spec: ModelSpec) -> list[ModelSpec]:
+def _scaled(spec: ModelSpec, own: ParameterCount) -> Iterator[tuple[ModelSpec, ParameterCount]]:
     """The model with heads, width and depth from a sixteenth to 16 times its own, up to 100 trillion parameters."""
-    found = [each for factor in _FACTORS if (each := scaled(spec, factor)) is not None]
-    return [each for each in found if each is spec or tl.parameters(each).total <= _LARGEST]
+    for each in filter(None, (scaled(spec, factor) for factor in _FACTORS)):
+        count = own if each is spec else parameters(each)
+        if each is spec or count.total <= _LARGEST:
+            yield each, count
 
 
 def _python(query: Query) -> str:
