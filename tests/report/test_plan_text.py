@@ -127,3 +127,14 @@ def test_of_one_step_the_wait_is_said_as_well(capsys: pytest.CaptureFixture[str]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["forecast"]
     assert (told["run_step_seconds"], told["run_tokens_per_second"]) == (1.024, 1000.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "deepseek-v3"])
+def test_the_middle_stage_of_a_plan_is_the_one_of_highest_peak(name):
+    layout = {"layout.pipeline": "6", "layout.schedule": "1f1b"} if name == "gpt2-xl" else {"layout.pipeline": "61"}
+    found = plan(name, {**layout, "cluster.count": layout["layout.pipeline"], "recipe.global_batch": "32"})
+    *_, shown = [
+        part for each in found.document().sections for part in each.parts if getattr(part, "name", "") == "memory"
+    ]
+    peaks = [each.ledger.peak().nbytes for each in found.ranks]
+    assert [row[-1] for row in shown.rows] == [peaks[0], max(peaks[1:-1]), peaks[-1]]

@@ -6,7 +6,7 @@ needs no sympy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -16,7 +16,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.memory.timeline import highest_by_category, timeline
+from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
 from trainledger.ledger.model.parameters import named_shapes
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.predict.roofline import EntryTime
@@ -98,10 +98,11 @@ def flops(found: Symbolic) -> tuple[Part, ...]:
     )
 
 
-def memory(found: Symbolic) -> tuple[Part, ...]:
+def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
     """Static memory, saved activations of the micro-batches in flight, and what the peak is made of.
 
-    A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight.
+    A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight. The ``moments``
+    of the step are given where they are known already.
     """
     resident = tuple(
         _line(
@@ -110,7 +111,8 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
         for category, nbytes in found.ledger.resident
     )
     kept = _grouped(found, "kept", _is_kept, lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT)
-    numbers = peak_moment(found)
+    # The moment of the formulas that is the peak with the run's numbers.
+    numbers = max(moments or timeline(found.ledger), key=lambda each: found.number(each.nbytes))
     at_peak = tuple(
         _line(found, category, nbytes, "exact", f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}")
         for category, nbytes in numbers.live.items()
@@ -172,11 +174,6 @@ def _title_of_kept(found: Symbolic) -> str:
         of = "forwards of a chunk of layers"
     alive = in_flight(layout, found.stage, micro_batches)
     return f"kept by the forward, alive at once: {alive:,} of {micro_batches * chunks:,} {of}"
-
-
-def peak_moment(found: Symbolic) -> Any:
-    """The moment of the formulas that is the peak with the run's numbers."""
-    return max(timeline(found.ledger), key=lambda each: found.number(each.nbytes))
 
 
 # How a cause of a step's seconds is defined (`predict.step.CAUSES`).

@@ -44,14 +44,17 @@ def memory_figure(ledger: Ledger) -> Figure:
 
 
 def memory_lanes(
-    sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None, *, brief: bool = False
+    sides: Sequence[tuple[str, Ledger]],
+    usable_nbytes: int | None = None,
+    moments: Sequence[Moment] | None = None,
 ) -> Figure:
     """The same of several ledgers, by name, one above the other on one scale.
 
-    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it. A ``brief`` figure is drawn in
-    milliseconds: it has the first and the last round of each loop, and a quarter of the points.
+    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it. Of the ``moments`` of a single
+    ledger (`timeline`) the figure is drawn in milliseconds: it has the first and the last round of each loop, and a
+    quarter of the points.
     """
-    lanes = [lane_of(ledger, brief=brief) for _, ledger in sides]
+    lanes = [lane_of(ledger, moments) for _, ledger in sides]
     highest = max(each.totals[each.peak] for each in lanes)
     scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
     usable = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
@@ -106,20 +109,20 @@ def memory_lanes(
 
 
 def memory_timeline(
-    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None, *, brief: bool = False
+    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None
 ) -> Figure | None:
     """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
 
-    ``usable_nbytes`` is the memory of the device, where that is known; ``brief`` is as of `memory_lanes`.
+    ``usable_nbytes`` is the memory of the device, where that is known.
     """
     sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
-    return memory_lanes(sides, usable_nbytes, brief=brief) if sides else None
+    return memory_lanes(sides, usable_nbytes) if sides else None
 
 
-def phases_table(ledger: Ledger) -> Table:
+def phases_table(moments: Sequence[Moment]) -> Table:
     """The most live bytes in each phase of a step, and the operation that runs then."""
     highest: dict[str, tuple[int, Entry]] = {}
-    for moment in timeline(ledger):
+    for moment in moments:
         phase, nbytes = _PART_OF.get(moment.entry.phase, moment.entry.phase), moment.nbytes
         if phase not in highest or nbytes > highest[phase][0]:
             highest[phase] = nbytes, moment.entry
@@ -181,11 +184,12 @@ class Lane:
         return "linear" if self.gaps else "hv"
 
 
-def lane_of(ledger: Ledger, *, brief: bool = False) -> Lane:
-    """What is drawn of a ledger of numbers."""
+def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
+    """What is drawn of a ledger of numbers, or in brief of its moments."""
     if not len(ledger):
         raise ValueError("nothing was recorded, so there is no memory to draw")
-    moments = timeline(ledger if brief else unrolled(ledger))
+    brief = moments is not None
+    moments = timeline(unrolled(ledger)) if moments is None else moments
     numbers, skipped = numbers_of(moments)
     places, gaps = _squeezed(numbers, skipped, _WIDE_GAP if brief else _GAP)
     sizes = [each.nbytes for each in moments]

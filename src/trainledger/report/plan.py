@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainledger.document import Amount, Bars, Code, Document, Facts, Figure, Section, Table, notes, section, sections
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.layouts.result import as_toml
@@ -126,11 +127,13 @@ def _memory(plan: Plan) -> Section:
 def _memory_of_ranks(plan: Plan) -> Section:
     """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
     stages = [each for each in plan.ranks if each.place == 0]
-    middle = sorted(stages[1:-1], key=lambda each: -each.ledger.peak().nbytes)[:1]
+    # Of stages that are alike the first holds the most.
+    firsts = {each.stage if each.alike is None else each.alike: each for each in reversed(stages[1:-1])}
+    middle = sorted(firsts.values(), key=lambda each: (-peak_nbytes(each.ledger), each.stage))[:1]
     shown = [stages[0], *middle, *stages[1:][-1:]]
     rows = []
     for each in shown:
-        peak = each.ledger.peak()
+        peak = plan.peak if each.ledger is plan.heaviest else each.ledger.peak()
         states = sum(peak.by_category.get(name, 0) for name in _STATES)
         sent = peak.by_category.get("communication", 0)
         ranks = sum(other.count for other in plan.ranks if other.stage == each.stage)

@@ -5,7 +5,7 @@ The devices are those of the layout's axes, so that no layout is searched for wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,7 +14,9 @@ import trainledger as tl
 from trainledger.api.cost import planned, why_impossible
 from trainledger.document import Document, section
 from trainledger.explain import account as explained
+from trainledger.explain.account import Part
 from trainledger.explain.symbols import Symbolic
+from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
 from trainledger.plan.quantity import read
@@ -22,7 +24,7 @@ from trainledger.predict.forecast import Forecast
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
 from trainledger.report.interval import chance
-from trainledger.report.memory import memory_timeline, phases_table
+from trainledger.report.memory import memory_lanes, phases_table
 from trainledger.report.peak import place
 from trainledger.report.published import NEAREST
 from trainledger.spec.optimizers import OPTIMIZERS
@@ -60,16 +62,16 @@ def _reply(query: Query, progress: Progress) -> Reply:
     run = without_search(asked)
     plan = planned(run)
     document, problem, fits = plan.document(), why_impossible(plan), plan.forecast.fits
-    account = explained.of_numbers(run, plan.heaviest)
+    account, moments = explained.of_numbers(run, plan.heaviest), timeline(plan.heaviest)
     largest = None
     if query["largest"] == "yes":
         largest = tl.fit(run, of="micro-batch", changes=False)["micro-batch"]
     return Reply(
-        document=_document(document, account, largest),
+        document=_document(document, explained.memory(account, moments), largest),
         headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
         verdict=too_large(plan.forecast) or (_fits(plan) if problem is None else str(problem)),
         tone=BAD if problem is not None else UNKNOWN if fits is None else GOOD,
-        drawings=tuple(_drawings(plan, account)),
+        drawings=tuple(_drawings(plan, moments)),
         values=texts_of(run, query)
         | {"recipe.micro_batch": str(run.device_batch), "accumulation": str(run.grad_accum)},
         unused=_unused(run, query),
@@ -188,9 +190,9 @@ def _of_largest(found: Found | None) -> list[Headline]:
     return [largest]
 
 
-def _document(document: Document, account: Symbolic, largest: Found | None) -> Document:
+def _document(document: Document, memory: tuple[Part, ...], largest: Found | None) -> Document:
     """The plan's document, its memory first and line by line, and the largest micro-batch among the data."""
-    lines = section("Memory line by line", *account_terms("memory", explained.memory(account)))
+    lines = section("Memory line by line", *account_terms("memory", memory))
     first = [each for each in document.sections if each.title.startswith(("Memory", NEAREST))]
     rest = [each for each in document.sections if each not in first]
     sections = (*first[:1], lines, *first[1:], *rest)
@@ -198,18 +200,17 @@ def _document(document: Document, account: Symbolic, largest: Found | None) -> D
     return replace(document, sections=sections, data=lambda: {**document.data(), **more})
 
 
-def _drawings(plan: Plan, account: Symbolic) -> list[Drawing]:
+def _drawings(plan: Plan, moments: Sequence[Moment]) -> list[Drawing]:
     """What stands in memory at the peak, and the step up to it and after it."""
-    forecast, ledger = plan.forecast, account.ledger
+    forecast = plan.forecast
     usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
     at_peak, device = forecast.peak_by_category, plan.device_memory
     bar = Drawing(
         title="Memory of a device at the peak", figure=device_figure(at_peak, device, usable),
         table=device_table(at_peak, device),
     )  # fmt: skip
-    over_time = memory_timeline(ledger, None, usable, brief=True)
-    assert over_time is not None
-    return [bar, Drawing(title="Memory over one step", figure=over_time, table=phases_table(ledger))]
+    over_time = memory_lanes([("predicted", plan.heaviest)], usable, moments)
+    return [bar, Drawing(title="Memory over one step", figure=over_time, table=phases_table(moments))]
 
 
 def _laid_out(run: Run) -> str:
