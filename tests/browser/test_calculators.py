@@ -104,3 +104,17 @@ def test_each_drawing_has_its_table_and_each_number_its_formula(name: str, fresh
     for each in page.page.locator(".section summary").all():
         each.click()
     assert page.page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_table_is_of_the_newest_answer_whether_it_was_open_or_not(fresh) -> None:
+    page = fresh("?calculator=time")
+    toggle, table = (page.page.locator(f"figure {each}").first for each in ("figcaption button", ".document"))
+    toggle.click()
+    seen = [table.inner_text()]
+    page.fill("params", "70B")
+    seen.append(table.inner_text())
+    toggle.click()
+    page.fill("params", "3B")
+    toggle.click()
+    seen.append(table.inner_text())
+    assert len({*seen, ""}) == 4

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import ceil, floor, log10
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainledger.frozen import frozen
 from trainledger.report.style import COLOURS
 from trainledger.report.svg.axes import Axis, place
 from trainledger.report.svg.elements import SMALL, element, hover, lines_of, text, width_of
@@ -20,8 +19,7 @@ _LEAST, _OUTLINED = 0.5, 2.0  # pixels of a bar, of one that has an outline
 Trace = dict[str, Any]
 
 
-@frozen
-class Bar:
+class Bar(NamedTuple):
     """A bar from ``start`` to ``end`` along the axis of values, around ``middle`` and so ``thick`` along the other.
 
     ``joined`` is the end of the bar before it that a thin line joins it with.
@@ -162,6 +160,7 @@ def draw_bars(bars: Sequence[Bar], traces: dict[int, Trace], across: Axis, along
     """The bars as elements: ``across`` is the axis that they stand on, ``along`` that of their lengths."""
     parts, labels = [], []
     before: dict[int, Bar] = {}
+    low, high = sorted((along.low, along.high))
     for number, trace in traces.items():
         own = [each for each in bars if each.trace == number]
         outline = trace.get("marker", {}).get("line", {})
@@ -169,7 +168,8 @@ def draw_bars(bars: Sequence[Bar], traces: dict[int, Trace], across: Axis, along
         upright = is_upright(trace)
         shapes: dict[tuple[str, float, bool], list[str]] = {}
         for bar, count in _merged(own, along):
-            if not _is_seen(bar, along):
+            start, end = sorted((_placed(bar.start, along), _placed(bar.end, along)))
+            if start > high or end < low:
                 continue
             box = _box(bar, across, along, upright, thickest)
             said = bar.said + (f"\nand {count - 1:,} more that are as narrow" if count > 1 else "")
@@ -209,13 +209,6 @@ def _merged(bars: Sequence[Bar], along: Axis) -> Iterator[tuple[Bar, int]]:
         )  # fmt: skip
         held[bar.middle] = joined if count else bar, count + 1
     yield from held.values()
-
-
-def _is_seen(bar: Bar, along: Axis) -> bool:
-    """Whether any of a bar is within the ends of its axis."""
-    low, high = sorted((along.low, along.high))
-    start, end = sorted(_placed(each, along) for each in (bar.start, bar.end))
-    return start <= high and end >= low
 
 
 Box = tuple[float, float, float, float]

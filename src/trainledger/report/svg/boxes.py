@@ -36,6 +36,7 @@ class Boxes:
         >>> boxes.free([(0, 0, 9, 9)]), boxes.free([(5, 5, 9, 9), (20, 5, 9, 9)])
         ((0, 0, 9, 9), (20, 5, 9, 9))
         """
-        found = next((each for each in candidates if self.is_free(each)), candidates[0])
+        first, *others = candidates
+        found = next((each for each in candidates if self.is_free(each)), first) if others else first
         self.take(found)
         return found

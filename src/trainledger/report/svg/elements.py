@@ -33,7 +33,9 @@ def element(name: str, inside: str = "", /, **attributes: object) -> str:
     for key, value in attributes.items():
         if value is not None and value != "":
             shown = number(value) if isinstance(value, float) else escape(str(value))
-            words.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
+            if "_" in key:
+                key = key.rstrip("_").replace("_", "-")
+            words.append(f'{key}="{shown}"')
     return f"<{' '.join(words)}>{inside}</{name}>" if inside else f"<{' '.join(words)}/>"
 
 

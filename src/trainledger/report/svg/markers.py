@@ -122,8 +122,9 @@ def draw_words(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis, boxes: Box
             if a is None or b is None or not said:
                 continue
             line = " ".join(lines_of(str(said)))
+            wide = width_of(line, size)
             places = (_of(trace.get("textposition"), at) or "top center", *(() if on_points else _PLACES))
-            box = boxes.free([_beside(a, b, width_of(line, size), size, reach, each) for each in places])
+            box = boxes.free([_beside(a, b, wide, size, reach, each) for each in places])
             words.append(text(box[0], box[1] + 0.8 * size, [line]))
         style = paint(colour) if on_points else lettered(colour)
         yield element("g", "".join(words), font_size=size, **style)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, floor, log10
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainledger.frozen import frozen
 from trainledger.report.svg.axes import Axis
 from trainledger.report.svg.elements import LINE, folded_to, lines_of, width_of
 from trainledger.report.svg.numerals import tick_texts
@@ -17,8 +16,7 @@ _EACH, _MOST = 45, 8  # at most a tick in so many pixels, and so many in all, of
 _DECADES = 8  # of an axis that has minor ticks
 
 
-@frozen
-class Tick:
+class Tick(NamedTuple):
     """A place on an axis in pixels, and the lines that stand there."""
 
     at: float
@@ -41,8 +39,12 @@ def ticks_of(axis: Axis, layout: dict[str, Any], *, is_x: bool) -> list[Tick]:
         return _readable(_ticks(axis, values, tick_texts(values, form, is_log=True)), is_x)
     most = min(_MOST, round(abs(axis.end - axis.start) / _EACH))
     tried = (linear_ticks(low, high, few) for few in range(max(2, most), 1, -1))
-    found = [_ticks(axis, values, tick_texts(values, form)) for values in tried]
-    return next((each for each in found if len(each) > 1 and _is_readable(each, is_x)), _readable(found[-1], is_x))
+    ticks: list[Tick] = []
+    for values in tried:
+        ticks = _ticks(axis, values, tick_texts(values, form))
+        if len(ticks) > 1 and _is_readable(ticks, is_x):
+            return ticks
+    return _readable(ticks, is_x)
 
 
 def _ticks(axis: Axis, values: Sequence[Any], texts: Sequence[object]) -> list[Tick]:

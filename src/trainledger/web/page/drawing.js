@@ -10,6 +10,7 @@ export function drawing(each) {
     onclick: () => {
       table.hidden = !table.hidden;
       toggle.setAttribute("aria-pressed", String(!table.hidden));
+      fill(table, figure.newest);
     },
   });
   const head = element("figcaption", {}, element("h2", { text: each.title }), toggle);
@@ -33,7 +34,13 @@ export function redraw(figure, each) {
       title.remove(); // our own box shows it at once, also under a finger
     }
   }
-  if (!put(table, each.table, "innerHTML")) return;
+  figure.newest = each;
+  fill(table, each);
+}
+
+/** A table is written only while it is shown. */
+function fill(table, each) {
+  if (table.hidden || !put(table, each.table, "innerHTML")) return;
   whole(table);
   reachable(table, each.title);
 }
