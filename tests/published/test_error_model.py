@@ -130,9 +130,9 @@ def test_the_readme_says_these_figures() -> None:
     steps, memory = steps_told(), memory_told()
     inside = coverage([each for each in steps if each.row.name.startswith("R")]).of_rows
     for figure in (
-        f"Of {len(steps)} published steps", f"median error is {percent(_off(steps))}",
-        f"of {len(memory)} published memory peaks, by the rules that you get, {percent(_off(memory))}",
-        f"held {inside:.0%} of the steps of the main table and {coverage(memory).of_rows:.0%} of the peaks",
+        f"The median error of {len(steps)} published steps is {percent(_off(steps))}",
+        f"that of {len(memory)} published memory peaks is {percent(_off(memory))}",
+        f"contain {inside:.0%} of the steps of the main table and {coverage(memory).of_rows:.0%} of the peaks",
     ):  # fmt: skip
         assert figure.replace("%", " %").replace("  %", " %") in said, figure
 
