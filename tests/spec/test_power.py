@@ -67,7 +67,7 @@ def test_a_device_without_a_calibration_keeps_its_bound():
         ({"power_limit_watts": 450}, "is above the 400 W of NVIDIA A100 SXM 80GB; nearest that works: 400"),
         (
             {"power_limit_watts": 100},
-            "is below 30 % of the 400 W of NVIDIA A100 SXM 80GB, where nothing is known of the clock; "
+            "is below 30 % of the 400 W of NVIDIA A100 SXM 80GB, where the clock is not known; "
             "nearest that works: 120",
         ),
         (
@@ -85,5 +85,5 @@ def test_limits_that_cannot_be_are_refused_with_the_nearest(cluster, said):
 
 def test_a_device_without_a_rated_power_says_that_it_is_missing():
     device = replace(catalog.device("a100-sxm-80gb"), power_watts=None)
-    with pytest.raises(InvalidInput, match="means nothing without the rated power of NVIDIA A100 SXM 80GB"):
+    with pytest.raises(InvalidInput, match="needs the rated power of NVIDIA A100 SXM 80GB, which is not known"):
         catalog.placed(device, Cluster(device="a100-sxm-80gb", power_limit_watts=300))

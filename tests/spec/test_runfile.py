@@ -118,7 +118,7 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
 
 
 EITHER = "give either tokens or steps"
-NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
+NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= removes one)"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
         ),
         ({"norm": 3}, {}, "model.norm = 3: must be a table of fields, or one of rmsnorm, layernorm"),
         ({"name": ""}, {}, "model.name = '': must not be empty"),
-        ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not hold a NUL character"),
+        ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not contain a NUL character"),
         (
             {"name": "a\x1b[31m\nb"},
             {},
-            "model.name = 'a\\x1b[31m\\nb': must hold printable characters only; nearest that works: a [31m b",
+            "model.name = 'a\\x1b[31m\\nb': must contain only printable characters; nearest that works: a [31m b",
         ),
         ({"name": "\udc80"}, {}, "model.name = '\\udc80': must be Unicode text"),
         ({"feed_forward.gated": 1}, {}, "model.feed_forward.gated = 1: must be true or false"),
@@ -708,7 +708,7 @@ def test_any_bytes_are_a_run_file_or_sentences(tmp_path, content):
 def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
     both = tmp_path / "both.toml"
     both.write_text('layout = "auto"\n[model]\npreset = "gpt2"\n[layout]\nshard = 2\n')
-    with pytest.raises(InvalidInput, match="there is no section \\[layout\\]: write auto = true in it instead"):
+    with pytest.raises(InvalidInput, match="excludes a section \\[layout\\]: write auto = true in it instead"):
         read(both)
     below = tmp_path / "below.toml"
     below.write_text('[recipe]\nseq_len = 8\nglobal_batch = 1\nsteps = 1\nlayout = "auto"\n')
@@ -786,11 +786,14 @@ def changed_by(run, changes):
         (["data.mixture.code.weight=-1"], "data.mixture.code.weight = -1: must be above 0"),
         (["data.mixture.code.weight="], "data.mixture.code.weight: is missing"),
         (["data.mixture.code.weigth=1"], "nearest that works: data.mixture.code.weight"),
-        (["data.mixture.a b.weight=1"], "data.mixture.a b: is no name"),
+        (["data.mixture.a b.weight=1"], "data.mixture.a b: is not a name"),
         (["data.mixture.code=3"], "data.mixture.code = 3: must be a table of fields"),
         (["data.mixture=a.txt"], "data.mixture = 'a.txt': must be tables by name"),
         (["data.mixture={}"], "data.mixture = a table: must be tables by name"),
-        (["data.mixture.code.weight=0.0003"], "gives it none of 1,000 sequences, as all weights together are 0.7003"),
+        (
+            ["data.mixture.code.weight=0.0003"],
+            "gives it none of 1,000 sequences, since all weights together are 0.7003",
+        ),
     ],
 )
 def test_a_wrong_mixture_is_a_sentence(changes, sentence):

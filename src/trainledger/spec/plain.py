@@ -90,7 +90,7 @@ def check_target(path: str | os.PathLike[str], field: str = "file") -> None:
     if os.path.isdir(where):
         raise InvalidInput([Problem(field, where, "is a directory; name a file in it")])
     if os.path.exists(where) and not os.path.isfile(where):
-        raise InvalidInput([Problem(field, where, "is not a regular file, and only such a one is replaced")])
+        raise InvalidInput([Problem(field, where, "is not a regular file, and only regular files are replaced")])
     if not os.path.isdir(parent):
         rule = f"{parent!r} is not a directory" if os.path.exists(parent) else f"there is no directory {parent!r}"
         raise InvalidInput([Problem(field, where, rule)])
