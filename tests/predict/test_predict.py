@@ -271,7 +271,7 @@ def test_a_device_without_a_published_rate_says_so() -> None:
     run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
     answer = predict(run, sheet, backend="cuda")
     assert answer.interruptions is None
-    said = "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
+    said = "interruptions are not included: no rate is published for this device (cluster.mtbf_device_hours sets it)"
     assert said in answer.notes
 
 

@@ -77,7 +77,7 @@ def _masked(attention: Entry) -> bool:
 
 
 def is_attention(entry: Entry) -> bool:
-    """Whether an entry multiplies queries with keys or probabilities with values, in one kernel or written out."""
+    """Whether an entry multiplies queries with keys or probabilities with values, in one kernel or unfused."""
     return entry.kind == "attention" or (entry.kind == "matmul" and entry.path.endswith(".self_attn"))
 
 

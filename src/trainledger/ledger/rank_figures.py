@@ -1,4 +1,4 @@
-"""The figures of each rank's step, predicted beside measured, kept in the run's directory by the rank itself."""
+"""The predicted and measured figures of each rank's step, kept in the run's directory by the rank itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
 
 
 def account_of(run: Run, rank: int, *, kernels: str) -> RankAccount:
-    """The account that stands for one rank of a run, counted as the device mesh counts them."""
+    """The account of one rank of a run, numbered as in the device mesh."""
     stage, place = place_of(run.layout, rank)
     of_stage = [each for each in accounts(run, backend=kernels) if each.stage == stage]
     return max((each for each in of_stage if each.place <= place), key=lambda each: each.place)

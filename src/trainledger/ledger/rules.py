@@ -65,7 +65,7 @@ def keys_seen(tokens: Int, window: Int | None) -> Int:
     """Keys that a kernel which knows the window computes for each query: ``window`` of them, or all.
 
     The convention of `attention_flops` with a window: dense within it, as without one nothing is taken off above
-    the diagonal either. A mask hides keys but spares nothing, so that masked and written-out attention has them all.
+    the diagonal either. A mask hides keys but saves nothing, so masked and unfused attention computes all of them.
 
     >>> keys_seen(8, None), keys_seen(8, 3), keys_seen(8, 100)
     (8, 3, 8)

@@ -41,8 +41,8 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     library workspaces, and everything that the device's context takes.
 
     The spec's and the recipe's sizes may be arrays (one account for each element) or symbols (formulas), head counts
-    excepted: they decide which operations run. So do a single micro-batch and, in written-out attention, a batch of
-    one: symbols, and arrays that hold other elements too, stand there for two and more; symbols for two blocks as well.
+    excepted: they decide which operations run. So do a single micro-batch and, in unfused attention, a batch of
+    one: symbols, and arrays with other elements too, mean two and more there; symbols mean two blocks as well.
 
     Of a run spread over devices this is the first rank: of its first stage, and where pieces are uneven with the
     largest; `ledger.ranks.accounts` has them all.

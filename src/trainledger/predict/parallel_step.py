@@ -145,7 +145,7 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Machine, fabric: Fabr
         notes.append(f"assuming that {run.layout.devices} ranks share the cores of this machine evenly")
     found = {name for stage in stages for name, _ in stage.ledger.uncounted}
     if found:
-        notes.append(f"FLOPs of operations without a rule are not in it: {', '.join(sorted(found))}")
+        notes.append(f"FLOPs of operations without a rule are not included: {', '.join(sorted(found))}")
     return notes
 
 

@@ -52,7 +52,7 @@ CUDNN_FIRST = (
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 ALONE = "one device that does all of it alone"
-NEVER = "it would be interrupted before it could save, again and again"
+NEVER = "it would always be interrupted before it could save"
 
 
 def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
@@ -347,6 +347,6 @@ def _against_peak(
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
     if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
-        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar takes away")
+        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar is negative")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

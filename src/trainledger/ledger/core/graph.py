@@ -18,7 +18,7 @@ from trainledger.ledger.entry import Int
 class Memory:
     """What arrays and their views refer to; when the last reference is gone, its storage is free.
 
-    ``again`` stands in its place where it is saved for backward, if it is made again there. ``casts`` are copies in 8
+    ``again`` replaces it where it is saved for backward, if it is recomputed there. ``casts`` are copies in 8
     bits that several products share.
     """
 

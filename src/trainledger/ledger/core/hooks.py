@@ -36,7 +36,7 @@ class Hook:
         raise NotImplementedError
 
     def entering_block(self, run: BlockRun) -> BlockRun:
-        """A block begins: its first run, or (what is given back) the one that is repeated."""
+        """A block begins: its first run, or (what is returned) the one that is repeated."""
         return run
 
     def block_input(self, leaves: BlockLeaves, x: Array) -> Array:

@@ -75,7 +75,7 @@ class Event:
         self.block: BlockRun | None = None
 
     def copy(self) -> Event:
-        """The same event, which goes on freeing memory by itself."""
+        """The same event, which also frees memory without a request."""
         found = Event(list(self.allocated), **self.facts)
         found.freed, found.at, found.block = list(self.freed), self.at, self.block
         return found
@@ -99,7 +99,7 @@ class Event:
 class BlockRun:
     """One run of a block, by which what happens in it is known forward, when it is recomputed and backward.
 
-    ``checkpointed``: its operations run again for its backward, but for those whose results (``recalled``: their
+    ``checkpointed``: its operations are recomputed for its backward, except those whose results (``recalled``: their
     storages) were kept.
     """
 

@@ -1,4 +1,4 @@
-"""The operations of a step as they are followed: where and when each runs, and what it does to memory.
+"""The recorded operations of a step: where and when each runs, and what it does to memory.
 
 The lifetime of an array is the lifetime of the Python references to it: as in PyTorch. Loops are followed once:
 `loop(name, count)` says that what runs inside runs ``count`` times.

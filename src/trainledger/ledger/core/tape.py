@@ -69,7 +69,7 @@ class Tape(Recording):
     ) -> Sequence[Port | None]:
         """A step of the graph with several outputs: its backward gets a gradient for each.
 
-        Where no gradient is wanted there is no step, nothing is saved, and None stands for its outputs.
+        Where no gradient is wanted there is no step, nothing is saved, and its outputs are None.
         """
         if all(each is None for each in targets):
             return [None] * outputs
@@ -98,7 +98,7 @@ class Tape(Recording):
 
     @contextmanager
     def recomputing(self, hook: Hook) -> Iterator[None]:
-        """A part runs again for its backward, under an autocast of its own; the hook collects what is saved."""
+        """A part is recomputed for its backward, under a separate autocast; the hook collects what is saved."""
         with self._inside(path="", _recomputing=True), self.hooked(hook), self.during("recompute"), self.autocast():
             yield
         keep_what_lives(self._live.values(), "recompute")

@@ -1,7 +1,7 @@
 """The memory of a step whose blocks are compiled: when each piece that a block's operations made is live.
 
 The tape follows the blocks operation by operation, as they run eagerly. One pass behind the hook the lives of their
-pieces of memory are set by the rules of `compiled_graph`; what other parts of the step make stays as it is.
+pieces of memory are set by the rules of `compiled_graph`; what other parts of the step make is unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def uncovered(rank: RankPlan) -> str:
     if not is_one(layout.expert):
         why = "expert ranks, whose tokens are counted while they run"
     elif isinstance(again, Selective) and (apart := [each for each in again.keep if each not in WHOLE]):
-        why = f'activation_checkpointing.keep = "{apart[0]}", which it takes apart'
+        why = f'activation_checkpointing.keep = "{apart[0]}", which it decomposes'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'
     elif precision.float8 is not None and precision.float8.scaling == "block":
@@ -43,7 +43,7 @@ def uncovered(rank: RankPlan) -> str:
         why = f"precision {precision.kind} of parameters that are not sharded"
     else:
         return ""
-    return f"compiled memory is told as eager: what a compiler keeps and frees is not followed for {why}"
+    return f"compiled memory is counted as eager: what a compiler keeps and frees is not modelled for {why}"
 
 
 def unwitnessed(rank: RankPlan) -> str:
@@ -58,7 +58,11 @@ def unwitnessed(rank: RankPlan) -> str:
         "experts over tensor ranks": spec.experts is not None and split,
     }
     named = " and ".join(name for name, has in what.items() if has)
-    return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""
+    return (
+        f"compiled memory follows the compiler's rules, which were compared with no compiled program for {named}"
+        if named
+        else ""
+    )
 
 
 def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
@@ -78,7 +82,7 @@ def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
 class Lifetimes(Hook):
     """Follows the compiled blocks of a step and sets the lives of their memory when it is over.
 
-    ``inside`` says that checkpoints stand inside of what is compiled.
+    ``inside`` says that checkpoints are inside of what is compiled.
     """
 
     def __init__(self, *, inside: bool) -> None:
@@ -191,7 +195,7 @@ class _Run:
 class Block:
     """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
-    ``inside`` says that the checkpoint stands inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
+    ``inside`` says that the checkpoint is inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
     add its gradients to those of earlier micro-batches, when all of it is through.
     """
 
@@ -336,7 +340,7 @@ class Block:
                     free.remove(place)
 
     def _settle_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
-        """Of a ReLU whose result a product reads in backward its derivative is kept beside it, a byte for each element.
+        """A ReLU whose result a matmul reads in backward also keeps its derivative, a byte for each element.
 
         What is kept is a view of the result, by which the partitioner does not know the result itself.
         """

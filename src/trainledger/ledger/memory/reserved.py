@@ -19,7 +19,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size by default
 
 
 def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
-    """What the rank's framework holds on an accelerator besides the ledger's peak, by what holds it."""
+    """What the rank's framework reserves on an accelerator in addition to the ledger's peak, by its cause."""
     if backend == "cpu" or rank.layout.alone:
         return ()
     if rank.run.recipe.framework == "deepspeed":  # whose requests are ordered by size, so that they are one run's
@@ -33,7 +33,7 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
 def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
     """Buffers that FSDP2 allocates in streams of its own (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
-    The flat buffer of the first gather, of what stands outside the blocks, in the copy-in stream; the shards of
+    The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
     gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is too
     small for the fp32 gradient.
     """

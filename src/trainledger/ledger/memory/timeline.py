@@ -134,7 +134,7 @@ def peak_nbytes(ledger: Recorded) -> Int:
 
 
 def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reached: Callable[[Int], None]) -> Int:
-    """The live bytes after a run of entries; those at each moment are told to ``reached``, as `_walk` yields them."""
+    """The live bytes after a run of entries; those at each moment are passed to ``reached``, as `_walk` yields them."""
     for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
         body = list(group)
         if not loop:

@@ -54,7 +54,7 @@ def project(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, 
 
 
 def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, before: Int = 0, after: Int = 0) -> Array:
-    """Rotary positions: two products each for cosine and sine; what stands before and after them is copied along."""
+    """Rotary positions: two products each for cosine and sine; the dims before and after them are copied along."""
     cos, sin = angles
     count = sizes.rows * heads
     half = count * (sizes.spec.rotary_size // 2)

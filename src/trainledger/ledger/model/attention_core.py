@@ -1,4 +1,4 @@
-"""The core of attention on a tape, fused or written out: the same expressions as in `nn.attention`.
+"""The core of attention on a tape, fused or unfused: the same expressions as in `nn.attention`.
 
 Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key width, W value width.
 """
@@ -83,7 +83,7 @@ def _transformer_engines(sizes: Sizes) -> str:
 
 
 def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
-    """The parameters of attention beside its projections."""
+    """The parameters of attention other than its projections."""
     if spec.attention.sinks:
         yield "sinks", (spec.attention.n_heads,)
 
@@ -202,7 +202,7 @@ def broadcast(tape: Tape, x: Array, elements: Int, *, same: bool) -> Array:
 
 
 class Broadcast(Array):
-    """Elements that stand for many: a copy of it has all of them, reading it moves its own only."""
+    """Broadcast elements: a copy has all of them, reading moves only the stored ones."""
 
     __slots__ = ("own",)
 

@@ -40,7 +40,7 @@ def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Share
 
 
 def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """x + attention, then x + MLP, or x + (attention + MLP); norms stand where the spec says."""
+    """x + attention, then x + MLP, or x + (attention + MLP); norms are where the spec says."""
     spec = sizes.spec
     if spec.block != "serial":
         return _both(tape, sizes, leaves, x, shared)
@@ -64,7 +64,7 @@ def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Share
 
 
 def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Array, name: str | None) -> Array:
-    """The stream and a branch's output, with the norm that stands behind the branch."""
+    """The stream and a branch's output, with the norm after the branch."""
     if sizes.spec.norm_place == "after-add":
         return _normed(tape, sizes, op.add(tape, x, residual(tape, sizes, branch)), leaves, name)
     return op.add(tape, x, residual(tape, sizes, _normed(tape, sizes, branch, leaves, name)))

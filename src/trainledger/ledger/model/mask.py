@@ -21,7 +21,7 @@ Masks = dict[int | None, Array | None]
 
 
 def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None], ids: Array | None = None) -> Masks:
-    """The masks that the layers need, by window; None where a kernel knows by itself what a query sees.
+    """The masks that the layers need, by window; None where a kernel needs no mask.
 
     Those that stop at documents are made of token ``ids``.
 
@@ -51,7 +51,7 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
     if sizes.spec.positions.kind != "alibi" or sizes.attention == "flash":
         return found
     if set(found) != {None}:
-        rule = "with ALiBi is not decoded: keys behind a window lie in no order"
+        rule = "with ALiBi is not decoded: keys of a window are stored out of order"
         raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
     S, H = sizes.cached_tokens, sizes.spec.attention.n_heads
     assert S is not None
@@ -68,7 +68,7 @@ def _refuse(tape: Tape, sizes: Sizes) -> None:
 
 
 def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
-    """Those that live on for the backward: a fused kernel reads them again, and so does a block that runs again."""
+    """Those kept for backward: a fused kernel reads them again, and so does a recomputed block."""
     read = list(masks.values())
     if written_out_here(sizes):
         windows = {each.window for each in kinds_again(sizes.spec, recipe)}

@@ -24,7 +24,7 @@ Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multip
 def float8_linear(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int, *, keeps_copy: bool = False
 ) -> Array:
-    """A linear layer in 8 bits, of the weight as it is held (`Leaf.linear`); the bias is added to what comes out.
+    """A linear layer in 8 bits, of the stored weight (`Leaf.linear`); the bias is added to its output.
 
     ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all products that read the input
     (Transformer Engine), and not the input itself (torchao).
@@ -172,7 +172,7 @@ def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned:
 
 
 def copies(float8: Float8, leaf: Leaf) -> tuple[Scaled, Scaled]:
-    """What stays of a weight in 8 bits: as it is for forward, and turned for backward. One scale serves both."""
+    """The 8-bit copies of a weight: plain for forward, transposed for backward. One scale serves both."""
     one, other = (Array(_scales(float8, leaf, turned=each), "fp32", None) for each in (False, True))
     whole, turned = (Array(leaf.elements, float8.forward, None) for _ in range(2))
     return (whole, one), (turned, one if float8.scaling == "tensorwise" else other)

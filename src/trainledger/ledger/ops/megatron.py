@@ -15,7 +15,7 @@ from trainledger.ledger.rules import FLOPS_PER_ELEMENT
 
 
 def cross_entropy(tape: Tape, logits: Array, targets: Array, group: Group, *, compiled: bool) -> Array:
-    """Mean cross entropy of [N, V] logits whose columns may stand on several ranks.
+    """Mean cross entropy of [N, V] logits whose columns may be on several ranks.
 
     An fp32 copy of the logits becomes their exponentials, their softmax and their gradient in place, one after the
     other; the logits themselves live to the end of the forward (Megatron-LM, core/tensor_parallel/cross_entropy.py).

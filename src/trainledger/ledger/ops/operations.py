@@ -138,7 +138,7 @@ def pairwise(
 ) -> Target:  # fmt: skip
     """The step of a product of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
 
-    What only a gradient needs that nobody wants is not saved.
+    What only an unused gradient needs is not saved.
     """
     for_a, for_b = a.node is not None, b.node is not None
     saved = (*((a,) if for_b else ()), *((b,) if for_a else ()))

@@ -44,7 +44,7 @@ def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
 
 
 def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:
-    """Bytes beside the optimizer's states: the master copy; the loss scale and its count of good steps."""
+    """Bytes in addition to the optimizer's states: the master copy; the loss scale and its count of good steps."""
     master = 4 * leaves.trained().elements if precision.master else 0
     return master + (8 if precision.loss_scaling else 0)
 

@@ -46,7 +46,7 @@ def context_group(sizes: Sizes) -> Group:
 
 
 def left_out(layout: Layout) -> Fraction:
-    """The share of pairs of a query and a key that a ring's ranks leave out whole, as they are masked.
+    """The share of masked query-key pairs that a ring's ranks skip in whole blocks.
 
     >>> left_out(Layout(context=2)), left_out(Layout(context=2, context_kind="all-to-all"))
     (Fraction(1, 4), Fraction(0, 1))
@@ -71,7 +71,7 @@ def exchanged(tape: Tape, group: Group, x: Array) -> Array:
 def _heads_for_tokens(tape: Tape, sizes: Sizes, x: Array, *, to_heads: bool) -> Array:
     """A part of the heads for all tokens, or back, with copies: heads lie inside of tokens, a message's parts outside.
 
-    Tokens of one sequence lie as they are sent or read, those of several do not.
+    Tokens of one sequence are contiguous as sent or read, those of several are not.
     """
 
     def sent(x: Array, to_heads: bool) -> Array:

@@ -1,7 +1,7 @@
 """Experts on several ranks on a tape: tokens go to the ranks of their experts, and back (Lepikhin et al. 2020, GShard).
 
 Every rank is taken to get as many routes as it sends: the load of the experts is balanced (basis ``assumed``). What is
-sent is told as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
+sent is counted as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
 DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.collective`), the sender makes no copies,
 and what comes back is already the sum over a token's experts.
 
@@ -35,7 +35,7 @@ class Arrived:
 def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]:
     """The rows of this rank's experts from all ranks, those of an expert brought together by a copy.
 
-    Without a capacity it depends on the router how many these are, and ranks tell each other first.
+    Without a capacity it depends on the router how many these are, and ranks exchange the numbers first.
     """
     assert sizes.spec.experts is not None
     group, n_experts = _group(sizes), sizes.spec.experts.n_experts

@@ -1,6 +1,6 @@
 """Sharded parameters and gradients on a tape, as FSDP2 (torch 2.13) gathers, holds and reduces them.
 
-Each block is a group of its own, and all that stands outside the blocks is one more, which stays gathered from the
+Each block is a separate group, and all parameters outside the blocks are one more, which stays gathered from the
 first operation to the last. What is gathered comes in one flat buffer and is copied out of it into the parameters;
 gradients are copied into one flat buffer and reduced from there. In forward the flat buffer of a block lives until the
 next block's has arrived (its copy may still be read then); in backward one or more blocks are gathered ahead, and a
@@ -75,7 +75,7 @@ class FullySharded(Hook):
             for _, count, blocks in segment.rounds(""):
                 pattern = [self._unit_of(each, count) for each in blocks]
                 self.units |= {id(each): unit for each, unit in zip(blocks, pattern, strict=True)}
-                # A round that stands for several is there as often as the prefetch looks behind.
+                # A round that counts for several is there as often as the prefetch looks behind.
                 rounds = 1 if is_one(count) else 2 + self.ahead // len(pattern)
                 self.order += pattern * rounds
         self.arrived: list[Array] = []
@@ -157,7 +157,7 @@ class FullySharded(Hook):
     # Forward
 
     def begins(self) -> None:
-        """What stands outside the blocks is there."""
+        """The parameters outside the blocks are gathered."""
         if self.root is not None and not self.once:
             self._before_forward(self.root)
 
@@ -248,7 +248,7 @@ class FullySharded(Hook):
         self.reduced = []
 
     def _finish(self, unit: Unit) -> None:
-        """What no gradient of an input has told: that of the root, and of blocks before which nothing is trained."""
+        """Reductions that no input gradient starts: of the root, and of blocks before which nothing is trained."""
         if unit is self.root or any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
             self._after_backward(unit)
 

@@ -61,7 +61,7 @@ class Work:
 
     @property
     def parameters_nbytes(self) -> Int:
-        """Bytes of the parameters as they are held: pieces as large as the largest, or whole and filled up."""
+        """Bytes of the stored parameters: pieces as large as the largest, or whole and padded."""
         dtype = self.tape.precision.parameters
         if self.rank.gathers:
             assert self.sharded is not None
@@ -121,7 +121,7 @@ class Work:
             del received
             if not self.chunk.ends:
                 self._send(value)
-                # What was sent is let go (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
+                # What was sent is freed (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
                 value = Array(value.elements, value.dtype, None, value.node)
             elif not is_one(run.grad_accum):
                 with tape.at("loss"):
@@ -142,7 +142,7 @@ class Work:
                 held = seed
             else:
                 seed = self._received(value.elements, value.dtype)
-                # The schedule holds what it received to the end; a block must let go of its own gradient all the same,
+                # The schedule keeps what it received to the end; a block must still free its gradient,
                 # as the next round of the loop over equal blocks has another one. (One too many in the first round.)
                 held = tape.make("held", "allocate", elements=seed.elements, dtype=seed.dtype, category="activations")
             tape.start(scaled, seed)
@@ -246,7 +246,7 @@ class InFlight:
         self._waiting: tuple[Array, list[Node]] | None = None
 
     def set_ahead(self) -> None:
-        """The forwards; what stands outside the blocks is gathered before the first one and stays until a backward."""
+        """The forwards; parameters outside the blocks are gathered before the first one and stay until a backward."""
         if self.work.sharded is not None:
             self.work.sharded.begins()
             self.work.sharded.arrived = []

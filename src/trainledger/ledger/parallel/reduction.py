@@ -1,4 +1,4 @@
-"""What ranks tell each other once in a step, when the last micro-batch's backward is over.
+"""What ranks exchange once in a step, when the last micro-batch's backward is over.
 
 Sums of gradients that no backward has summed yet, the joint norm, and parameters that others have updated.
 """
@@ -145,7 +145,7 @@ def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
                 flat, piece = Array(own * group.ranks, dtype, None), Array(own, dtype, None)
                 tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[piece], overlap="compute")
             tape.all_reduce(rank.replicas, Array(own, dtype, None), overlap="compute")
-        # After all sums, though it comes before: sums overlap the backward that stands right before them.
+        # After all sums, though it comes before: sums overlap the backward right before them.
         uneven = [(leaf, n) for _, some in rank.by_group(leaves) for leaf, n in some if _is_uneven(rank, leaf)]
         if uneven:
             copied = Array(sum(leaf.elements * n for leaf, n in uneven), dtype, None)
