@@ -134,7 +134,7 @@ def test_one_number_is_written_one_way(capsys):
     words = ["llama-3-70b", "--device", "a100-sxm-80gb", "--count", "512", "--of", "memory", "--as-is"]
     _, out, _ = call(capsys, "fit", *words)
     (held,) = re.findall(r"every rank needs (\d{3}\.\d GB)", out)
-    assert re.search(rf"^as it is +{held}$", out, re.MULTILINE)
+    assert re.search(rf"^unchanged +{held}$", out, re.MULTILINE)
 
 
 def test_the_batch_of_a_rank_is_said(capsys):
@@ -143,7 +143,7 @@ def test_the_batch_of_a_rank_is_said(capsys):
     told = " ".join(out.split())
     size = int(re.findall(r"Largest micro-batch: (\d+) seq", told)[0])
     assert size > 2
-    assert f"(2 in a step, as before, make it {16 * size} sequences; the step as it is has 16 sequences, " in told
+    assert f"(2 in a step, as before, make it {16 * size} sequences; the unchanged step has 16 sequences, " in told
     assert "2 on each of 8 data ranks; the largest micro-batch that divides these is 2)" in told
 
 
@@ -156,7 +156,7 @@ def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):
     code, out, err = call(capsys, "fit", str(path), "--as-is", "--of", "sequence", "--of", "memory", "--json")
     told = json.loads(out)
     assert (code, err) == (0, "")
-    assert [row["recipe"] for row in told["rows"]] == ["as it is"]
+    assert [row["recipe"] for row in told["rows"]] == ["unchanged"]
     answers = told["rows"][0]["answers"]
     assert set(answers) == {"sequence", "memory"}
     assert answers["sequence"]["memory"]["fits"] is True

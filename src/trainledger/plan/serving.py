@@ -187,7 +187,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:
         kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
-        notes.append(f"{kept} stay in {serving.compute}, and matmuls run in it: weights are widened as they are read")
+        notes.append(f"{kept} stay in {serving.compute}, and matmuls run in it: weights are widened when they are read")
     if run.model.experts is not None:
         notes.append("of the experts those are read that have a token, in the mean over even routes")
     return notes

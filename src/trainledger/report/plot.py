@@ -122,7 +122,7 @@ def _png(name: str, figure: Figure, where: str, field: str) -> bytes:
 
 
 def _legend_lines(figure: Figure) -> int:
-    """About how many lines a legend has in an image: its names stand in columns as wide as the longest."""
+    """About how many lines a legend has in an image: its names are in columns as wide as the longest."""
     drawn = [each.get("name", "") for each in figure["data"] if each.get("showlegend", True)]
     column = 60 + 8 * max(map(len, drawn), default=0)
     return max(1, -(-len(drawn) // max(1, (WIDTH - 110) // column)))

@@ -104,7 +104,7 @@ def _lines(row: list[str], widths: list[int], sides: Sequence[str]) -> list[str]
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """A sentence over as many lines as the width asks for, broken between words; all are indented as it is.
+    """A sentence over as many lines as the width asks for, broken between words; all have its indentation.
 
     >>> wrapped("  a list of words", 12)
     '  a list of\\n  words'

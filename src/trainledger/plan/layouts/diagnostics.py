@@ -161,7 +161,7 @@ class _Ways:
 
     @property
     def there_is(self) -> bool:
-        """Whether the rules allow a layout of the run as it is."""
+        """Whether the rules allow a layout of the unchanged run."""
         batch = self.run.recipe.global_batch
         some = [(each, self.devices, batch) for each in sorted(self.inner) if self._whole(each, self.devices, batch)]
         return next(self._first(some), None) is not None

@@ -20,7 +20,7 @@ Trace = dict[str, Any]
 
 @frozen
 class Entry:
-    """A name and where it stands."""
+    """A name and its position."""
 
     number: int
     trace: Trace
