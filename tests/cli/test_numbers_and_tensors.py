@@ -173,7 +173,7 @@ def test_patterns_of_einops(capsys):
     assert [words[each] for each in ("flops", "nbytes", "shape")] == [
         letters[each] for each in ("flops", "nbytes", "shape")
     ]
-    assert "torch gives a view" in call(capsys, "einsum", "ij->ji", "2,3")[1]
+    assert "torch returns a view" in call(capsys, "einsum", "ij->ji", "2,3")[1]
 
 
 @pytest.mark.parametrize("verb", [("dtype", "1e-8"), ("tensor", "fp32[2]"), ("einsum", "ij,jk->ik", "2,2", "2,2"),

@@ -207,10 +207,10 @@ def test_a_damaged_index_is_told(store: TokenStore) -> None:
     path = store.directory / "index.json"
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
-    with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not tell what the store holds")):
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not say what the store holds")):
         open_store(store.directory)
     path.write_text(whole.replace('"vocab_size": 257', '"vocab_size": 256'))
-    with pytest.raises(InvalidInput, match="its SHA-256 is not that of what it says"):
+    with pytest.raises(InvalidInput, match="its SHA-256 does not match its content"):
         open_store(store.directory)
     path.write_text(json.dumps(json.loads(whole) | {"format": 99}))
     with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 2")):
@@ -244,6 +244,6 @@ def test_a_corpus_shorter_than_a_sequence_is_told_for_both_splits(store: TokenSt
     with pytest.raises(InvalidInput) as caught:
         check_lengths(store, store.train.tokens)
     train, validation = map(str, caught.value.problems)
-    assert train.startswith(f"recipe.seq_len = {store.train.tokens}: needs {store.train.tokens + 1} tokens in a row")
+    assert train.startswith(f"recipe.seq_len = {store.train.tokens}: needs {store.train.tokens + 1} consecutive tokens")
     assert f"the train split of the corpus in {store.directory} has {store.train.tokens}" in train
     assert validation.endswith(f"has {store.validation.tokens}; nearest that works: {store.validation.tokens - 1}")

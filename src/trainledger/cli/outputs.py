@@ -47,7 +47,7 @@ def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> No
             continue
         path, where = Path(file), os.path.realpath(file)
         if where in taken:
-            rule: str | None = "is the name of two files that are asked for"
+            rule: str | None = "is the name of two output files"
         else:
             rule = _why_not(path, action, values) if path.is_file() else None
         taken.add(where)
@@ -70,7 +70,7 @@ def _why_not(path: Path, action: Output, values: dict[str, Any]) -> str | None:
         if each.is_file() and each.samefile(path):
             return "is a file that the run file names, and would be overwritten"
     if path.suffix in SOURCES and not (action.ours is not None and action.ours(path)):
-        return "is there already, and source and settings are not overwritten"
+        return "exists already, and source and settings are not overwritten"
     return None
 
 

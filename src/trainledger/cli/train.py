@@ -167,7 +167,7 @@ def data(args: Namespace) -> Document:
     option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
     option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
-    flag("--no-preflight", "do not look at memory, disk and ranks before the first step"),
+    flag("--no-preflight", "do not check memory, disk and ranks before the first step"),
 )
 def train(args: Namespace) -> Outcome:
     """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run.

@@ -44,7 +44,7 @@ class Verified:
         self._known = _read(self.path)
 
     def knows(self, name: str, found: Identity) -> bool:
-        """Whether the file of that name was found whole as it is now."""
+        """Whether the present file of that name was found whole."""
         return self._known.get(name) == found
 
     def remember(self, name: str, found: Identity) -> None:

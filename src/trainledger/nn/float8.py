@@ -30,7 +30,7 @@ Scaled = tuple[Tensor, Tensor]  # elements in 8 bits, and what they must be mult
 
 
 def use_float8(model: Transformer, float8: Float8) -> None:
-    """Let the linear layers of the blocks multiply in 8 bits; the head and the routers stay as they are."""
+    """Let the linear layers of the blocks multiply in 8 bits; the head and the routers do not change."""
     for layer in model.layers:
         for module in list(layer.modules()):
             for name, child in list(module.named_children()):
@@ -88,7 +88,7 @@ class Float8Linear(nn.Linear):
 
     @torch.no_grad()
     def cast_weight(self) -> None:
-        """Put the weight into its buffers as it is now."""
+        """Put the present weight into its buffers."""
         w_OI, scaling, dtype = self.weight.detach(), self.float8.scaling, self.weight_8.dtype
         w8_OI, inverse = cast(w_OI, scaling, dtype)
         self.weight_8.copy_(w8_OI)
@@ -179,7 +179,7 @@ def cast(x_MK: Tensor, scaling: str, dtype: torch.dtype) -> Scaled:
     """
     rows: dict[str, Any] = {"dim": -1, "keepdim": True} if scaling == "rowwise" else {}
     if torch.compiler.is_compiling():
-        # No tensor of the magnitudes is made, and their largest can be made again for backward, as in torchao. Of
+        # No tensor of the magnitudes is made, and their largest can be recomputed for backward, as in torchao. Of
         # aminmax a compiler makes an amax, of which it thinks so, and an amin, of which it does not: it keeps more.
         largest = x_MK.abs().amax(**rows).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
     else:

@@ -111,9 +111,9 @@ class Masks(nn.Module):
     """The masks that the layers of a model need, made once in a forward for all layers of a kind.
 
     The fused kernels know causal attention themselves and need a mask for windows and ALiBi only; attention that is
-    written out always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
+    unfused always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
     With ``documents`` each sequence has one of its own: a token sees those of its own document only. A document begins
-    with the token ``end_id`` that ends the one before; until that is told, a sequence is one document.
+    with the token ``end_id`` that ends the one before; until that is set, a sequence is one document.
     """
 
     def __init__(self, spec: ModelSpec, implementation: str, dropout: float, *, documents: bool = False) -> None:

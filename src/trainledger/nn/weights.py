@@ -166,7 +166,7 @@ def read_weights(spec: ModelSpec, *paths: Path) -> Transformer:
     """The model of a spec from files under our names; `InvalidInput` names each tensor that does not fit."""
     for path in paths:
         if not path.is_file():
-            raise InvalidInput([Problem(path.name, None, "is not there; it holds the weights")], str(path.parent))
+            raise InvalidInput([Problem(path.name, None, "is missing; it has the weights")], str(path.parent))
     found, where = stored_in(paths), str(paths[0] if len(paths) == 1 else paths[0].parent)
     if spec.n_layers > len(found):
         refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], where)
@@ -188,7 +188,7 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
     """An empty directory to write into; on leaving the block it becomes ``directory``, after an error it is gone.
 
     A ``directory`` with something in it is refused, before the block runs. With ``force`` it is replaced,
-    but only if it holds no other names than ``ours``, so that nobody's files are lost.
+    but only if it holds no other names than ``ours``, so that no other files are lost.
     """
     directory = directory.resolve()
     refuse_occupied(directory, force=force, ours=ours)
