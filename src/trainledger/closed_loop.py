@@ -173,7 +173,7 @@ class Measuring(Observer):
                 f"are those of {whose[0]}, the forecast's those of {whose[1]}"
             )
         if self.quiet.unknown:
-            notes.append("this system does not tell how busy other processes were; no step was discarded")
+            notes.append("this system does not report how busy other processes were; no step was discarded")
         return tuple(notes)
 
 

@@ -102,7 +102,7 @@ def test_what_is_left_out_is_told():
         "left out: quantization_config = a table: says how the weights are stored; formats are the recipe's here"
     ]
     assert left_out(CONFIGS["gemma-3-12b"]) == [
-        "text_config alone is read: what a gemma3 sees besides text is left out",
+        "text_config alone is read: other inputs of a gemma3 than text are left out",
         "left out: model_type = 'gemma3': only its language model (gemma3_text) has weights here",
     ]
     assert left_out(CONFIGS["mpt-7b"]) == [

@@ -103,7 +103,7 @@ def _framework(read: Reading) -> str:
 
 
 def _attention(read: Reading) -> str:
-    """The kernel: --attention-backend, or what Transformer Engine takes by itself; written out without it."""
+    """The kernel: --attention-backend, or what Transformer Engine selects; unfused without it."""
     backend = read.text("attention-backend", "auto")
     if backend in ("unfused", "local") or (
         read.text("transformer-impl", "transformer_engine") == "local" and not read.flag("use-flash-attn")

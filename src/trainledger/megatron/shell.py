@@ -28,7 +28,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _PRODUCT = re.compile(r"\s*\d+(?:\s*[*/+-]\s*\d+)*\s*")
-_QUOTED = "\x01"  # stands for a dollar sign that is not a variable's
+_QUOTED = "\x01"  # replaces a dollar sign that is not a variable's
 
 
 @frozen
@@ -95,7 +95,7 @@ def _array(tokens: list[tuple[bool, str]], at: int) -> tuple[list[str], int]:
 
 
 def expanded(word: str, variables: dict[str, str]) -> str:
-    """A word with its variables and its arithmetic of whole numbers; what is not known stays as it is written.
+    """A word with its variables and its arithmetic of whole numbers; what is not known is unchanged.
 
     >>> expanded("${A}x$B ${C:-7}", {"A": "1"})
     '1x$B 7'

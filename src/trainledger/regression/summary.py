@@ -182,7 +182,7 @@ class _Places:
         return tuple(sorted(places, key=lambda each: (each.where, each.lines, each.text)))
 
     def functions(self) -> dict[str, str]:
-        """The project's functions among the places, each with the marks of its lines as they are now."""
+        """The project's functions among the places, each with the marks of its present lines."""
         functions = {}
         for where in sorted({where for where, text in self._amounts if text}):
             name, _, function = where.partition(" ")
@@ -214,7 +214,7 @@ class Function:
 
 
 class SourceFile:
-    """A Python file as it is now; empty where it cannot be read or is not Python."""
+    """The present text of a Python file; empty where it cannot be read or is not Python."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -157,7 +157,7 @@ def read_chain(operations: str | Iterable[str]) -> tuple[Call, ...]:
 
 
 def _words(text: str) -> list[str]:
-    """The text parted at spaces that stand in no brackets."""
+    """The text split at spaces outside brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

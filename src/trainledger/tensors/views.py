@@ -152,7 +152,7 @@ def why_no_view(tensor: Strided, shape: Sequence[int]) -> str:
                 return (
                     f"dim {still} of {tensor.title} has stride 0, so that each element of it is the same one; as "
                     f"{list_text(shape)} it would be merged with dim {before if still == dim else dim}, for "
-                    "which its elements would have to be written out"
+                    "which its elements would have to be copied"
                 )
             needed = step * (behind // run)
             return (
