@@ -114,8 +114,8 @@ def _in_sample() -> Iterator[str]:
     catalogs = median(abs(each.error) for each in unseen())
     yield (
         f"\nOf {len(unseen())} further steps, on which no constant is fitted, the median is {percent(catalogs)} by the "
-        f"catalog's constants, which have met most of their sources, and {percent(left_out_of(unseen()).median)} by "
-        "constants that have not (docs/unseen_throughput.md).\n"
+        "catalog's constants, fitted on other rows of most of their sources, and "
+        f"{percent(left_out_of(unseen()).median)} by constants fitted without those (docs/unseen_throughput.md).\n"
     )
     whole = {each.row["id"]: each for each in whole_runs()}
     hours = [each for each in read_hours() if not whole[each.row].at_most]
@@ -155,7 +155,7 @@ def _split(factor: Factor) -> dict[str, list[Told]]:
 
 
 def _by_source() -> Iterator[str]:
-    yield "\n## By source\n\nEach with the interval that all other sources give it.\n\n"
+    yield "\n## By source\n\nEach with the interval from all other sources.\n\n"
     yield "| source | of | rows | median error | worst | in the interval |\n|---|---|--:|--:|--:|--:|\n"
     for what, some in (("step", steps_told()), ("memory", memory_told())):
         split: dict[str, list[Told]] = defaultdict(list)
@@ -176,9 +176,9 @@ def _fits() -> Iterator[str]:
     some = fitting()
     ran_out = sum(not each.fitted for each in some)
     yield (
-        f"Of {len(some)} published runs {len(some) - ran_out} fitted and {ran_out} ran out of memory. The chance that "
-        "each was given by the other sources, and how many fitted:\n\n"
-        "| chance said | runs | mean chance | fitted |\n|---|--:|--:|--:|\n"
+        f"Of {len(some)} published runs {len(some) - ran_out} fitted and {ran_out} ran out of memory. The chance "
+        "predicted from the other sources, and how many fitted:\n\n"
+        "| predicted chance | runs | mean chance | fitted |\n|---|--:|--:|--:|\n"
     )
     for low, high in pairwise(BINS):
         inside = [each for each in some if low <= each.chance < high or each.chance == high == 1]
@@ -187,18 +187,19 @@ def _fits() -> Iterator[str]:
             yield f"| {100 * low:.0f} to {100 * high:.0f} % | {len(inside)} | {percent(chance)} | {percent(fitted)} |\n"
     brier = mean((each.chance - each.fitted) ** 2 for each in some)
     yield (
-        f"\nBrier's score is {brier:.3f}. Runs that are published mostly fitted, for which reason more fit here than "
-        "the chances say; runs near the edge are few.\n"
+        f"\nBrier's score is {brier:.3f}. Most published runs fitted, so more fit here than the chances say; few runs "
+        "are near the limit.\n"
     )
 
 
 def _unlike() -> Iterator[str]:
     yield (
         f"\n## Runs unlike all published ones\n\nIntervals are {widening():.2g} times as wide (of logarithms) where a "
-        "run has what no published run with a figure has: experts, adapters (step time), fp32 matmuls, more devices "
-        "than any of them or longer sequences. The factor is measured where it can be: so much wider is the interval "
-        "of a step by the constants of another device of its maker. That it holds for other kinds of novelty is "
-        "assumed.\n"
+        "run has a property that no published run with a figure has: experts, adapters (step time), fp32 matmuls, "
+        "more devices "
+        "than any of them or longer sequences. The factor is measured where possible: the interval of a step "
+        "predicted by the constants of another device of its maker is that much wider. That it holds for other "
+        "differences is assumed.\n"
     )
 
 

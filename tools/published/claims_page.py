@@ -14,12 +14,12 @@ from worked_claims import claim_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 HEAD = """\
-# Worked examples of others, worked out again
+# Published worked examples, checked
 
 Written by `python tools/published/claims_page.py`; a test compares it with what it would write today, and runs every
 command. The rows are those of `tools/published/worked_examples.csv`: numbers that notes, lectures and papers on
-training print. A claim holds where our number agrees within {agrees}; where it does not, the right number stands beside
-it, and how the printed one comes about where that could be found. {counts}
+training print. A claim holds where our number agrees within {agrees}; where it does not, the table has the right
+number, and the cause of the printed one where it was found. {counts}
 
 | topic | claim | printed | ours | verdict |
 |---|---|--:|--:|---|

@@ -24,8 +24,8 @@ from trainledger.spec.error_model import SHARE
 PATH = Path(catalog.__file__).parent / "errors.toml"
 BASES = ("own", "other", "bound")
 HEAD = """\
-# Written by tools/published/error_model.py: how far predictions were from published runs whose source had taught them
-# nothing. Errors are measured over predicted; steps: 80 % lie between low and high; memory: Student's t of the
+# Written by tools/published/error_model.py: how far predictions were from published runs whose source was left out.
+# Errors are measured over predicted; steps: 80 % lie between low and high; memory: Student's t of the
 # logarithm. docs/accuracy.md has the method, and how often such intervals held.
 """
 

@@ -34,18 +34,18 @@ FIGURES = {
 }
 
 HEAD = """\
-# Published memory beside the ledger's
+# Published memory and the ledger's
 
 Written by `python tools/published/published_page.py`; a test compares it with what it would write today. The rows are
 those of `tools/published/runs.csv`, facts read from public repositories, each with its source.
 
-Of every row that says enough, a run is made, and of every rank of its layout an account in closed form on a GPU
-(`ledger.ranks.accounts`). To the rank's peak comes what stands around the tensors (`predict.device_memory`: cuBLAS's
-workspaces, fragmentation, the CUDA context, NCCL's buffers, and what the recipe's framework reserves). That is what
-`trainledger plan` predicts, and the error of a user. The figure is the one that the source measured: what the driver
-counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows: each is a
-source's own, the catalog's with its source, or follows from code that is named. The rows were looked at, though, to
-find out which mechanisms were missing.
+Each row that says enough becomes a run, with an account in closed form on a GPU for every rank of its layout
+(`ledger.ranks.accounts`). Memory outside the tensors is added to the rank's peak (`predict.device_memory`: cuBLAS's
+workspaces, fragmentation, the CUDA context, NCCL's buffers, and what the recipe's framework reserves). `trainledger
+plan` predicts the same number, so its users see the same error. The figure is the one that the source measured: what
+the driver counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows:
+each is the source's, the catalog's with its source, or follows from code that is named. The rows were looked at,
+though, to find out which mechanisms were missing.
 
 The median absolute error over the {rows} rows of dense pretraining in 16 bits is **{median}**. docs/accuracy.md has the
 intervals, of sources left out.
@@ -58,10 +58,10 @@ intervals, of sources left out.
 FITS = """
 ## What fits
 
-"Does not fit" is said where the lines of the heaviest rank are more than what the device leaves to a process. Runs with
+"Does not fit" is predicted where the peak rank needs more than the device's usable memory. Runs with
 a measured figure did fit; those marked as out of memory by their source did not. docs/accuracy.md has the chances.
 
-| runs | said and so | said in vain | missed | rightly not said | precision | recall |
+| runs | true positives | false positives | missed | true negatives | precision | recall |
 |---|--:|--:|--:|--:|--:|--:|
 """
 
@@ -109,9 +109,9 @@ def _sensitivity() -> Iterator[str]:
     def at_both_ends(case: Case) -> Case:
         return replace(case, source=replace(case.source, stages="all"))
 
-    yield "What hangs on the assumptions: that median, if\n\n"
-    yield f"- BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
-    yield f"- every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
+    yield "How the assumptions change that median:\n\n"
+    yield f"- if BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
+    yield f"- if every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
 
 
 def _labels_row(name: str, each: Labels) -> str:

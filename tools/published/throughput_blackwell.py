@@ -50,8 +50,11 @@ _SOURCE_OF: dict[tuple[str, str], TimeSource] = {
 }  # fmt: skip
 LEFT_OUT = (
     ("MXFP8, NVFP4", "a scale for 32 or 16 numbers, which no precision here has"),
-    ("Llama 3 70B and 405B with Megatron FSDP", "activations are offloaded to the host's memory, which is not told"),
-    ("mixtures of experts", "the fraction of a step that runs beside dispatch is not stated"),
+    (
+        "Llama 3 70B and 405B with Megatron FSDP",
+        "activations are offloaded to the host's memory, which is not modelled",
+    ),
+    ("mixtures of experts", "the fraction of a step that overlaps with dispatch is not stated"),
     ("GB300, B300", "no calibration of this device"),
 )
 

@@ -62,7 +62,8 @@ LEFT_OUT = {
 
 _META_A100 = (
     "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, sums of "
-    "inputs' gradients beside those of weights (LLaMA's section 2.4: all_reduce operations overlapped as much as "
+    "inputs' gradients overlapped with those of weights (LLaMA's section 2.4: all_reduce operations overlapped as "
+    "much as "
     "possible), optimizer sharded (ZeRO-1), outputs of products kept (selective recomputation), 4M tokens in a step, "
     "those of a data rank in micro-batches as large as fit; {devices:,} devices; {network}"
 )
@@ -164,7 +165,7 @@ def _bloomberg(row: Row) -> tuple[Run, str]:
     run = _run(row, model, recipe, Layout(replicate=4, shard=128), A100_40, "efa-v1")
     told = (
         "SageMaker's ZeRO-3 within groups of 128 (MiCS), four copies, 2,048 sequences of 2,048 in a step, every block "
-        "recomputed, attention written out (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
+        "recomputed, unfused attention (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
         "of 1,024 sequences, two to a device, and the two-hop sums of gradients that it names are for steps of more "
         "than one micro-batch (told with four: 31 % too short, with one: more than twice as long). Not told: its head "
         "in fp32"
@@ -200,8 +201,8 @@ def _smol(row: Row) -> tuple[Run, str]:
     )
     run = _run(row, model, recipe, layout, H100, "efa-v2")
     told = (
-        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients beside those of "
-        "weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
+        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients overlapped with "
+        "those of weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
         "fused kernels (from memory of its report)"
     )
     return run, told
@@ -242,9 +243,10 @@ def _deepseek(row: Row) -> tuple[Run, str]:
                                                               "all_to_all")},
     )  # fmt: skip
     told = (
-        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, products in 8 bits by block, "
-        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, beside the compute of another "
-        "micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left out). "
+        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, 8-bit matmuls by block, "
+        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, overlapped with the compute of "
+        "another micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left "
+        "out). "
         "Assumed: a sequence to a micro-batch, 4 layers to a stage (3 in the first, 2 in the last), FlashAttention-2, "
         "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of products kept and the rest run again "
         "(the paper also drops the up-projections of latent attention and keeps in 8 bits what SwiGLU reads; without "

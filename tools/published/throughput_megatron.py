@@ -36,8 +36,8 @@ OMNIPATH_V100 = (
 NDR_8 = (("network", "ndr"),)
 
 _MEGATRON = (
-    "attention written out; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
-    "each (the repository's fused kernels): told as compile = true",
+    "unfused attention; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
+    "each (the repository's fused kernels): modelled as compile = true",
     "dropout 0.1 everywhere (the defaults); fp16 with a master copy in fp32, Adam; every block run again in backward",
     "tensor parallelism without sequence parallelism; gradients are summed over data ranks after the last backward",
 )  # fmt: skip
@@ -66,8 +66,8 @@ TABLE_2 = TimeSource(
     network=HDR_8,
     assumed=(
         *_MEGATRON,
-        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed of early 2021) gathers one "
-        "parameter after the other in 16 bits, nothing beside compute (overlap_comm was off by default)",
+        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed of early 2021) gathers one parameter after the "
+        "other in 16 bits, nothing overlapped (overlap_comm was off by default)",
         SPLIT_SENDS,
         SELENE,
     ),
@@ -104,7 +104,8 @@ VTRAIN_MULTI = TimeSource(
         *_MEGATRON,
         "1F1B; data parallel ranks sum gradients after the last micro-batch",
         SPLIT_SENDS,
-        "nodes of eight GPUs with 800 Gb/s (the repository's config/validation/multi), told as four adapters of HDR",
+        "nodes of eight GPUs with 800 Gb/s (the repository's config/validation/multi), modelled as four adapters of "
+        "HDR",
     ),
 )
 CHRONICLES = TimeSource(
@@ -140,7 +141,8 @@ CORE = TimeSource(
     convention="model TFLOP/s by the formula of the code (72 B s l h^2 ...), causality not halved",
     network=NDR_8,
     assumed=(
-        "cuDNN's attention (what Transformer Engine takes on H100), fused kernels told as compile = true, no dropout, "
+        "cuDNN's attention (what Transformer Engine takes on H100), fused kernels modelled as compile = true, no "
+        "dropout, "
         "bf16 with a master "
         "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
         "tensor parallelism with sequence parallelism, overlapped (the README), inputs of products gathered again in "
@@ -156,7 +158,7 @@ LLAMA_FP8 = TimeSource(
     network=NDR_8,
     assumed=(
         "as Megatron Core 0.8, linear layers in fp8 with a scale per tensor; virtual stages as the page says (VP)",
-        "weights are cast to 8 bits once a step and kept (Transformer Engine), told as precision.weight_caching; "
+        "weights are cast to 8 bits once a step and kept (Transformer Engine), modelled as precision.weight_caching; "
         "gradients in bf16 (--grad-reduce-in-bf16 of the repository's train_llama3_8b_h100_fp8.sh); parameters are "
         "gathered in bf16, not in 8 bits (--fp8-param-gather)",
         "the 70B has 128 sequences in a step (the page)",

@@ -26,7 +26,7 @@ from trainledger.predict.step import CAUSES
 PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
 
 HEAD = """\
-# Published throughput beside the predictions
+# Published and predicted throughput
 
 Written by `python tools/published/throughput_page.py` from what `python tools/published/fit_devices.py` (step times)
 and `python tools/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
@@ -40,11 +40,11 @@ no constant belongs to a source or a row, and links are the catalog's. {unfitted
 ZeRO-3 of early 2021 over many nodes, whose lost time would be taken for the network's. What a row does not say is
 assumed for its whole source, in words, below. Error is predicted over measured seconds of a step, less one.
 
-"Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to
-expect of a run that nobody has measured yet (docs/accuracy.md: with which interval). "In the sample" are the constants
-of the catalog, which are fitted on these rows. Mechanisms that were missing were looked for in these rows, which the
-second figure does not undo. NVIDIA's sources share a program: predicted from the others all together, before any of
-them was fitted on, they were told 12 % too slow (docs/unseen_throughput.md).
+"Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to expect
+of a run that was not measured yet (docs/accuracy.md has its interval). "In the sample" are the constants of the
+catalog, which are fitted on these rows. Mechanisms that were missing were looked for in these rows, which leaving a
+source out does not undo. NVIDIA's sources share a program: predicted from the others all together, before any of them
+was fitted on, they were predicted 12 % too slow (docs/unseen_throughput.md).
 
 | rows | | left out: median absolute error | within 25 % | in the sample: median | within 25 % |
 |---|--:|--:|--:|--:|--:|
@@ -59,7 +59,7 @@ the end of a tile, `attention_length` the number of keys at which attention reac
 `kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
 added where the program waits for each: `recipe.launch_blocking`); where no row of a type waits for launches it is what
 rows on A100 and steps on an H200 give (47 to 54 microseconds there). `contention_share` of a collective's time is lost
-to compute beside it; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
+to overlapping compute; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
 benchmark of one collective alone reaches between nodes is reached by those of a step, whose ranks come at different
 times and whose groups all talk at once; 1 where the rows show nothing of it.
 
@@ -155,7 +155,7 @@ def families() -> dict[str, list[PredictedHours]]:
 
 def _hours() -> Iterator[str]:
     yield (
-        "Tokens and device-hours are published, the layout mostly is not: what is assumed stands beside each run. "
+        "Tokens and device-hours are published, the layout mostly is not: each run lists its assumptions. "
         "Failures, checkpoints and evaluations are as published for others on the same devices (`catalog/"
         "reliability.toml`).\n\n"
     )
@@ -197,7 +197,9 @@ def _hours() -> Iterator[str]:
         bars = dict(each.bars)
         shares = (f"{100 * bars[cause] / each.hours:.1f}" if cause in bars else "" for cause in causes)
         yield f"| {runs[each.row].name} | {' | '.join(shares)} | {100 * each.predicted / each.hours:.1f} |\n"
-    yield "\nHours that are not told: " + "; ".join(f"{row} ({why})" for row, why in HOURS_LEFT_OUT.items()) + ".\n"
+    yield (
+        "\nHours that are not predicted: " + "; ".join(f"{row} ({why})" for row, why in HOURS_LEFT_OUT.items()) + ".\n"
+    )
 
 
 def _assumed(source: TimeSource) -> str:

@@ -61,7 +61,8 @@ RANK_REASONS = {
         "over six: B054), a micro-batch of one sequence that takes 43 % longer than one of two (R0347 and R0348), "
         "104 and 112 heads that take 14 to 18 % longer than 64 and than 128 (R0373 and R0372, R0374; R0321 and "
         "R0322). Besides, PCI Express and NUMA settings of nodes were improved on 02-25, by 1 to 5 % says the page,"
-        " after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, which is told alike. "
+        " after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, while both are predicted "
+        "alike. "
         "With the spread of what was run twice (2.5 %) and those four, a prediction without any error would reach "
         "0.92",
     ),
@@ -75,8 +76,9 @@ RANK_REASONS = {
 
 LAYOUT_REASONS = (
     "Such layouts often lie within a few percent of each other, so that single rows decide: among BigScience's R0326, "
-    "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than told in one and the same "
-    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were told 8 to 12 % too short, "
+    "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than predicted in the same "
+    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were predicted 8 to 12 % too "
+    "short, "
     "with 6 and 12 8 to 10 % too long, over 16 stages the other way round (before there was a `network_share`, as what "
     "follows)."
 )
@@ -98,8 +100,8 @@ def ranks() -> Iterator[str]:
             rows, why = RANK_REASONS[source.title]
             without = agreement([each for each in some if each.case.name not in rows])
             low.append(
-                f"- {source.title}: {why}. Without {', '.join(rows)} it is {without:.3f}; with them as they are and "
-                f"all others told exactly it would be {ceiling(some, rows):.3f}.\n"
+                f"- {source.title}: {why}. Without {', '.join(rows)} it is {without:.3f}; with them unchanged and all "
+                f"others predicted exactly it would be {ceiling(some, rows):.3f}.\n"
             )
     if low:
         yield f"\nBelow {RANKS} in the rows of `runs.csv`:\n\n"
