@@ -55,15 +55,15 @@ def test_json_stays_clean_whatever_the_script_prints(script: Path) -> None:
         cwd=script.parent,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     assert {"from the script", "from below", "child"} <= set(done.stderr.splitlines())
-    assert told["total"]["flops"] == 128
-    (file,) = told["files"]
+    assert answer["total"]["flops"] == 128
+    (file,) = answer["files"]
     lines = {each["number"]: each for each in file["lines"]}
     assert sum(each["own"]["flops"] for each in lines.values()) == 128
     assert lines[6]["marks"][1] == {"kind": "copy", "why": "non-contiguous by reshape", "times": 1, "nbytes": 512}
     assert lines[6]["intensity"] == 128 / (2 * 512 + 2 * 512)
-    assert told["findings"][0]["line"] == "train.py:6"
+    assert answer["findings"][0]["line"] == "train.py:6"
 
 
 def test_options_behind_the_script_are_its_own(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

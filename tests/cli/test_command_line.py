@@ -150,13 +150,13 @@ def test_the_nearest_is_a_number_where_it_is_one(capsys):
 
 
 def test_any_value_of_an_input_is_told_as_json(capsys):
-    for value, told in (
+    for value, found in (
         ({1: "a"}, "a table"), (10**9999, "a number of about 9999 digits"), ((2, [3]), [2, "[3]"]), (object, None),
         (float("nan"), None),
     ):  # fmt: skip
         show(lines("", error_json(InvalidInput([Problem("field", value, "is wrong")]))), as_json=True)
         (problem,) = json.loads(capsys.readouterr().out)["error"]
-        assert problem["value"] == (told if value is not object else "<class 'object'>")
+        assert problem["value"] == (found if value is not object else "<class 'object'>")
         assert problem["nearest"] is None
 
 

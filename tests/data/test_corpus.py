@@ -135,9 +135,9 @@ def test_a_hash_that_was_changed_in_the_memory_is_not_believed(tmp_path: Path) -
     os.utime(file, (1, 1))
     corpus = find_corpus((str(file),), tmp_path)
     true = identify(corpus, tmp_path).sha256
-    told = json.loads(memory.read_text())
-    ((key, digest),) = told["hashes"].items()
-    memory.write_text(json.dumps(told | {"hashes": {key: digest[::-1]}}))
+    answer = json.loads(memory.read_text())
+    ((key, digest),) = answer["hashes"].items()
+    memory.write_text(json.dumps(answer | {"hashes": {key: digest[::-1]}}))
     assert identify(corpus, tmp_path).sha256 == true
 
 

@@ -44,8 +44,8 @@ def run_of(model: dict[str, Any], **recipe: Any) -> Run:
         "max_seq_len": T,
     }
     spec = from_fields(ModelSpec, {**sizes, **model})
-    told = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
-    return Run(model=spec, recipe=from_fields(Recipe, {**told, **recipe}))
+    fields = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
+    return Run(model=spec, recipe=from_fields(Recipe, {**fields, **recipe}))
 
 
 def eager(run: Run) -> Run:
@@ -356,6 +356,6 @@ def test_what_is_not_followed_is_told_as_eager_with_a_note(
 
 
 def test_the_note_stands_in_the_forecast() -> None:
-    told = predict(run_of(LLAMA, activation_checkpointing="offload"), None, backend="cuda")
-    assert any(each.startswith("compiled memory is counted as eager: ") for each in told.notes)
+    forecast = predict(run_of(LLAMA, activation_checkpointing="offload"), None, backend="cuda")
+    assert any(each.startswith("compiled memory is counted as eager: ") for each in forecast.notes)
     assert not any("counted as eager" in each for each in predict(run_of(LLAMA), None, backend="cuda").notes)

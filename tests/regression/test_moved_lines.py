@@ -50,9 +50,9 @@ def written(content: Content) -> str:
 def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
     many = tuple(f"operation_of_a_long_name_{at}" for at in range(6))
     moves = [Move("kept", "a/folder/that/is/deep/model.py:41", "h = many(x)", 16_780_000, many)]
-    told = written(moved_at(moves)).splitlines()
-    assert max(map(len, told)) <= 80
-    assert all(each in " ".join(told) for each in many)
+    printed = written(moved_at(moves)).splitlines()
+    assert max(map(len, printed)) <= 80
+    assert all(each in " ".join(printed) for each in many)
 
 
 def test_the_table_of_a_difference_has_a_line_for_each_quantity() -> None:
@@ -77,9 +77,9 @@ def test_an_operation_that_keeps_one_more_activation(folder: Path) -> None:
     here, above = f"model.py:{line_of(source, new)}", f"model.py:{line_of(source, 'h = self.up(x)')}"
     assert {place: each.change for place, each in kept.items()} == {here: KEPT_OF_H, above: KEPT_OF_H}
     assert kept[here].operations == ("mul", "sigmoid")
-    told = text(checked([difference]))
-    assert f"kept +1.024 MB at {here} (aten::mul, aten::sigmoid)\n    {new}\n" in told
-    assert max(len(line) for line in told.splitlines()) <= 80
+    printed = text(checked([difference]))
+    assert f"kept +1.024 MB at {here} (aten::mul, aten::sigmoid)\n    {new}\n" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
 
 
 def test_a_tensor_that_python_holds_is_told_with_the_line_that_holds_it(folder: Path) -> None:
@@ -176,9 +176,9 @@ def test_what_is_told_of_lines_that_went_and_of_many() -> None:
     totals = {"parameters": 0, "flops": 60, "model_flops": 0, "kept": 0, "peak": 0}
     before = Summary(totals, {}, {}, {}, places, {})
     after = Summary({**totals, "flops": 0}, {}, {}, {}, (), {})
-    told = text(checked([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())]))
-    assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in told
-    assert "FLOPs -21 FLOP at 2 other places together" in told
+    printed = text(checked([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())]))
+    assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in printed
+    assert "FLOPs -21 FLOP at 2 other places together" in printed
 
 
 def test_a_lock_without_tensors_one_by_one_is_not_set_against_one_with_them(folder: Path) -> None:

@@ -54,13 +54,13 @@ def written(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
 )  # fmt: skip
 @given(written())
 def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str, Any]]) -> None:
-    told = []
+    shown = []
     for _ in range(MOST):
         try:
             load(table, search=False)
             return
         except InvalidInput as error:
-            told.append(str(error))
+            shown.append(str(error))
             found = [each for each in error.problems if each.nearest is not None]
         if not found:
             return  # a sentence says what else there is to change
@@ -72,7 +72,7 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
         left = {path: each for path, each in table.get(section, {}).items() if not whole or f"{name}." not in path}
         left[name] = list(nearest) if isinstance(nearest, tuple) else nearest
         table[section] = {path: each for path, each in left.items() if (path, each) != (name, "none")}
-    pytest.fail("\n".join(told))
+    pytest.fail("\n".join(shown))
 
 
 @pytest.mark.parametrize(

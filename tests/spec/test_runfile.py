@@ -712,9 +712,9 @@ def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
         read(both)
     below = tmp_path / "below.toml"
     below.write_text('[recipe]\nseq_len = 8\nglobal_batch = 1\nsteps = 1\nlayout = "auto"\n')
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         read(below)
-    (problem,) = [each for each in told.value.problems if each.field == "recipe.layout"]
+    (problem,) = [each for each in caught.value.problems if each.field == "recipe.layout"]
     assert str(problem).endswith("stands above all sections; nearest that works: auto = true in [layout]")
 
 
@@ -723,9 +723,9 @@ def test_a_name_of_a_model_that_is_taken_for_a_file_is_told_how_models_are_named
         InvalidInput, match=r"cannot be read: .*; a model is a name of .* or the path of its config.json"
     ):
         read(tmp_path / "meta-llama" / "Llama-3-8B")
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         read(tmp_path / "run.toml")
-    assert "a model is a name" not in str(told.value)
+    assert "a model is a name" not in str(caught.value)
 
 
 # Several texts

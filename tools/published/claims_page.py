@@ -29,13 +29,13 @@ WORDS = {"holds": "holds", "wrong": "**wrong**", "answered": "answered"}
 
 def page() -> str:
     """docs/claims.md."""
-    told = [(row, claim_of(row)) for row in rows()]
-    counts = Counter(verdict(row, claim) for row, claim in told)
-    said = f"Of {len(told)} claims {counts['holds']} hold, {counts['wrong']} do not"
+    found = [(row, claim_of(row)) for row in rows()]
+    counts = Counter(verdict(row, claim) for row, claim in found)
+    said = f"Of {len(found)} claims {counts['holds']} hold, {counts['wrong']} do not"
     said += f", and {counts['answered']} was a question." if counts["answered"] else "."
     head = HEAD.format(counts=said, agrees=f"{100 * AGREES:g} %")
-    parts = [head, *(_row(row, claim) for row, claim in told), "\n## The commands\n"]
-    return "".join((*parts, *(part for row, claim in told for part in _commands(row, claim))))
+    parts = [head, *(_row(row, claim) for row, claim in found), "\n## The commands\n"]
+    return "".join((*parts, *(part for row, claim in found for part in _commands(row, claim))))
 
 
 def number(value: float) -> str:

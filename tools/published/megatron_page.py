@@ -41,13 +41,19 @@ KINDS: tuple[tuple[str, Callable[[Golden], bool], str], ...] = (
 
 def page() -> str:
     """The page's text."""
-    told, left_out = golden_values()
-    return "\n".join([*_head(told), *_kinds(told), *_cases(told), *_left_out(left_out), *_times(told)]) + "\n"
+    predicted, left_out = golden_values()
+    return (
+        "\n".join([*_head(predicted), *_kinds(predicted), *_cases(predicted), *_left_out(left_out), *_times(predicted)])
+        + "\n"
+    )
 
 
-def _head(told: tuple[Golden, ...]) -> Iterator[str]:
-    dense, experts = [each for each in told if not each.of_experts], [each for each in told if each.of_experts]
-    large = [each for each in told if each.measured > LARGE]
+def _head(predicted: tuple[Golden, ...]) -> Iterator[str]:
+    dense, experts = (
+        [each for each in predicted if not each.of_experts],
+        [each for each in predicted if each.of_experts],
+    )
+    large = [each for each in predicted if each.measured > LARGE]
     yield "# Memory of Megatron-LM's own tests"
     yield ""
     yield (
@@ -61,18 +67,18 @@ def _head(told: tuple[Golden, ...]) -> Iterator[str]:
     yield ""
     yield "| rows | count | median absolute error | within 5 % | bias |"
     yield "|---|---|---|---|---|"
-    for name, some in (("all", told), ("dense", dense), ("mixtures of experts", experts), ("above 8 GB", large)):
+    for name, some in (("all", predicted), ("dense", dense), ("mixtures of experts", experts), ("above 8 GB", large)):
         errors = [each.error for each in some]
         within = sum(abs(each) <= 0.05 for each in errors) / len(errors)
         bias = median(errors)
         absolute = median(abs(each) for each in errors)
         yield f"| {name} | {len(some)} | {absolute:.2%} | {within:.0%} | {bias:+.2%} |"
     yield ""
-    yield from _coverage(told)
+    yield from _coverage(predicted)
 
 
-def _coverage(told: tuple[Golden, ...]) -> Iterator[str]:
-    known = {each.row["case"] for each in told}
+def _coverage(predicted: tuple[Golden, ...]) -> Iterator[str]:
+    known = {each.row["case"] for each in predicted}
     every = {each["case"] for each in read_cases()}
     of_experts = {each for each in every if each.startswith(OF_EXPERTS)}
     decoders = {each for each in every if each.startswith("gpt/")}
@@ -86,9 +92,9 @@ def _coverage(told: tuple[Golden, ...]) -> Iterator[str]:
     yield ""
 
 
-def _kinds(told: tuple[Golden, ...]) -> Iterator[str]:
+def _kinds(predicted: tuple[Golden, ...]) -> Iterator[str]:
     found: dict[str, list[Golden]] = {name: [] for name, _, _ in KINDS}
-    for each in told:
+    for each in predicted:
         found[next(name for name, applies, _ in KINDS if applies(each))].append(each)
     yield "## What is left, by what a case has"
     yield ""
@@ -108,14 +114,14 @@ def _kinds(told: tuple[Golden, ...]) -> Iterator[str]:
     yield ""
 
 
-def _cases(told: Iterable[Golden]) -> Iterator[str]:
+def _cases(found: Iterable[Golden]) -> Iterator[str]:
     yield "## Every case"
     yield ""
     yield "Devices in brackets: the recipe does not list the case, see `with_devices` in `megatron_cases.py`."
     yield ""
     yield "| case | device | container | devices | predicted MB | measured MB | MB | error |"
     yield "|---|---|---|---|---|---|---|---|"
-    for each in sorted(told, key=lambda one: (one.row["case"], one.row["device"], one.row["container"])):
+    for each in sorted(found, key=lambda one: (one.row["case"], one.row["device"], one.row["container"])):
         row, count = each.row, str(each.run.cluster.count)
         predicted, measured = each.predicted / MEGA, each.measured / MEGA
         yield (
@@ -136,7 +142,7 @@ def _left_out(rows: tuple[tuple[Row, str], ...]) -> Iterator[str]:
     yield ""
 
 
-def _times(told: Iterable[Golden]) -> Iterator[str]:
+def _times(predicted: Iterable[Golden]) -> Iterator[str]:
     yield "## Step times"
     yield ""
     yield (
@@ -146,7 +152,7 @@ def _times(told: Iterable[Golden]) -> Iterator[str]:
     yield ""
     yield "| case | device | predicted s | measured s | predicted / measured |"
     yield "|---|---|---|---|---|"
-    for each in sorted(told, key=lambda one: (one.row["case"], one.row["device"])):
+    for each in sorted(predicted, key=lambda one: (one.row["case"], one.row["device"])):
         row = each.row
         if row["container"] != "dev" or "_" in row["device"] or not row["iteration_seconds"]:
             continue

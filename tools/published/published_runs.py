@@ -1,4 +1,4 @@
-"""Which published runs are told how, and why others are not."""
+"""How published runs are modelled, and why others are not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def case_of(row: Row) -> Case | str:
         if row["n_devices"] != "1" and "Full" not in family:
             return "adapters are accounted for on one device only"
         return qwen_case(row)
-    return "not told"
+    return "not predicted"
 
 
 def labels_beside(rows: list[Row]) -> Iterator[Case]:

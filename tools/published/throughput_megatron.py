@@ -26,7 +26,7 @@ from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
 HDR_4 = (("network", "hdr"), ("network_bytes_per_second", 12_500_000_000))  # four 200 Gb/s adapters for eight GPUs
-# Jean Zay has Omni-Path, told as InfiniBand of 100 Gb/s that reaches what the project's own benchmark of all-reduces of
+# Jean Zay has Omni-Path, modelled as InfiniBand of 100 Gb/s that reaches what the project's own benchmark of all-reduces of
 # 4 GB over four nodes measured: 40.5 Gb/s through one adapter of eight A100, which have four, and 84.7 Gb/s for a node
 # of four V100 (bigscience-workshop/bigscience: experiments/bandwidth, all_reduce_bench-a100-n4.txt and -32gb-4n.txt).
 OMNIPATH_4 = (("network", "edr-half"), ("network_reached_bytes_per_second", 40_500_000_000 // 8 * 4 // 8))
@@ -71,7 +71,7 @@ TABLE_2 = TimeSource(
         SPLIT_SENDS,
         SELENE,
     ),
-    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is told a half to four fifths of what it took: each of its "
+    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is predicted at a half to four fifths of its time: each of its "
     "gathers waits for a ring through all of them, and more than the links' own latency was lost there; its rows with "
     "pipelines are all within 15 %",
 )
@@ -238,17 +238,17 @@ def bigscience_case(row: Row) -> TimeCase | str:
     if not row["measured_step_time_s"]:
         return "out of memory: no time"
     final = "final log" in row["source"]  # of BLOOM itself: the trials' code, and the optimizer of the last of them
-    told = megatron_case({**row, "source": "chronicles", "notes": "02-28"} if final else row)
-    data, batch = told.run.layout.data_ranks, told.run.device_batch
+    known = megatron_case({**row, "source": "chronicles", "notes": "02-28"} if final else row)
+    data, batch = known.run.layout.data_ranks, known.run.device_batch
     printed = int(row["global_batch_seqs"])
     if printed % (data * batch):
         printed = round(printed / (data * batch)) * data * batch
-    layout = _splitting(replace(told.run.layout, overlap=None))
+    layout = _splitting(replace(known.run.layout, overlap=None))
     blocking = layout.devices >= BLOCKING_DEVICES
-    recipe = replace(told.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
+    recipe = replace(known.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
     source = CHRONICLES if "tr11" in row["source"] else TR3M
-    found = case(row, source, told.run.cluster.device, told.run.model, recipe, layout, from_step)
-    # A batch that is no whole number of micro-batches is told as the nearest one that is, its time in proportion.
+    found = case(row, source, known.run.cluster.device, known.run.model, recipe, layout, from_step)
+    # A batch that is no whole number of micro-batches is modelled as the nearest one that is, its time in proportion.
     return replace(found, seconds=found.seconds * printed / int(row["global_batch_seqs"]))
 
 
@@ -290,9 +290,9 @@ def llama_fp8_case(row: Row) -> TimeCase:
         schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=chunks // stages,
         stage_layers=split if uneven else None, overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
     )  # fmt: skip
-    told = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
+    fields = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
     recipe = _core_recipe(
-        told, 1, precision="fp8-tensorwise", **{"precision.gradient_dtype": None, "precision.weight_caching": True}
+        fields, 1, precision="fp8-tensorwise", **{"precision.gradient_dtype": None, "precision.weight_caching": True}
     )
     return case(row, LLAMA_FP8, "h100-sxm", llama(row), recipe, layout, from_tokens)
 

@@ -1,6 +1,6 @@
 """NVIDIA's own figures of NeMo and Megatron Bridge on H100.
 
-Rows are in ``nemo_runs.csv``. What a table leaves open is told as NVIDIA's recipe of that container has it. Constants
+Rows are in ``nemo_runs.csv``. What a table leaves open is taken from NVIDIA's recipe of that container has it. Constants
 are fitted on the containers of 2024, each layout on the fewest devices that it was run on; the same layouts on more
 devices, and all later containers, are among the steps that nothing was fitted on (`unseen_runs`).
 """
@@ -197,10 +197,10 @@ def _seconds(row: Row, run: Run) -> float:
 
 def nemo_case(row: Row) -> TimeCase:
     """A row of ``nemo_runs.csv`` as a run."""
-    return told(row, _BY_COLUMN[row["source"]], "h100-sxm")
+    return case_of(row, _BY_COLUMN[row["source"]], "h100-sxm")
 
 
-def told(row: Row, source: TimeSource, device: str) -> TimeCase:
+def case_of(row: Row, source: TimeSource, device: str) -> TimeCase:
     """A row with these columns as a run on a device."""
     named = {**row, "model_family": f"{row['model']}, {row['container']}, {row['precision']}", "n_devices": row["gpus"]}
     return case(named, source, device, _model(row), _recipe(row), _layout(row), _seconds)

@@ -16,9 +16,21 @@ from throughput_blackwell import LEFT_OUT
 from throughput_case import CALIBRATED, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import PredictedHours, read_hours, whole_runs
+from throughput_predictions import (
+    HOURS,
+    MEDIAN,
+    NAMES,
+    WITHIN,
+    PredictedCase,
+    counting,
+    errors,
+    percent,
+    predicted_cases,
+    sources,
+    ways,
+)
 from throughput_ranks import ranks
 from throughput_runs import NO_FIGURE
-from throughput_told import HOURS, MEDIAN, NAMES, WITHIN, Told, counting, errors, percent, sources, told, ways
 
 from trainledger import catalog
 from trainledger.predict.step import CAUSES
@@ -72,7 +84,7 @@ What the sources below say of their networks and programs are fields of a run fi
 def page() -> str:
     """The whole page."""
     constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
-    unfitted = sum(not each.case.fitted for each in told()[0])
+    unfitted = sum(not each.case.fitted for each in predicted_cases()[0])
     parts = [HEAD.format(constants=constants, unfitted=unfitted), *_totals(), "\n## By source\n\n", *_by_source()]
     parts += ["\n## Ranks\n\n", *ranks(), "\n## What the calibrations say\n\n", *_constants()]
     parts += ["\n## Sources above 15 %\n\n", *_above(), "\n## Whole runs\n\n", *_hours()]
@@ -90,10 +102,10 @@ def _fields() -> tuple[Any, ...]:
 def _totals() -> Iterator[str]:
     yield _total("**A100, H100 and TPU**", counting())
     for name in CALIBRATED:
-        yield _total(NAMES[name], [each for each in told()[0] if each.case.calibration == name])
+        yield _total(NAMES[name], [each for each in predicted_cases()[0] if each.case.calibration == name])
 
 
-def _total(name: str, some: Sequence[Told]) -> str:
+def _total(name: str, some: Sequence[PredictedCase]) -> str:
     inside, outside = errors(some), errors(some, left_out=True)
     cells = (name, str(len(some)), *(percent(each) for each in (
         outside.median, outside.within(WITHIN), inside.median, inside.within(WITHIN))))  # fmt: skip
@@ -220,7 +232,7 @@ def _all_rows() -> Iterator[str]:
         yield from (_row(each) for each in some)
 
 
-def _row(each: Told) -> str:
+def _row(each: PredictedCase) -> str:
     case, run, stored = each.case, each.case.run, each.stored
     cells = (
         case.name, case.row["model_family"], str(run.layout.devices), ways(run.layout),
@@ -232,7 +244,7 @@ def _row(each: Told) -> str:
 
 
 def _left_out() -> Iterator[str]:
-    left_out = told()[1]
+    left_out = predicted_cases()[1]
     counts = Counter((row["source"].split("/results/")[0], why) for row, why in left_out if why != NO_FIGURE)
     yield "| source | rows | why |\n|---|--:|---|\n"
     yield from (f"| {source} | {count} | {why} |\n" for (source, why), count in sorted(counts.items()))

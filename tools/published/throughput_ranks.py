@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from throughput_case import CALIBRATED, TimeSource
+from throughput_predictions import RANKS, PredictedCase, sources
 from throughput_times import ranks_agree
-from throughput_told import RANKS, Told, sources
 from unseen_runs import Unseen, unseen
 
 ENOUGH = 10  # rows, from which on a correlation says something
 
 
-def ranked() -> list[tuple[TimeSource, list[Told]]]:
+def ranked() -> list[tuple[TimeSource, list[PredictedCase]]]:
     """The sources with `ENOUGH` rows or more on one type of device."""
     split = [
         (source, [each for each in some if each.case.calibration == name])
@@ -22,10 +22,10 @@ def ranked() -> list[tuple[TimeSource, list[Told]]]:
     return [(source, some) for source, some in split if len(some) >= ENOUGH]
 
 
-def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
+def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[PredictedCase]]]:
     """The rows of a source that have one model in common and different layouts, ten or more."""
     for source, some in ranked():
-        split: dict[str, list[Told]] = {}
+        split: dict[str, list[PredictedCase]] = {}
         for each in some:
             spec = each.case.run.model
             model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.attention.n_heads} heads"
@@ -36,7 +36,7 @@ def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
                 yield source, model, rows
 
 
-def agreement(some: Sequence[Told | Unseen]) -> float:
+def agreement(some: Sequence[PredictedCase | Unseen]) -> float:
     """Spearman's correlation of predicted and measured seconds of a step."""
     return ranks_agree([each.seconds for each in some], [each.measured for each in some])
 
@@ -46,8 +46,8 @@ def unseen_of(source: TimeSource) -> list[Unseen]:
     return [each for each in unseen() if each.case.source == source]
 
 
-def ceiling(some: Sequence[Told], rows: Sequence[str]) -> float:
-    """The correlation if all but the named rows were told as they were measured."""
+def ceiling(some: Sequence[PredictedCase], rows: Sequence[str]) -> float:
+    """The correlation if all but the named rows were predicted as they were measured."""
     exact = [each.seconds if each.case.name in rows else each.measured for each in some]
     return ranks_agree(exact, [each.measured for each in some])
 

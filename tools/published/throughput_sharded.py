@@ -233,8 +233,8 @@ def titan_time_case(row: Row) -> TimeCase | str:
     if row["id"] == "R1109":
         return "throughput unchanged from the row before, no number of its own"
     if (row["model_family"] == "Llama3-405B" and row["pp"] != "1") or row["cp"] not in ("", "1"):
-        told = titan_case(row)
-        layout, batch, total = told.run.layout, told.run.device_batch, told.run.recipe.global_batch
+        known = titan_case(row)
+        layout, batch, total = known.run.layout, known.run.device_batch, known.run.recipe.global_batch
     else:
         tensor = number(row, "tp")
         if not row["micro_batch_per_device"]:
@@ -351,7 +351,7 @@ def sharded_time_case(row: Row) -> TimeCase | str:
     for beginning, tell in _TOLD.items():
         if beginning in source:
             return tell(row)
-    return "not told"
+    return "not predicted"
 
 
 _TOLD = {

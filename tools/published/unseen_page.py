@@ -12,8 +12,8 @@ from left_out import read_left_out
 from published_case import Errors
 from throughput_case import TimeSource
 from throughput_nemo import LEFT_OUT
+from throughput_predictions import NAMES, WITHIN, percent, sources, ways
 from throughput_ranks import ENOUGH, agreement, ranked
-from throughput_told import NAMES, WITHIN, percent, sources, ways
 from unseen_runs import ASSUMED, Unseen, unseen
 
 PAGE = Path(__file__).parents[2] / "docs" / "unseen_throughput.md"

@@ -2,7 +2,7 @@
 
 ``unseen_bigscience.csv`` has the steps that the page of BigScience's trials prints and ``runs.csv`` has not, all of
 them that have a layout and a time; ``unseen_vtrain.csv`` the rest of vTrain's table of many nodes and the first 120
-lines of its table of single nodes, less what ``runs.csv`` has. They are told as the rows of their sources are. Of
+lines of its table of single nodes, less what ``runs.csv`` has. They are modelled like the rows of their sources. Of
 NVIDIA's figures (`throughput_nemo`) they are the containers of 2025 and later, and layouts on more devices.
 ``python tools/published/unseen_runs.py`` predicts them and writes ``unseen_predicted.csv``.
 """
