@@ -110,7 +110,9 @@ def test_the_exit_code_says_how_it_ended(
     assert sentence in json.loads(capsys.readouterr().out)["ended"]
 
 
-def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_ours_behind_a_script_that_fails_are_reported(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     script.write_text(own)
     assert main(["annotate", "train.py", "--fake", "--steps=2", "--lr"]) == 1
@@ -125,7 +127,7 @@ def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsy
     assert "came after" not in capsys.readouterr().out
 
 
-def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_misses_a_gpu_gets_a_hint_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("import torch\ntorch.ones(2)\ntorch.ones(2).to('cuda')\n")
     assert main(["annotate", "train.py"]) == 1
     out = " ".join(capsys.readouterr().out.split())
@@ -180,7 +182,7 @@ def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) 
         (["--html", "no/such/out.html", "train.py"], "--html"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(
+def test_what_is_wrong_is_reported_before_anything_runs(
     words: list[str], sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     assert main(["annotate", *words]) == 2

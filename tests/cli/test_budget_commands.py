@@ -61,7 +61,7 @@ def test_a_run_file_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.endswith("run.toml: as locked (5 figures)\n")
 
 
-def test_more_fails_and_less_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_fails_and_less_is_reported(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["lock"])
     capsys.readouterr()
     (project / "run.toml").write_text(RUN.replace("d_ff = 64", "d_ff = 96"))
@@ -271,7 +271,7 @@ class Model(nn.Module):
 
 
 def test_what_a_module_says_and_what_is_not_known_of_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own output goes to standard error; guesses and operations without a rule are told with their lines."""
+    """Its own output goes to standard error; guesses and operations without a rule are reported with their lines."""
     (project / "budget_model_c.py").write_text(NOISY)
     call = ["budget_model_c:Model", "--input", "fp32[3,8]", "--step", "forward"]
     assert main(["lock", *call, "--json"]) == 0
@@ -375,7 +375,7 @@ def test_a_lock_takes_words_as_trace_does(project: Path, capsys: pytest.CaptureF
     assert main(["check"]) == 0
 
 
-def test_memory_in_cycles_is_told_the_same_whenever_it_is_collected(project: Path) -> None:
+def test_memory_in_cycles_is_reported_the_same_whenever_it_is_collected(project: Path) -> None:
     import gc
 
     (project / "budget_model_b.py").write_text(

@@ -39,7 +39,7 @@ def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixtu
     assert re.search(r"bytes / rate = [\d.]+ [kMGT]?B / [\d.]+ [MGT]B/s, bound by memory", out)
 
 
-def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longest_operations_are_reported_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm"]
     parts = json.loads(printed(capsys, *words, "--json"))["parts"][1:]
     seconds = sorted((line["seconds"] for part in parts for line in part["lines"]), reverse=True)
@@ -96,7 +96,7 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
         (["memory", "gpt7"], "gpt7"),
     ],
 )
-def test_wrong_words_are_told(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+def test_wrong_words_are_reported(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
     assert main(["explain", *words]) == 2
     assert sentence in capsys.readouterr().err
 

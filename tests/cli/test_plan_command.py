@@ -283,7 +283,7 @@ def test_one_device_gets_what_the_search_finds_too(capsys):
     assert pasted in out
 
 
-def test_programs_are_told_the_layout_that_was_found(capsys):
+def test_programs_get_the_layout_that_was_found(capsys):
     words = ["gpt2", *L4, "--set", "cluster.count=4", "--set", "recipe.global_batch=64"]
     said = json.loads(call(capsys, "plan", *words, "--set", "layout=auto", "--json")[1])["run"]
     best = json.loads(call(capsys, "layouts", *words, "--keep", "1", "--json")[1])["ranked"][0]
@@ -301,7 +301,7 @@ def test_a_bar_that_takes_away_is_explained(capsys):
     assert "as matmuls too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
 
 
-def test_layers_of_many_stages_are_told_in_few_words(capsys):
+def test_layers_of_many_stages_are_reported_in_few_words(capsys):
     layers = [0, *[1] * 46, 0]
     words = ["plan", "gpt2-xl", *L4, "--set", "cluster.count=8", "--set", "layout.pipeline=8", "--set",
              "layout.virtual_stages=6", "--set", "layout.schedule=interleaved", "--set", "model.n_layers=46",

@@ -49,7 +49,7 @@ def test_all_is_equal(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_compiled_blocks_are_told_as_the_eager_ones_that_are_traced(
+def test_compiled_blocks_are_counted_as_the_eager_ones_that_are_traced(
     run_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["trace", run_file, "--json", "--set", "recipe.compile=true"]) == 0
@@ -78,7 +78,7 @@ def test_the_traced_ledger_can_be_kept(run_file: str, tmp_path: Path, capsys: py
     assert read_ledger(kept).matmul_flops == account(load(run_file)).matmul_flops
 
 
-def test_wrong_input_is_told_before_anything_is_traced(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_reported_before_anything_is_traced(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", run_file, "--set", "model.attention.n_heads=5"]) == 2
     assert "model.attention.n_heads" in capsys.readouterr().err
     assert main(["trace", run_file, "--by", "colour"]) == 2

@@ -352,7 +352,7 @@ def test_files_that_are_no_config(content, sentence, tmp_path):
     assert len(str(caught.value)) < 500
 
 
-def test_a_file_of_this_directory_is_told_by_its_name(tmp_path, monkeypatch):
+def test_a_file_of_this_directory_is_reported_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=rf"^config\.json: is not a file of {tmp_path}$"):
         read_json(Path("config.json"))

@@ -97,7 +97,7 @@ def test_the_defaults_are_those_of_transformers(kind):
     assert differ in ([], ["n_mtp_layers"] if kind == "deepseek_v3" else [])
 
 
-def test_what_is_left_out_is_told():
+def test_what_is_left_out_is_reported():
     assert left_out(CONFIGS["gpt-oss-20b"]) == [
         "left out: quantization_config = a table: says how the weights are stored; formats are the recipe's here"
     ]

@@ -342,7 +342,7 @@ UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("why", "model", "recipe", "layout"), UNCOVERED, ids=[each[0] for each in UNCOVERED])
-def test_what_is_not_followed_is_told_as_eager_with_a_note(
+def test_what_is_not_followed_is_counted_as_eager_with_a_note(
     why: str, model: dict[str, Any], recipe: dict[str, Any], layout: dict[str, Any]
 ) -> None:
     run = replace(run_of(model, **recipe), layout=Layout(**layout))

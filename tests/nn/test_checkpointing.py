@@ -223,5 +223,5 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
         ),
     ],
 )
-def test_what_does_not_work_is_told(recipe: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_work_is_reported(recipe: dict[str, Any], sentence: str) -> None:
     assert [str(each) for each in run_problems(run_of(LLAMA, **recipe))] == [sentence]

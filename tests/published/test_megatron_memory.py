@@ -25,7 +25,7 @@ def test_peaks_above_8_gb_are_within_3_percent_in_the_median() -> None:
     assert median(large) <= 0.03
 
 
-def test_most_decoders_are_told() -> None:
+def test_most_decoders_are_predicted() -> None:
     known = {each.row["case"] for each in golden_values()[0]}
     every = {each["case"] for each in read_cases()}
     dense = {each for each in every if each.startswith("gpt/")}

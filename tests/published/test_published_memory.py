@@ -32,7 +32,7 @@ def test_every_row_far_off_and_every_miss_has_its_reason_and_no_other_has() -> N
     assert {each.case.name for each in predicted if each.case.too_large and each.fits} == set(MISSED_REASONS)
 
 
-def test_every_row_is_told_or_has_a_reason() -> None:
+def test_every_row_is_predicted_or_has_a_reason() -> None:
     rows = read_rows()
     predicted, left_out = predictions()
     names = {each.case.name for each in predicted}
@@ -46,7 +46,7 @@ def test_every_row_is_told_or_has_a_reason() -> None:
             assert found != "not predicted", row["id"]
     assert (
         len(left_out) + len(predicted) == len(rows) + 2
-    )  # R0051 has no figure of its own; both of its labels are told
+    )  # R0051 has no figure of its own; both of its labels are predicted
     for beginning, _ in LEFT_OUT:
         assert any(beginning in row["source"] for row, _ in left_out), beginning
 

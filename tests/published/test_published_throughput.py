@@ -64,7 +64,7 @@ def test_all_that_a_source_has_is_ranked_as_measured() -> None:
         assert agreement([*some, *unseen_of(source)]) >= RANKS, source.title
 
 
-def test_every_row_is_told_or_has_a_reason() -> None:
+def test_every_row_is_predicted_or_has_a_reason() -> None:
     stored = read_predicted()
     for row in read_rows():
         found = time_case_of(row)

@@ -53,7 +53,7 @@ def test_no_step_is_one_that_constants_were_fitted_on() -> None:
     assert max(Counter(each.name for each in unseen_cases()).values()) == 1
 
 
-def test_every_step_is_told() -> None:
+def test_every_step_is_predicted() -> None:
     rows = [row["id"] for row in unseen_rows()]
     assert set(rows) <= {each.name for each in unseen_cases()}
     for each in unseen_cases():

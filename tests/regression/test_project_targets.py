@@ -45,7 +45,7 @@ def test_settings_that_are_no_table(text: str, tmp_path: Path) -> None:
         read(tmp_path, text)
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         read(tmp_path, """
             [tool.trainledger]

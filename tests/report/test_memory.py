@@ -1,4 +1,4 @@
-"""The memory figure and the peak's composition: what is drawn and told sums to the ledger's own live bytes."""
+"""The memory figure and the peak's composition: what is drawn and printed sums to the ledger's live bytes."""
 
 from __future__ import annotations
 

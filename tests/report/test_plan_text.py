@@ -45,7 +45,7 @@ def test_short_sequences_say_nothing_of_it(capsys: pytest.CaptureFixture[str]) -
     assert "dense" not in costs
 
 
-def test_programs_are_always_told_and_half_of_attention_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_are_always_reported_and_half_of_attention_goes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "llama-3-8b", "--device", "a100-sxm-80gb", "--set", "recipe.activation_checkpointing=full"]
     assert main([*words, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)

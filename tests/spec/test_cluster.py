@@ -1,4 +1,4 @@
-"""Rates of a cluster: what is written without a unit is bytes per second, and too little of that is told."""
+"""Rates of a cluster: what is written without a unit is bytes per second, and too little of that is an error."""
 
 import pytest
 

@@ -705,7 +705,7 @@ def test_any_bytes_are_a_run_file_or_sentences(tmp_path, content):
         read(path)
 
 
-def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
+def test_a_layout_that_is_a_text_and_a_section_is_distinguished(tmp_path):
     both = tmp_path / "both.toml"
     both.write_text('layout = "auto"\n[model]\npreset = "gpt2"\n[layout]\nshard = 2\n')
     with pytest.raises(InvalidInput, match="excludes a section \\[layout\\]: write auto = true in it instead"):
@@ -718,7 +718,7 @@ def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
     assert str(problem).endswith("stands above all sections; nearest that works: auto = true in [layout]")
 
 
-def test_a_name_of_a_model_that_is_taken_for_a_file_is_told_how_models_are_named(tmp_path):
+def test_a_model_name_that_is_taken_for_a_file_gets_a_hint_of_how_models_are_named(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"cannot be read: .*; a model is a name of .* or the path of its config.json"
     ):
@@ -764,7 +764,7 @@ def test_sources_of_a_mixture_are_in_the_order_of_their_names_and_come_back_from
         'data.mixture={one={path=["x","y"],weight=1}}',
     ],
 )
-def test_a_changed_mixture_is_told_and_made_by_overrides(change):
+def test_a_changed_mixture_is_reported_and_made_by_overrides(change):
     usual, other = parse(mixed()), parse(mixed(), [change])
     assert other != usual
     found = [each.field for each in differences(usual, other)]
@@ -800,7 +800,7 @@ def test_a_wrong_mixture_is_a_sentence(changes, sentence):
     assert any(sentence in each for each in refusal(mixed(), changes))
 
 
-def test_the_nearest_weight_that_is_told_works():
+def test_the_nearest_weight_that_is_named_works():
     for weight in (1e-9, 0.0003, 1e-4):
         with pytest.raises(InvalidInput) as caught:
             parse(mixed(), {"data.mixture.code.weight": weight})

@@ -87,7 +87,7 @@ def _was_read(source: Source, rank: RankAccount) -> bool:
 
 @cache
 def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that can be predicted, with its prediction, in the order of the file, and the others with their reason."""
+    """Every row that can be predicted, with its prediction, in the file's order, and the others with their reason."""
     rows = read_rows()
     found: list[Prediction] = []
     left_out: list[tuple[Row, str]] = []

@@ -1,7 +1,7 @@
 """NVIDIA's own figures of its DGX Cloud recipes, NeMo and Megatron Bridge on GB200 and B200.
 
-Rows are in ``blackwell_runs.csv``, which has the columns of ``nemo_runs.csv`` and the device, and are modelled like those
-(`throughput_nemo`). A rack joins 72 GB200; its programs run in blocks of 64.
+Rows are in ``blackwell_runs.csv``, which has the columns of ``nemo_runs.csv`` and the device, and are modelled like
+those (`throughput_nemo`). A rack joins 72 GB200; its programs run in blocks of 64.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
 HDR_4 = (("network", "hdr"), ("network_bytes_per_second", 12_500_000_000))  # four 200 Gb/s adapters for eight GPUs
-# Jean Zay has Omni-Path, modelled as InfiniBand of 100 Gb/s that reaches what the project's own benchmark of all-reduces of
+# Jean Zay has Omni-Path, modelled as InfiniBand of 100 Gb/s that reaches what the project's benchmark of all-reduces of
 # 4 GB over four nodes measured: 40.5 Gb/s through one adapter of eight A100, which have four, and 84.7 Gb/s for a node
 # of four V100 (bigscience-workshop/bigscience: experiments/bandwidth, all_reduce_bench-a100-n4.txt and -32gb-4n.txt).
 OMNIPATH_4 = (("network", "edr-half"), ("network_reached_bytes_per_second", 40_500_000_000 // 8 * 4 // 8))
@@ -71,7 +71,7 @@ TABLE_2 = TimeSource(
         SPLIT_SENDS,
         SELENE,
     ),
-    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is predicted at a half to four fifths of its time: each of its "
+    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is predicted at half to four fifths of its time: each of its "
     "gathers waits for a ring through all of them, and more than the links' own latency was lost there; its rows with "
     "pipelines are all within 15 %",
 )

@@ -1,6 +1,6 @@
 """NVIDIA's own figures of NeMo and Megatron Bridge on H100.
 
-Rows are in ``nemo_runs.csv``. What a table leaves open is taken from NVIDIA's recipe of that container has it. Constants
+Rows are in ``nemo_runs.csv``. What a table leaves open follows NVIDIA's recipe of that container. Constants
 are fitted on the containers of 2024, each layout on the fewest devices that it was run on; the same layouts on more
 devices, and all later containers, are among the steps that nothing was fitted on (`unseen_runs`).
 """
