@@ -57,13 +57,13 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
         recipe = with_fields(run.recipe, {"evaluation.sequences": validation_sequences})
         run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
-    told = forecast(run, ledger, machine, ranks=ranks)
+    predicted = forecast(run, ledger, machine, ranks=ranks)
     if ranks:
         ledger = ranks[0].ledger
         notes += (f"FLOPs and bytes of a step are those of the first of {run.layout.devices} ranks",)
         of_rank = summary(ledger)
-        told = replace(told, **{name: of_rank[name] for name in _OF_A_RANK})
-    return replace(told, notes=(*notes, *told.notes)), ledger
+        predicted = replace(predicted, **{name: of_rank[name] for name in _OF_A_RANK})
+    return replace(predicted, notes=(*notes, *predicted.notes)), ledger
 
 
 def closed_form(run: Run, device: torch.device) -> Ledger:
@@ -117,9 +117,9 @@ class Forecasting(Observer):
         with suppress(InvalidInput):  # none yet, or a damaged one, is made
             read_json(Forecast, state.run_dir / "forecast.json")
             return
-        told, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
+        predicted, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
         write_ledger(ledger, state.run_dir / "predicted-ledger.json.gz")
-        write_json(told, state.run_dir / "forecast.json")
+        write_json(predicted, state.run_dir / "forecast.json")
 
 
 class Measuring(Observer):

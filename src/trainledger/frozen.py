@@ -143,12 +143,12 @@ def _declared(each: Field[Any]) -> str:
 
 def _meant(each: Field[Any]) -> str:
     """What a field says of itself (`spec.setting.setting`), and the unit of its quantity."""
-    told, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
-    words = [told["doc"]]
-    if unit in ("bytes", "bytes/s", "seconds") and unit not in told["doc"]:
+    rules, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
+    words = [rules["doc"]]
+    if unit in ("bytes", "bytes/s", "seconds") and unit not in rules["doc"]:
         words.append(f"in {unit}")
-    if told["choices"] and not all(one in told["doc"] for one in told["choices"]):
-        words.append(f"one of {', '.join(told['choices'])}")
+    if rules["choices"] and not all(one in rules["doc"] for one in rules["choices"]):
+        words.append(f"one of {', '.join(rules['choices'])}")
     return "; ".join(words)
 
 
