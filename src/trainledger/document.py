@@ -95,7 +95,7 @@ class Facts:
 
 @frozen
 class Text:
-    """Sentences, each on lines of its own; ``note`` marks those that qualify the parts above them."""
+    """Sentences, each on separate lines; ``note`` marks those that qualify the parts above them."""
 
     lines: tuple[str, ...]
     note: bool = False

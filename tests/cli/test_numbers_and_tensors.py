@@ -100,7 +100,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("tensor", "float32[4,8]", "viiew"), "operations = 'viiew': is no operation that is known here ("),
     (("tensor", "float32[4,8]", "--at", "9,9"), "--at = '9,9': fp32[4, 8] has 4 in dim 0, and the index asks for 9"),
     (("tensor", "float32[4,8]", "t", "--at", "x"), "--at = 'x': is no index; write it like 1,2"),
-    (("tensor", "mxfp4[32]", "t"), "so that no element has an address of its own; nearest that works: uint8"),
+    (("tensor", "mxfp4[32]", "t"), "so that no element has an address; nearest that works: uint8"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=x"), "size = 'h=x': is no size of a dim; write it like h=8"),
     (("einsum", "b (h d) -> b h d", "2,8", "2,8", "h=2"), "is a pattern on one tensor, and 2 shapes are given"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of a product"),

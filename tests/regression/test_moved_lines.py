@@ -182,7 +182,7 @@ def test_the_report_of_lines_that_went_and_of_many() -> None:
 
 
 def test_a_lock_without_tensors_one_by_one_is_not_set_against_one_with_them(folder: Path) -> None:
-    """Where identical blocks were traced once, the peak has no places: its rise is reported, and no line blamed for it."""
+    """Where identical blocks were traced once, the peak has no places: its rise is reported, and no line blamed."""
     before = locked(folder)
     places = tuple(replace(each, peak=0, parameters=0) for each in before.summary.places)
     folded = replace(before, summary=replace(before.summary, places=places))

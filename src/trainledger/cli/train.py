@@ -170,7 +170,7 @@ def data(args: Namespace) -> Document:
     flag("--no-preflight", "do not check memory, disk and ranks before the first step"),
 )
 def train(args: Namespace) -> Outcome:
-    """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run.
+    """Train the model of a run file, in a separate directory under --dir, or continue a stopped run.
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """

@@ -97,7 +97,7 @@ def refuse_all(found: list[Problem], where: str) -> NoReturn:
     """Raise the first twenty problems."""
     rest = len(found) - _MOST_PROBLEMS
     if rest > 0:
-        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys have problems of their own")]
+        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys also have problems")]
     raise InvalidInput(found, where)
 
 

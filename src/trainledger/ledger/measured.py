@@ -149,7 +149,7 @@ def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float
 
 
 def _tell_warm_up(phases: dict[str, float], first: Iterable[Mapping[str, float]], steady: Mapping[str, float]) -> None:
-    """Move what the phases of first steps took longer than steady ones into a phase of its own; sums stay."""
+    """Move what the phases of first steps took longer than steady ones into a separate phase; sums stay."""
     for split in first if steady else ():
         longer = {name: seconds - steady.get(name, 0.0) for name, seconds in split.items()}
         if sum(longer.values()) > 0:

@@ -11,7 +11,7 @@ _OPTIMIZERS = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": 
 
 
 def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
-    """The ``[recipe]`` section for so many ranks with sequences of their own."""
+    """The ``[recipe]`` section for so many ranks with their own sequences."""
     micro_batch = read.count("micro-batch-size") or 1
     if "micro-batch-size" not in read.arguments.given:
         read.refuse("micro-batch-size", None, "is missing, and Megatron-LM has no default for it", 1)

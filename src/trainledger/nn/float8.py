@@ -4,7 +4,7 @@ Each product scales both its factors so that the largest value of a tensor (or o
 the format's largest, and casts them. Backward gets the high-precision input and weight and scales them again:
 nothing in 8 bits is kept, unless weights are cast once for all micro-batches of a step (`weights_cast_once`, as
 Transformer Engine has it with ``is_first_microbatch``). Written for eager PyTorch, so the scaled fp32 value before a
-cast is a tensor of its own; a compiler would fuse it away.
+cast is a separate tensor; a compiler would fuse it away.
 
 Shapes: N tokens in a row, I inputs, O outputs.
 """

@@ -112,7 +112,7 @@ class Masks(nn.Module):
 
     The fused kernels know causal attention themselves and need a mask for windows and ALiBi only; attention that is
     unfused always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
-    With ``documents`` each sequence has one of its own: a token sees those of its own document only. A document begins
+    With ``documents`` each sequence has its own mask: a token attends only to its document. A document begins
     with the token ``end_id`` that ends the one before; until that is set, a sequence is one document.
     """
 

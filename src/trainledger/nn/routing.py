@@ -180,7 +180,7 @@ def from_experts(y_SD: Tensor, where: Dispatch) -> Tensor:
 class Moved(Function):
     """Rows by an index, zero where ``blank``; backward by the index the other way.
 
-    As autograd knows nothing of the other way it would add row by row, on a GPU in an order of its own. Each row
+    As autograd knows nothing of the other way it would add row by row, on a GPU in its own order. Each row
     of x is read ``copies`` times: its gradients come one whole set after the other and are summed.
     """
 

@@ -58,7 +58,7 @@ class Stored:
         return tuple(map(max, zip(*([each.stop for each in part.place] for part in self.parts), strict=True)))
 
     def read(self, dim: int = 0, begin: int = 0, end: int | None = None) -> Tensor:
-        """The tensor (or its part from ``begin`` to ``end`` along ``dim``) as fp32 with memory of its own."""
+        """The tensor (or its part from ``begin`` to ``end`` along ``dim``) as fp32 with its own memory."""
         if len(self.parts) > 1:
             whole = torch.empty(self.shape, dtype=torch.float32)
             for part in self.parts:

@@ -159,7 +159,7 @@ def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iter
         yield few
     if machine is None:
         return
-    # Each device holds the whole model, and of what grows with the sequences the part of its own.
+    # Each device holds the whole model, and of what grows with the sequences its part.
     batch = run.recipe.global_batch
     part = -(-batch // run.cluster.count)
     spread = peak.keys() - _WHOLE if run.recipe.micro_batch is None else peak.keys() & {"batch"}

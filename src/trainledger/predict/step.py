@@ -152,7 +152,7 @@ def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
-    """The time that an accelerator waits for the program, as an entry of its own; none where it does not.
+    """The time that an accelerator waits for the program, as a separate entry; none where it does not.
 
     The program runs ahead of the device and waits for it once a step, so a step takes the longer of all launches and
     all kernels.

@@ -194,7 +194,7 @@ class _Places:
 def _of_all_blocks(path: str, by_line: bool) -> str:
     """A module's path with that of its kin in the other blocks made one: ``blocks.*.up`` for ``blocks.3.up``.
 
-    Where lines distinguish the operations of blocks, a number at the end is a layer of its own: ``features.3``.
+    Where lines distinguish the operations of blocks, a number at the end is a separate layer: ``features.3``.
     """
     parts = path.split(".")
     last = len(parts) - 1 if by_line else len(parts)

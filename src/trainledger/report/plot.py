@@ -129,7 +129,7 @@ def _legend_lines(figure: Figure) -> int:
 
 
 def _on_white(name: str, figure: Figure) -> Figure:
-    """The figure on white, under its name where it has no title of its own, what its numbers name below it."""
+    """The figure on white, under its name where it has no title, what its numbers name below it."""
     layout = dict(figure["layout"]) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
     layout.pop("modebar", None)
     title = layout.get("title", {}).get("text") or name

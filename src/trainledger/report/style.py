@@ -69,7 +69,7 @@ def titled(layout: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def untitled(layout: dict[str, Any]) -> dict[str, Any]:
-    """The layout without its title and without the room for it, where a page has titles of its own.
+    """The layout without its title and without the room for it, where a page has its own titles.
 
     >>> untitled(arranged("Memory", height=200)) == arranged(height=200)
     True

@@ -69,7 +69,7 @@ class _Writer:
                 yield printable(part.text)
 
     def _styled(self, words: str, style: str) -> str:
-        """Each line in a style of its own, so that a pager that cuts lines leaves none open."""
+        """Each line in a separate style, so that a pager that cuts lines leaves none open."""
         return "\n".join(f"{style}{each}{_END}" for each in words.split("\n")) if self.colour and words else words
 
     def _wrapped(self, words: str, room: int = 0) -> str:

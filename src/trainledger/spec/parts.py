@@ -43,7 +43,7 @@ def members_of(each: Field[Any] | None) -> type[Any] | None:
 
 
 def table_of(section: Any) -> dict[str, Any]:
-    """Every field of a section or part as plain values, those of its parts in tables of their own."""
+    """Every field of a section or part as plain values, those of its parts in separate tables."""
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
     for each in fields(section):

@@ -41,7 +41,7 @@ _BLOCK = Float8("block", "e4m3", "e4m3", "copy")
 class Precision:
     """Which number format each part of a training step has.
 
-    ``weights``: the parameters' where the optimizer has no copy of its own. ``compute``: what enters a matrix product;
+    ``weights``: the parameters' where the optimizer has no master copy. ``compute``: what enters a matrix product;
     ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a product:
     ``none`` (they have it), ``autocast`` (a copy of each matrix, made at its first use and cached to the end of the
     forward; norms, embeddings and the residual stream stay as the parameters are), ``gathered`` (a copy of every

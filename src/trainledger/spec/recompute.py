@@ -143,7 +143,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
 
 
 def _ends_apart(runs: tuple[LayerRun, ...]) -> tuple[LayerRun, ...]:
-    """The same layers with the first and the last round as runs of their own."""
+    """The same layers with the first and the last round as separate runs."""
     first, *_ = runs
     runs = (*_rounds(first, 1, first.count - 1), *runs[1:])
     *_, last = runs

@@ -201,7 +201,7 @@ def _is_run_file(path: str) -> bool:
 
 
 def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """The known sections of a table as dicts of their own; anything else is a problem."""
+    """The known sections of a table as separate dicts; anything else is a problem."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     if not isinstance(table, Mapping):
         problems.append(Problem("run", table, "must be a table with the sections " + ", ".join(SECTIONS)))

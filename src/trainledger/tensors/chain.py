@@ -58,7 +58,7 @@ def start_of(tensor: Tensor) -> Strided:
     """A new tensor in row-major order; `InvalidInput` for formats whose elements have no bytes of their own."""
     itemsize = itemsize_of(tensor.dtype)
     if itemsize is None:
-        rule = "packs its elements or keeps separate scales, so that no element has an address of its own"
+        rule = "packs its elements or keeps separate scales, so that no element has an address"
         raise InvalidInput([Problem("tensor", tensor.dtype, rule, "uint8")])
     return Strided(tensor.dtype, itemsize, tensor.shape, tensor.strides, 0, tensor.nbytes)
 

@@ -113,7 +113,7 @@ class Tape(Recording):
 
     @contextmanager
     def apart(self) -> Iterator[dict[Leaf, Array]]:
-        """A graph of its own, whose backward runs inside a forward: the gradients of leaves are put into a dict."""
+        """A separate graph, whose backward runs inside a forward: the gradients of leaves are put into a dict."""
         before, self._nodes, self._apart = self._nodes, [], {}
         try:
             yield self._apart

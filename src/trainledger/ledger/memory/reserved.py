@@ -31,7 +31,7 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
 
 
 def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
-    """Buffers that FSDP2 allocates in streams of its own (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    """Buffers that FSDP2 allocates in separate streams (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
     The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
     gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is too

@@ -184,7 +184,7 @@ def peak_host_nbytes(ledger: Recorded) -> int:
 
 
 def highest_by_category(ledger: Recorded) -> Live:
-    """The most bytes that each category has at any time of the step, each at a time of its own; integers only."""
+    """The most bytes that each category has at any time of the step, each at its own time; integers only."""
     most: Live = {}
     for entry, _, _, live, _ in _moments(ledger):
         for category, nbytes in live.items():

@@ -19,7 +19,7 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, group: Group, *, co
 
     An fp32 copy of the logits becomes their exponentials, their softmax and their gradient in place, one after the
     other; the logits themselves live to the end of the forward (Megatron-LM, core/tensor_parallel/cross_entropy.py).
-    ``compiled`` (--cross-entropy-loss-fusion): the compiler writes the exponentials to memory of their own, and gives
+    ``compiled`` (--cross-entropy-loss-fusion): the compiler writes the exponentials to separate memory, and gives
     the gradient in the logits' format (core/fusions/fused_cross_entropy.py).
     """
     rows, size = targets.elements, logits.elements

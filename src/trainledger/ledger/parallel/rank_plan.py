@@ -39,7 +39,7 @@ class RankPlan:
     experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state is; ``gathers``:
     parameters are, and are gathered block by block.
 
-    Leaves carry gradients while a plan is followed, so each account has a plan of its own.
+    Leaves carry gradients while a plan is followed, so each account has a separate plan.
     """
 
     run: Run
@@ -114,7 +114,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
 
 
 def _replicas(layout: Layout) -> Group:
-    """The ranks that hold the same pieces: where nothing is sharded, all with tokens of their own."""
+    """The ranks that hold the same pieces: where nothing is sharded, all with their own tokens."""
     if layout.zero or (is_one(layout.shard) and is_one(layout.context)):
         return Group("replicate", layout.replicate)
     return Group("context" if not is_one(layout.context) else "shard", layout.replicas)

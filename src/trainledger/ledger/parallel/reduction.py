@@ -87,7 +87,7 @@ def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     if is_one(rank.replicas.ranks):
         return
     with tape.during("backward"):
-        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in buffers of their own
+        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in separate buffers
             of_experts = leaves.trained().among(lambda leaf: component_of(leaf.path) == "experts").elements
             others = Array(leaves.trained().elements - of_experts, dtype, None)
             tape.all_reduce(rank.replicas, others, overlap="compute")
