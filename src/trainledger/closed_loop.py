@@ -46,7 +46,7 @@ _OF_A_RANK = ("parameters", "flops", "kept_nbytes", "kept_by_kind", "peak_nbytes
 
 
 def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | None = None) -> tuple[Forecast, Ledger]:
-    """The forecast of a run on the device that will train it, and the closed-form ledger behind it.
+    """The forecast of a run on the device that will train it, and its closed-form ledger.
 
     ``validation_sequences`` are those that an evaluation really has, where the text holds fewer than the recipe asks.
     """
@@ -257,7 +257,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
 def _of_device(run: Run, peak: int, device: torch.device, reserved: Amounts) -> int:
     """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them.
 
-    Of a device without a sheet in the catalog that is not known: the largest of all sheets is taken for it.
+    Of a device without a sheet in the catalog that is not known: the largest of all sheets is assumed.
     """
     machine, _ = machine_on(run, device)
     sheet = machine if isinstance(machine, Device) else catalog.device("h100-sxm")

@@ -87,7 +87,7 @@ def _refuse_unknown(cls: Any, named: dict[str, Any]) -> None:
 
 
 class _Signature:
-    """The signature of a frozen class, made when somebody asks for it."""
+    """The signature of a frozen class, made on request."""
 
     def __get__(self, instance: object, cls: Any) -> Any:
         from inspect import Parameter, Signature
@@ -117,7 +117,7 @@ class _Made:
 
 
 class _Doc:
-    """The docstring of a frozen class, with what its fields say of themselves, made when somebody asks for it."""
+    """The docstring of a frozen class, with the docs of its fields, made on request."""
 
     def __init__(self, doc: str | None) -> None:
         self.doc = doc

@@ -326,7 +326,7 @@ def test_heads_that_transformers_wants_to_divide_the_width():
     )
     assert to_config(spec)["model_type"] == "mistral"
     with pytest.raises(
-        InvalidInput, match=r"model\.attention\.n_heads = 3: transformers wants a divisor of d_model = 16"
+        InvalidInput, match=r"model\.attention\.n_heads = 3: transformers requires a divisor of d_model = 16"
     ):
         to_config(spec, model_type="llama")
 

@@ -113,7 +113,7 @@ def breaks(
 
 
 def _planner(asked: Run) -> Callable[[Run], Run | None]:
-    """Searches for the layout of other runs as of the one that was asked for: what that one gives is kept."""
+    """Searches for the layout of other runs as of the requested one: the fields that it gives are kept."""
 
     def planned(run: Run) -> Run | None:
         free = replace(

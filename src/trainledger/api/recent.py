@@ -1,4 +1,4 @@
-"""Answers that take long, kept for whoever asks the same again: as many as are asked for, the newest ones."""
+"""A cache of slow answers: a given number of the newest ones."""
 
 from __future__ import annotations
 

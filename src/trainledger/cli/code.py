@@ -251,7 +251,7 @@ def annotate(args: Namespace) -> Outcome:
 
 
 def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
-    """What to try where a script failed that was given options of trainledger's, behind its name."""
+    """What to try where a script failed that got options of trainledger's after its name."""
     ours = {name for argument in (*annotate.arguments, JSON) for name in getattr(argument, "flags", ())}
     found = list(dict.fromkeys(each.partition("=")[0] for each in given if each.partition("=")[0] in ours))
     if outcome == "failed" and found:

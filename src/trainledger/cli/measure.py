@@ -79,7 +79,7 @@ def progress_bar(doing: str = "measuring", first: str = "starting torch") -> Ite
 
 
 def with_html(document: Document, path: str | None) -> Document | Outcome:
-    """The document, written as a page with its figures where one is asked for."""
+    """The document, also written as a page with its figures where requested."""
     if path is None:
         return document
     replace_file(path, page(document.title, parts(document), document.figures()).encode())

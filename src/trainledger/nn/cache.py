@@ -29,7 +29,7 @@ class LayerCache:
     def remember(self, *new_BTGK: Tensor) -> Sequence[Tensor]:
         """Write new tokens; what attention reads: these themselves at first, later all that the layer still sees.
 
-        ValueError for several tokens at once behind others.
+        ValueError for several tokens at once after others.
         """
         n_tokens = new_BTGK[0].shape[1]
         if self.past and n_tokens > 1:

@@ -40,7 +40,7 @@ def use_float8(model: Transformer, float8: Float8) -> None:
 
 @contextmanager
 def weights_cast_once(model: nn.Module) -> Iterator[None]:
-    """Cast the weights of a model that keeps them in 8 bits; inside, its products read those, whatever they are."""
+    """Cast the weights of a model that keeps them in 8 bits; inside, its matmuls read those, without a check."""
     layers = [each for each in model.modules() if isinstance(each, Float8Linear) and each.float8.caching]
     for each in layers:
         each.cast_weight()
@@ -136,7 +136,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, x_NI: Tensor, w_OI: Tensor, float8: Float8, copies: tuple[Scaled, Scaled] | None = None
     ) -> Tensor:
-        # Copies that stay whatever the graph does are nothing to save: no checkpoint makes them again.
+        # Copies that outlive the graph are nothing to save: no checkpoint recomputes them.
         ctx.save_for_backward(*((x_NI, w_OI) if copies is None else (x_NI,)))
         ctx.float8, ctx.copies, ctx.w_dtype = float8, copies, w_OI.dtype
         if copies is None:

@@ -1,6 +1,6 @@
 """The loss of next-token prediction, with all logits at once, compiled or not, or chunk by chunk; and extra losses.
 
-Extra losses enter on the way back, from wherever in the model they arise: a block may run checkpointed, or on another
+Extra losses enter on the way back, from anywhere in the model: a block may run checkpointed, or on another
 pipeline stage than the head. The training loss that is reported stays the cross entropy alone.
 
 Shapes: B sequences, T tokens, N = B T tokens in a row, D d_model, V vocab_size.

@@ -57,7 +57,7 @@ class MultiTokenPrediction(nn.ModuleList):
         self.weight = weight
 
     def with_losses(self, h_BTD: Tensor, e_BTD: Tensor, ids_BT: Tensor, head: nn.Module, run: Run) -> Tensor:
-        """The hidden states behind the last layer, and with them the losses over tokens that the sequence itself holds.
+        """The hidden states after the last layer, and with them the losses over tokens that the sequence itself holds.
 
         The first module says of token t, whose hidden state it reads with the embedding of t + 1, what t + 2 is; each
         further one looks one token further. ``run`` runs a block.

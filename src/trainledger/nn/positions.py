@@ -38,7 +38,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin_TJ", angle_TJ.sin() * grown, persistent=False)
 
     def forward(self, n_tokens: int, dtype: torch.dtype, past: int = 0) -> Angles:
-        """Cosines and sines of ``n_tokens`` positions behind ``past`` others, each [T, 1, J] in ``dtype``."""
+        """Cosines and sines of ``n_tokens`` positions after ``past`` others, each [T, 1, J] in ``dtype``."""
         end = past + n_tokens
         return self.cos_TJ[past:end, None].to(dtype), self.sin_TJ[past:end, None].to(dtype)
 

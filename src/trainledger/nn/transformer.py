@@ -248,7 +248,7 @@ class Transformer(nn.Module):
         return again(lambda x_BSD: block(x_BSD, shared), x_BSD, random=random)
 
     def embed(self, ids_BT: Tensor, past: int = 0) -> Tensor:
-        """Token ids [B, T] behind ``past`` others to what the first block reads, [B, T, D]."""
+        """Token ids [B, T] after ``past`` others to the input of the first block, [B, T, D]."""
         x_BTD = self.embed_tokens(ids_BT)
         if self.spec.embedding_scale != 1:
             x_BTD = x_BTD * self.spec.embedding_scale

@@ -158,7 +158,7 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
-    """A safetensors file of what a model holds under our own names, a tied parameter once."""
+    """A safetensors file of a model's parameters under our names, a tied parameter once."""
     save_file({name: each.detach().cpu().contiguous() for name, each in held(model).items()}, path)
 
 
@@ -213,7 +213,7 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
 
 
 def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> None:
-    """Raise `InvalidInput` where writing ``directory`` would cost somebody a file."""
+    """Raise `InvalidInput` where writing ``directory`` would destroy a foreign file."""
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():

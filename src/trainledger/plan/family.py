@@ -20,7 +20,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import with_fields
 
 DEPTH_BAND = (0.8, 1.25)  # of the base model's ratio of depth to width
-_HEAD_BITS = 3  # digits of a number of heads behind its first, in binary (32, 36, 40 ... 64, 72), for ranks to share
+_HEAD_BITS = 3  # digits of a number of heads after its first, in binary (32, 36, 40 ... 64, 72), for ranks to share
 _LARGEST = 10**13  # parameters
 _LARGEST_MULTIPLE = 256
 _WIDTH_MULTIPLE = 64

@@ -1,4 +1,4 @@
-"""A trained model served: what one forward holds, moves and computes, how long it takes at least, and which batch fits.
+"""A trained model served: the memory, bytes and FLOPs of one forward, its least time, and the batch that fits.
 
 Decode reads all weights and the whole cache for one new token of each sequence, so that memory bounds it until the
 batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arXiv 2211.05102, section 2.1).

@@ -151,7 +151,7 @@ def _of_attention(ledger: Ledger) -> Iterator[str]:
 
 
 def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:
-    """Why several devices without a layout cannot share the run; ``peak`` is what one that does all of it holds."""
+    """Why several devices without a layout cannot share the run; ``peak`` is that of one that does all of it."""
     if not run.layout.alone or run.cluster.count == 1:
         return
     few = too_few(run)
@@ -266,7 +266,7 @@ def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: C
 
 
 def checkpoint_nbytes(ledger: Ledger) -> int:
-    """Bytes of a checkpoint, from the ledger of the whole step: what training goes on from."""
+    """Bytes of a checkpoint, from the ledger of the whole step: the state that training resumes from."""
     state = dict(ledger.resident)
     nbytes: int = state.get("parameters", 0) + state.get("optimizer state", 0)
     return nbytes

@@ -1,7 +1,7 @@
 """From a step to the whole run: data, evaluation, checkpoints, failures and warm-up.
 
 Interruptions come at random and as often at any time (a Poisson process); each costs a restart and what was done since
-the last checkpoint. Seconds throughout: ``write`` is what saving holds the run up, ``mtbf`` the mean time between
+the last checkpoint. Seconds throughout: ``write`` is how long saving stops the run, ``mtbf`` the mean time between
 interruptions of the whole run, ``restart`` from an interruption until steps run again.
 """
 

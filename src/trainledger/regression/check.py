@@ -84,7 +84,7 @@ def _alone(path: Path) -> Iterator[None]:
     """While inside, no other process reads and writes the locks of this folder; it waits, as this one does for it.
 
     The folder is held and not the lock, which is another file each time that it is written. Where a file system holds
-    no folders, as some network ones, it goes on without.
+    no folders, as some network ones, it continues without.
     """
     with ExitStack() as stack:
         with suppress(OSError):

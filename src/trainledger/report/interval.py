@@ -24,7 +24,7 @@ _TIMED_BY = {
 
 
 def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str:
-    """The interval of a quantity behind its number; empty where it has none.
+    """The interval of a quantity, to follow its number; empty where it has none.
 
     >>> from trainledger.units import format_seconds
     >>> between(Forecast(intervals={"step_seconds": Interval(1.2134, 1.718)}), "step_seconds", format_seconds)

@@ -81,7 +81,7 @@ def explicit(section: Any) -> dict[str, Any]:
 
 
 def fields_of(section: Any) -> dict[str, Any]:
-    """Every field by its path; a part has its kind as value, and its own fields behind it.
+    """Every field by its path; a part has its kind as value, followed by its fields.
 
     >>> from trainledger.spec.model import ModelSpec, RMSNorm
     >>> fields_of(RMSNorm(eps=1e-6))

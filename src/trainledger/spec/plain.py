@@ -33,7 +33,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 def from_plain(cls: type[T], data: object, where: str = "") -> T:
     """A dataclass from a dict, its fields checked against their types; InvalidInput has every problem found.
 
-    A dataclass with ``problems()`` is asked for what its fields say against each other.
+    The ``problems()`` of a dataclass are contradictions between its fields.
     """
     problems: list[Problem] = []
     value = _dataclass(cls, data, "", problems)

@@ -143,7 +143,7 @@ def _enumerated(words: list[str]) -> str:
 
 
 def field_of(sections: Sections, path: str) -> Field[Any] | None:
-    """The field that a path names, whatever the kinds of its parts."""
+    """The field that a path names, for any kinds of its parts."""
     section = path.partition(".")[0]
     return _by_path(section, sections[section]).get(path) if section in sections else None  # type: ignore[arg-type]
 

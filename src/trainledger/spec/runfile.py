@@ -98,7 +98,7 @@ def parse(
 
 
 def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
-    """The fields that somebody wrote into a table of sections or its overrides, each as ``section.field``.
+    """The fields that were written into a table of sections or its overrides, each as ``section.field``.
 
     A section that is a dataclass has all its fields, and so has a file of `to_toml`, which alone writes ``auto =
     false``: which of those were chosen is not known, so none is named.

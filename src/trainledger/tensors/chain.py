@@ -1,6 +1,6 @@
 """A chain of torch's operations on one tensor, from text, without torch: which are views, which copy, which fail.
 
-The text is what one would write behind the tensor in Python: ``transpose(0, 1) view(32)``, ``.transpose(0,1).view(32)``
+The text is what one would write after the tensor in Python: ``transpose(0, 1) view(32)``, ``.transpose(0,1).view(32)``
 or, without brackets that a shell would take, ``transpose:0,1 view:32``; ``[:, 1]`` picks a part.
 """
 

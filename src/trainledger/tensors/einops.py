@@ -313,7 +313,7 @@ def _steps(
 
 
 def _reduced(tensor: Strided, kept: int, reduction: str) -> Outcome:
-    """A reduction of all dims behind the first ``kept``."""
+    """A reduction of all dims after the first ``kept``."""
     dtype, itemsize = tensor.dtype, tensor.itemsize
     whole = dtype in ("int64", "int32", "int16", "int8", "uint8", "bool")
     if reduction == "mean" and whole:

@@ -312,7 +312,7 @@ def expand(tensor: Strided, *sizes: Any) -> Outcome:
 def flatten_sizes(tensor: Strided, start: Any, end: Any) -> tuple[int, ...]:
     first, last = dim_of(tensor, start), dim_of(tensor, end)
     if first > last:
-        raise CannotApply(f"begins at dim {first}, behind its end at dim {last}", f"flatten({last}, {first})")
+        raise CannotApply(f"begins at dim {first}, after its end at dim {last}", f"flatten({last}, {first})")
     if not tensor.shape:
         return (1,)
     return (*tensor.shape[:first], reduce(mul, tensor.shape[first : last + 1], 1), *tensor.shape[last + 1 :])

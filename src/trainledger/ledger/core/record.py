@@ -21,7 +21,7 @@ COMMUNICATION = "communication"  # the category of what is sent, and of buffers 
 
 @frozen
 class Group:
-    """The ranks of a collective: the mesh axes they lie on, joined by ``x``, and how many they are."""
+    """The ranks of a collective: the mesh axes they are on, joined by ``x``, and how many they are."""
 
     axes: str
     ranks: Int

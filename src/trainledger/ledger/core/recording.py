@@ -32,7 +32,7 @@ class Recording:
         self.precision = precision
         self.compute_dtype = precision.compute
         self.backend = backend
-        # A CPU multiplies fp32 in fp32 whatever it is allowed to do.
+        # A CPU multiplies fp32 in fp32 even if tf32 is allowed.
         self._fp32_rate = precision.rate if backend != "cpu" and precision.rate else "fp32"
         self.events: list[Event] = []
         self.phase = "forward"

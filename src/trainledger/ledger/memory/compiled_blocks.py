@@ -102,7 +102,7 @@ class Lifetimes(Hook):
         if block is not None and adds_up:
             block.sums.append(operation)
         if adds_up or event.facts["kind"] == "allocate" or name in ("send", "recv"):
-            block = None  # a ring has its buffers whatever is compiled around it
+            block = None  # a ring has its buffers even if the code around it is compiled
         self._outside.update(
             id(each) for each in operation.reads if self._maker.get(id(each)) is not block or not block
         )

@@ -66,7 +66,7 @@ def timeline(ledger: Recorded) -> tuple[Moment, ...]:
 
 
 # A moment before it is one: entry, index, iteration, what is live but for the entry's scratch, whether it happens. The
-# dict goes on changing as the walk does.
+# dict keeps changing during the walk.
 _Passing = tuple[Entry, int, tuple[Int, ...], Live, Any]
 
 

@@ -21,7 +21,7 @@ from trainledger.spec.layers import angles_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective
 
-# The norms before and behind each of the two branches of a serial block.
+# The norms before and after each of the two branches of a serial block.
 NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
     "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
     "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),

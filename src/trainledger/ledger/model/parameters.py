@@ -161,7 +161,7 @@ def _inside(module: str, named: Named) -> Named:
     return ((f"{module}.{name}", shape) for name, shape in named)
 
 
-MTP = "multi-token prediction"  # the component of its modules, whatever is in them
+MTP = "multi-token prediction"  # the component of its modules and all in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 

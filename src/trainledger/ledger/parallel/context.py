@@ -1,4 +1,4 @@
-"""Attention over tokens that lie on several ranks, on a tape.
+"""Attention over tokens on several ranks, on a tape.
 
 ring: each rank keeps its queries, and keys and values go round (Liu et al. 2023, Ring Attention); with an early and a
 late part of the sequence on every rank all have the same work under a causal mask (zigzag). The parts' outputs are

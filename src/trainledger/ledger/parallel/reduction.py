@@ -82,7 +82,7 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
 
 
 def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
-    """All gradients in buckets, as DDP sends them: overlapped with the backward that goes on meanwhile."""
+    """All gradients in buckets, as DDP sends them: overlapped with the backward that runs meanwhile."""
     dtype, layout = tape.precision.gradients, rank.layout
     if is_one(rank.replicas.ranks):
         return

@@ -42,7 +42,7 @@ class Score:
 
 
 def rescore(run: Run, machine: Device, *, backend: str) -> Score:
-    """What a layout comes to.
+    """The result of a layout.
 
     Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
     share states the one with the largest pieces. The others take as long, and hold no more.

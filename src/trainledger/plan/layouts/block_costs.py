@@ -94,7 +94,7 @@ class BlockCosts:
 
 
 class _Once(Run):
-    """A run with a single micro-batch, whatever its sizes."""
+    """A run with a single micro-batch, of any sizes."""
 
     @property
     def grad_accum(self) -> Any:
@@ -317,7 +317,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
 
 
 def _of_the_micro_batch(parts: list[tuple[Any, list[Entry]]]) -> list[tuple[Any, list[Entry]]]:
-    """Without the loops behind its backward: they sum over tensor ranks once a step, and have separate numbers."""
+    """Without the loops after its backward: they sum over tensor ranks once a step, and have separate numbers."""
     passes = [(key, part[0].phase == "forward") for key, part in parts]
     over = passes.index(("before", False)) if ("before", False) in passes else len(parts)
     return [each for at, each in enumerate(parts) if at <= over or not isinstance(each[0], tuple)]

@@ -270,7 +270,7 @@ def _connector(before: Bar, bar: Bar, across: Axis, along: Axis, upright: bool, 
 
 
 def _label(bar: Bar, box: Box, upright: bool, along: Axis) -> str:
-    """Words behind the end of a bar, or in it where there is no room behind it."""
+    """Words after the end of a bar, or in it where there is no room after it."""
     x, y, width, height = box
     lines = [" ".join(lines_of(bar.label))]
     if upright:

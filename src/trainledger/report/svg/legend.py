@@ -13,7 +13,7 @@ from trainledger.report.svg.elements import LINE, SMALL, element, folded_to, lin
 from trainledger.report.svg.markers import symbol, symbol_style
 from trainledger.report.svg.paint import paint
 
-_SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space behind it, and between two names
+_SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space after it, and between two names
 _ROW = 20
 Trace = dict[str, Any]
 

@@ -8,7 +8,7 @@ from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
-_FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is looked for
+_FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is searched
 
 
 def tensor_problems(run: Run) -> Iterator[Problem]:
