@@ -56,7 +56,7 @@ class Parameters:
         return sum(count * sum(amount(leaf) for leaf in pattern) for pattern, count in self.runs)
 
     def among(self: Self, chosen: Callable[[Leaf], bool]) -> Self:
-        """Those that ``chosen`` accepts."""
+        """The parameters that ``chosen`` accepts."""
         runs = tuple((tuple(leaf for leaf in pattern if chosen(leaf)), count) for pattern, count in self.runs)
         return replace(self, runs=runs)
 
@@ -88,7 +88,7 @@ class SegmentLeaves:
     """A run of layers: a pattern of blocks that comes ``count`` times; ``groups`` of them may be recomputed together.
 
     ``last`` is the last round where it must be separate: its output does not live as long as the others' do. So is
-    ``first``, where others than the layers read what goes in.
+    ``first``, where others than the layers read its input.
     """
 
     blocks: tuple[BlockLeaves, ...]

@@ -1,4 +1,4 @@
-"""What a writer notes while a step goes by: operations, and the life of each piece of memory.
+"""What a writer records during a step: operations, and the lifetime of each piece of memory.
 
 A storage's category may become clear only after its birth (it turned out to be kept, or to be a gradient),
 so entries are written when the step is over.
@@ -28,7 +28,7 @@ class Group:
 
 
 class Storage:
-    """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind, ``of_parameter``
+    """One piece of memory. ``cached`` means that each iteration of a loop keeps its own copy, ``of_parameter``
     that it is a parameter in another format; ``origin`` what a trace knows of it.
     """
 
@@ -118,7 +118,7 @@ def copies_left_behind(storage: Storage, loop: Loop) -> Int:
 
 
 def keep_what_lives(live: Iterable[Storage], phase: str) -> None:
-    """Mark what a phase made and left alive for the next as kept."""
+    """Mark the memory that a phase made and left live for the next as kept."""
     for each in live:
         if each.phase == phase and not each.kept and each.category != "gradients":
             each.kept = True

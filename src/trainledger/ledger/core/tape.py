@@ -1,9 +1,9 @@
-"""A training step followed by sizes alone: what autograd would run, keep and free, without a single number.
+"""A training step from sizes alone: what autograd would run, keep and free, without values.
 
-Operations of `ledger.ops.operations` act on `Array`s, which have a size and a format but no values, and leave
-entries behind. The lifetime of an array is the lifetime of the Python references to it, and a node of the
-graph refers to what its backward needs: as in PyTorch. So blocks written here the way they are written in
-torch have the same live bytes at every operation, and sizes may be ints, arrays or symbols.
+Operations of `ledger.ops.operations` act on `Array`s, which have a size and a dtype but no values, and write entries.
+The lifetime of an array is the lifetime of the Python references to it, and a node of the graph refers to what its
+backward needs: as in PyTorch. So blocks written here the way they are written in torch have the same live bytes at
+every operation, and sizes may be ints, arrays or symbols.
 
 Loops are followed once: `loop(name, count)` says that what runs inside runs ``count`` times.
 """
@@ -127,7 +127,7 @@ class Tape(Recording):
         return nodes
 
     def take_up(self, nodes: list[Node]) -> None:
-        """Go on with a graph that was set aside."""
+        """Continue with a graph that was set aside."""
         assert not self._nodes
         self._nodes = nodes
         self._count_uses(nodes, 1)

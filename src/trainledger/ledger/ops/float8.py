@@ -57,7 +57,7 @@ def products(
         return cast(tape, x, rows if rowwise else 1, format, turned=turned)
 
     def weight(w: Sequence[Array], *, turned: bool) -> Scaled:
-        """A copy that is there all step, or one that is made now."""
+        """A copy that exists for the whole step, or one that is made now."""
         if not w:
             return copies(float8, leaf)[turned]
         return scaled(w[0], I if turned else O, float8.forward, turned=turned)
@@ -88,7 +88,7 @@ def products(
 
 
 def _shared_casts(x: Array, scaled: Callable[[bool], Scaled]) -> tuple[Scaled, Scaled]:
-    """x in 8 bits for forward, and turned for the weight's gradient: made once for all products that read x."""
+    """x in 8 bits for forward, and transposed for the weight's gradient: made once for all matmuls that read x."""
     if x.memory is None:
         return scaled(False), scaled(True)
     if x.memory.casts is None:
@@ -162,7 +162,7 @@ def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
 
 
 def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:
-    """A weight in 8 bits, of experts all of theirs: the copy that is there all step, or one that is made now."""
+    """A weight in 8 bits, of experts all of theirs: the copy that exists all step, or one that is made now."""
     if float8.caching:
         return copies(float8, leaf)[turned]
     return cast_by_block(tape, w, _scales(float8, leaf, turned=turned), float8.forward)
@@ -226,5 +226,5 @@ def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
 
 
 def blocks(size: Int) -> Int:
-    """Blocks of 128 that a dim has, the last filled up."""
+    """Blocks of 128 that a dim has, the last padded."""
     return -(-size // BLOCK)

@@ -21,7 +21,7 @@ Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they a
 
 
 def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
-    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's own parameters that learn."""
+    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's trained parameters."""
     rows = ids.elements
     chunks = recipe.loss.chunks
     if chunks is None:
@@ -143,7 +143,7 @@ def _summed(tape: Tape, chunks: Int) -> Array:
 
 
 def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[Leaf], chunks: Int) -> Array:
-    """Forward and backward of each chunk at once; what backward does is to multiply by the gradient that comes."""
+    """Forward and backward of each chunk at once; backward multiplies by the incoming gradient."""
     size, own = x.elements // chunks, Leaf("chunk", (x.elements // chunks,))
     gradients = [tape.make("empty_like", "allocate", x)]
     losses: list[Array] = []

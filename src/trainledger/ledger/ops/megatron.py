@@ -59,9 +59,9 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, group: Group, *, co
 
 
 def cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, group: Group) -> Array:
-    """The same by Transformer Engine's kernels, which leave the gradient in the place of the logits, in their format.
+    """The same by Transformer Engine's kernels, which write the gradient over the logits, in their dtype.
 
-    (transformer_engine/common/triton/cross_entropy.py.) Of a row the ranks put three numbers together.
+    (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
     """
     rows, size = targets.elements, logits.elements
     counted = FLOPS_PER_ELEMENT["softmax"] * size

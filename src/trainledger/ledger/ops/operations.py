@@ -47,7 +47,7 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 
 
 def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
-    """From here on operations read low-precision copies of these parameters, where the precision has them gathered."""
+    """From here operations read low-precision copies of these parameters, where the precision has them gathered."""
     if tape.precision.copies == "gathered":
         for each in leaves:
             each.copy = cast(tape, each.held(), tape.compute_dtype)

@@ -27,7 +27,7 @@ Core = Callable[[Sizes, Array, Array, Array, Int], Array]  # sizes, q, k, v and 
 
 
 def attend_over_ranks(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, core: Core) -> Array:
-    """Each query's mixture of the values of all ranks; ``core`` is the attention of one rank."""
+    """The attention of each query over the values of all ranks; ``core`` is the attention of one rank."""
     if sizes.layout.context_kind == "ring":
         return _around_the_ring(tape, sizes, q, k, v, core)
     ranks, spec = sizes.layout.context, sizes.spec
@@ -69,7 +69,7 @@ def exchanged(tape: Tape, group: Group, x: Array) -> Array:
 
 
 def _heads_for_tokens(tape: Tape, sizes: Sizes, x: Array, *, to_heads: bool) -> Array:
-    """A part of the heads for all tokens, or back, with copies: heads lie inside of tokens, a message's parts outside.
+    """A part of the heads for all tokens, or back, with copies: heads are inside of tokens, a message's parts outside.
 
     Tokens of one sequence are contiguous as sent or read, those of several are not.
     """

@@ -56,7 +56,7 @@ class Work:
 
     @property
     def buffers_nbytes(self) -> Int:
-        """Bytes of the gradients that are there all the time."""
+        """Bytes of the gradients that exist for the whole step."""
         return nbytes_in(self.leaves.elements(), self.tape.precision.gradients) if self.buffered else 0
 
     @property
@@ -80,7 +80,7 @@ class Work:
         return copies_nbytes(self.leaves, float8)
 
     def step_begins(self) -> None:
-        """Buffers are emptied, what is gathered once is gathered, weights that are cast once are cast."""
+        """Zero buffers, gather what is gathered once, cast weights that are cast once."""
         tape = self.tape
         if self.buffered:
             empty_buffers(tape, self.leaves)
@@ -90,7 +90,7 @@ class Work:
             cast_weights(tape, self.leaves, tape.precision.cached)
 
     def step_ends(self) -> None:
-        """What is reduced once is reduced."""
+        """Reduce what is reduced once a step."""
         if self.sharded is not None:
             self.sharded.step_ends()
             finish_gradients(self.tape, self.rank, self.leaves)
@@ -102,7 +102,7 @@ class Work:
                 sum_over_replicas(self.tape, self.rank, self.leaves)
 
     def drop_gradients(self) -> None:
-        """Pieces of gradients are freed."""
+        """Free pieces of gradients."""
         if self.sharded is not None:
             self.sharded.drop_gradients()
 
@@ -162,7 +162,7 @@ class Work:
         return Group("pipeline", self.rank.layout.pipeline)
 
     def _receive(self) -> Array:
-        """What the stage before has made; its gradient goes back there."""
+        """The output of the stage before; its gradient goes back there."""
         x = self._received(self.sizes.stream_rows * self.sizes.spec.d_model, self.tape.precision.stream)
 
         def backward(g: Array) -> Gradients:
@@ -237,7 +237,7 @@ def _forward_backward(work: Work, total: Array | None) -> Array | None:
 
 
 class InFlight:
-    """Forwards of a chunk whose backwards come later: each leaves behind what it keeps."""
+    """Forwards of a chunk whose backwards come later: each keeps its saved activations."""
 
     def __init__(self, work: Work, count: Int, name: str) -> None:
         self.work = work

@@ -122,7 +122,7 @@ def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
 
 
 def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[LayerRun, ...]:
-    """The layers of a stage with the first or the last round on its own.
+    """The layers of a stage with the first or the last round separate.
 
     The input of a stage's first block is kept to the end, the output of its last is sent and freed: a loop cannot
     say so of the others. Runs of no layers are left out.
@@ -144,9 +144,9 @@ def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
 
 
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
-    """The same layers with the first ``ahead`` rounds and the last round of each run on their own.
+    """The same layers with the first ``ahead`` rounds and the last round of each run separate.
 
-    What FSDP2 holds while a block runs is left by the block before it, so the first and last are not like the others.
+    The block before leaves what FSDP2 keeps while a block runs, so the first and last differ from the others.
     Counts that are arrays become arrays of zeros and ones.
     """
     found: list[LayerRun] = []

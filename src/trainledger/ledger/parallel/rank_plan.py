@@ -1,4 +1,4 @@
-"""The plan of one rank of a run: what of the model it computes, which parameters it has, and with whom it shares."""
+"""The plan of one rank of a run: its part of the model, its parameters, and the ranks that share them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def local_run(run: Run) -> Run:
 
 
 def parts_of(run: Run, stage: int) -> tuple[Part, ...]:
-    """What each chunk of a stage is of the model; stages with equal ones compute the same."""
+    """The part of the model in each chunk of a stage; stages with equal chunks compute the same."""
     return _parts(local_run(run), chunks_of(run.layout, run.model.n_layers, stage))
 
 
@@ -153,7 +153,7 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 
 def _leaves(local: Run, part: Part) -> ModelLeaves:
-    """The parameters of a part of the model; expert ranks hold their own experts only."""
+    """The parameters of a part of the model; expert ranks have only their experts."""
     leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
     if is_one(ranks):
         return leaves
@@ -177,7 +177,7 @@ def _shards(plan: RankPlan, place: int) -> ModelLeaves:
 
 
 def _parts_of_update(plan: RankPlan) -> ModelLeaves:
-    """Of each trained parameter a part of its elements in a row, all filled up to as many (ZeRO-1 and 2).
+    """Of each trained parameter a part of its elements in a row, all padded to as many (ZeRO-1 and 2).
 
     What is not trained has no state to share. Of matrices that go over the ranks whole (Megatron-LM's layer-wise Muon)
     a rank has as many elements on average.

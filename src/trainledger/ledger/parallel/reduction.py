@@ -49,7 +49,7 @@ def sharers_of(leaf: Leaf, rank: RankPlan) -> Group | None:
 
 
 def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, dtype: str) -> None:
-    """Add up over the tensor ranks what each has a share of."""
+    """Sum over the tensor ranks the gradients of which each has a share."""
     group = sharers_of(leaf, rank)
     if group is not None:
         tape.all_reduce(group, Array(leaf.elements, dtype, None))
@@ -165,7 +165,7 @@ def gather_updated(tape: Tape, rank: RankPlan, chunks: Sequence[ModelLeaves]) ->
 
 
 def _is_uneven(rank: RankPlan, leaf: Leaf) -> bool:
-    """Whether elements are known not to go evenly over the ranks; where sizes are not numbers they are taken to."""
+    """Whether elements are known not to divide evenly among the ranks; sizes that are not numbers are assumed to."""
     filled = rank.piece(leaf) * rank.group_of(leaf).ranks
     return isinstance(filled, int) and filled != leaf.elements
 
