@@ -1,4 +1,4 @@
-"""One noun: an entry, what one operation of a step computes, moves, keeps and does to memory.
+"""An entry: what one operation of a step computes, moves, keeps and does to memory.
 
 Closed form, trace and measurement all write this shape (`ledger.ledger` puts them together); every report reads it.
 """

@@ -205,7 +205,7 @@ def write_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> None:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
-    """The ledger in a file; InvalidInput where it is missing, torn or something else."""
+    """The ledger in a file; InvalidInput where it is missing, truncated or something else."""
     where = os.fspath(path)
     try:
         content = Path(path).read_bytes()

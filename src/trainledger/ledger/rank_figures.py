@@ -16,7 +16,7 @@ from trainledger.spec.run import Run
 
 @frozen(kw_only=True)
 class Figures:
-    """Of one rank's optimizer step: FLOPs of its matmuls, bytes kept for backward, at the peak, and in collectives."""
+    """Figures of a rank's optimizer step: FLOPs of its matmuls, bytes kept for backward, at the peak, in collectives."""
 
     matmul_flops: int
     kept_nbytes: int
@@ -26,7 +26,7 @@ class Figures:
 
 @frozen(kw_only=True)
 class RankFigures:
-    """A rank, what its account says of it, and what was metered."""
+    """A rank, its account's figures, and the metered ones."""
 
     rank: int
     title: str

@@ -47,7 +47,7 @@ class RankAccount:
 
     @property
     def title(self) -> str:
-        """What sets the rank apart, in words.
+        """What distinguishes the rank, in words.
 
         >>> RankAccount(0, 0, 8, 4, True, False, 2, Ledger(())).title
         'first stage'

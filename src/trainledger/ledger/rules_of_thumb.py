@@ -1,4 +1,4 @@
-"""Rules of thumb, fenced off: what people multiply on a napkin, each with its source.
+"""Rules of thumb for napkin calculations, each with its source.
 
 Nothing here feeds the ledger. The ledger counts; these rules are compared with it so that the difference can be
 seen. Every rule is plain arithmetic over its arguments (ints, arrays, symbols).

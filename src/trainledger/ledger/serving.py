@@ -184,7 +184,7 @@ def experts_met(spec: ModelSpec, tokens: Int) -> float:
 
 
 def weights_read(leaves: ModelLeaves, spec: ModelSpec, serving: Serving) -> Int:
-    """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those it meets."""
+    """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those with a token."""
     share = 1.0 if spec.experts is None else experts_met(spec, serving.batch * serving.new_tokens)
     total: Int = 0
     for pattern, count in leaves.in_order():

@@ -55,7 +55,7 @@ def usual(spec: ModelSpec) -> str:
 
 
 def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Problem]:
-    """What this implementation cannot do on this kind of device, with one that can."""
+    """What this implementation cannot do on this kind of device, with a kernel that can."""
     if implementation == "math":
         return
     where, given = "recipe.attention", implementation

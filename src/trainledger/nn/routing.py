@@ -22,7 +22,7 @@ TINY = 1e-20  # keeps scores that all underflow from dividing by zero
 
 @dataclass(frozen=True)
 class Routes:
-    """The experts of each token, best first, the weights of their outputs, and what the choice was made from."""
+    """The experts of each token, best first, the weights of their outputs, and the scores behind the choice."""
 
     chosen_NK: Tensor
     weights_NK: Tensor

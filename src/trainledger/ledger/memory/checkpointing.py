@@ -20,7 +20,7 @@ from trainledger.spec.savings import keeper
 
 
 class _EnoughRecomputed(Exception):  # noqa: N818
-    """Everything the block's backward needs is there again."""
+    """Raised when everything that the block's backward needs exists again."""
 
 
 class Frame(Hook):
@@ -180,7 +180,7 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
 
 @contextmanager
 def _beside(tape: Tape, name: str, count: Int) -> Iterator[None]:
-    """A loop before the one that is being followed: in the middle of it, it would cut it in two."""
+    """A loop before the one that is being followed: inside of it, it would split it."""
     inside, tape.loop_stack = tape.loop_stack, (*tape.loop_stack[:-1], (name, count))
     until = len(tape.events)
     try:

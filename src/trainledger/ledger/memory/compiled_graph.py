@@ -45,7 +45,7 @@ class Operation:
 
     @property
     def small(self) -> list[Storage]:
-        """The sums over rows among its results: a kernel that sums writes them, whoever reads them."""
+        """The sums over rows among its results: a kernel that sums writes them, for any reader."""
         if self.kind == "reduction":
             return self.made
         return self.made[1:] if self.kind == "norm" and self.has_statistics else []
@@ -112,7 +112,7 @@ class Values:
         return values_to_keep(costs, edges, fixed, needed)
 
     def _is_fixed(self, value: int) -> bool:
-        """Whether a value is not computed again by its own nature."""
+        """Whether a value is never recomputed."""
         operation = self.maker[value]
         if not operation.fused or operation.name in NOT_AGAIN:
             return True

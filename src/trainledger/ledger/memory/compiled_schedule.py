@@ -1,4 +1,4 @@
-"""In which order a compiled backward runs, and what of it is one kernel, where it makes a part of the forward again.
+"""In which order a compiled backward runs, and its kernels, where it recomputes a part of the forward.
 
 The rules are two of torch 2.13. A recomputed operation runs when something first needs it, as the partitioner puts
 it (torch/_functorch/partitioners.py, ``reordering_to_mimic_autograd_engine``). Of that order Inductor makes kernels
@@ -131,7 +131,7 @@ class Schedule:
         return False
 
     def _in_turn(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Each when it was to run, but after what it waits for."""
+        """The kernels in their order, each after those that it waits for."""
         order: dict[int, Kernel] = {}
         for each in sorted(kernels, key=lambda each: each.order):
             waiting = [each]

@@ -1,7 +1,7 @@
 """Memory that a program's allocator reserves and no live tensor has, by framework.
 
-Blocks of a stream serve no other stream, and segments are never joined (c10/cuda/CUDACachingAllocator.cpp): what such
-blocks hold when nothing in them is alive is reserved all the same.
+Blocks of a stream serve no other stream, and segments are never joined (c10/cuda/CUDACachingAllocator.cpp): such blocks
+stay reserved even when nothing in them is live.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
 
 
 def _deepspeed(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, int]]:
-    """What DeepSpeed's pipeline engine and its ZeRO-1 optimizers hold (deepspeed/runtime, of 2022); of its ZeRO-2 and 3
-    nothing is known here."""
+    """Memory of DeepSpeed's pipeline engine and ZeRO-1 optimizers of 2022 (deepspeed/runtime); not of ZeRO-2 and 3."""
     run, recipe, layout = rank.run, rank.run.recipe, rank.layout
     last, first = rank.chunks[-1].chunk.ends, rank.chunks[0].chunk.begins
     activation = nbytes_in(run.device_batch * recipe.seq_len * run.model.d_model, recipe.precision.compute)

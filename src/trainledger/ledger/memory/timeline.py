@@ -17,7 +17,7 @@ Live = dict[str, Int]
 
 
 class Recorded(Protocol):
-    """What the memory of a step follows from; a `Ledger` has it."""
+    """The inputs of a memory timeline; a `Ledger` has them."""
 
     @property
     def entries(self) -> tuple[Entry, ...]: ...
@@ -40,7 +40,7 @@ class Moment:
 
     @property
     def nbytes(self) -> Int:
-        """The sum over the categories of the device; zero where the moment does not come."""
+        """The sum over the categories of the device; zero where the moment does not occur."""
         nbytes = sum(self.live.values()) - self.live.get(HOST, 0)
         return nbytes if self.happens is True else nbytes * self.happens
 

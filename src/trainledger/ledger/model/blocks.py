@@ -87,7 +87,7 @@ def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
 
 
 def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """What a branch adds to the stream, after dropout."""
+    """The output that a branch adds to the residual stream, after dropout."""
     with tape.at("dropout"):
         return op.dropout(tape, x, sizes.dropout)
 
@@ -101,7 +101,7 @@ def run_layers(
     """All blocks one after the other; ``angles`` are the rotary ones by the module that has them, masks by window."""
 
     def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
-        """What runs these blocks: it keeps what they share with others of their kind, and nothing else."""
+        """A function that runs these blocks: it keeps only what they share with others of their kind."""
         names = [angles_of(sizes.spec, each.kind) for each in blocks]
         turned = [None if name is None else angles[name] for name in names]
         shared = [(some, masks[each.kind.window]) for each, some in zip(blocks, turned, strict=True)]

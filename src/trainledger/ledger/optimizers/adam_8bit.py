@@ -67,7 +67,7 @@ def _tables(tape: Tape) -> list[Array]:
 
 
 def _read(tape: Tape, blocks: Int) -> Array:
-    """A stored moment in fp32, its last block filled up."""
+    """A stored moment in fp32, its last block padded."""
     n = blocks * BLOCK
     places = tape.cast(Array(n, "uint8", None), "int32")
     moment = tape.make("index_select", "embedding", Array(n, "fp32", None), places)

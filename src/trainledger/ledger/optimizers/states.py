@@ -84,7 +84,7 @@ def is_small(elements: Int) -> bool:
 
 
 def blocks_of(elements: Int) -> Int:
-    """How many blocks of 8-bit moments a tensor has, the last filled up."""
+    """How many blocks of 8-bit moments a tensor has, the last padded."""
     return -(-elements // BLOCK)
 
 

@@ -259,7 +259,7 @@ def foreach(tape: Tape, group: Group, recipe: Recipe) -> None:
 
 
 def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
-    """Tensor by tensor; a temporary lives on until the next tensor's takes its name."""
+    """Tensor by tensor; a temporary lives until the next tensor's takes its name."""
     arrays: dict[str, Array] = {}
     for leaf in tape.each_parameter(group):
         arrays["w"], arrays["g"], arrays["m"] = weight_gradient_moment(tape, leaf.elements)
