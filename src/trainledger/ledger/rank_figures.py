@@ -16,7 +16,7 @@ from trainledger.spec.run import Run
 
 @frozen(kw_only=True)
 class Figures:
-    """Figures of a rank's optimizer step: FLOPs of its matmuls, bytes kept for backward, at the peak, in collectives."""
+    """Figures of a rank's optimizer step: FLOPs of matmuls, bytes kept for backward, at the peak, in collectives."""
 
     matmul_flops: int
     kept_nbytes: int
