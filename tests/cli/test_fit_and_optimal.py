@@ -95,12 +95,12 @@ def test_fit_of_a_model_in_80_columns(capsys):
     code, out, err = call(capsys, "fit", "gpt2", "--device", "rtx-3090", "--count", "2", "--of", "model", *TINY)
     assert code == 0
     assert "\nA step: 4 sequences of 512 tokens, in 2 micro-batches of 1\nbf16-sharded, adamw (fused), " in out
-    assert "\n2 x rtx-3090\nLayout: shard 2\nAs it is, every rank needs" in out
+    assert "\n2 x rtx-3090\nLayout: shard 2\nWithout changes, every rank needs" in out
     # What was given is not assumed.
     assert "seq_len" not in err
     assert err.startswith("Assuming ")
     assert narrow(err)
-    assert "As it is, every rank needs" in out
+    assert "Without changes, every rank needs" in out
     assert "too much: " in out
     assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
     assert "Models are scaled from gpt2: heads of 64" in out

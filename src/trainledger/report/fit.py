@@ -97,7 +97,7 @@ def _thing(question: str, size: int) -> str:
 
 def _limits(run: Run, row: Row) -> Section:
     """For each question of a recipe: the answer, the next size and what it would need, and what fills the memory."""
-    title = "As it is" if not row.settings else "With all of these changes"
+    title = "Without changes" if not row.settings else "With all of these changes"
     lines = (_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
     return section(title, lines)
 
