@@ -107,7 +107,9 @@ def test_the_bars_of_a_step_sum_to_the_step_that_is_said(capsys, tmp_path):
     assert " on one device alone" in costs(out)["step"]
     assert code == 2
     said = " ".join(err.split())
-    assert said.startswith("layout: is missing, so 8 devices cannot share this run: 1 sequence a step cannot be spread")
+    assert said.startswith(
+        "layout: is missing, so 8 devices cannot share this run: 1 sequence a step cannot be divided"
+    )
     assert said.endswith("nearest that works: layout=auto")
     forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
     assert sum(each["nanoseconds"] for each in forecast["waterfall"]) == round(

@@ -150,7 +150,11 @@ def test_what_changes_values_only_hinders_weights_but_no_account(name, changes, 
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim = 512: narrower embeddings with a projection"),
+        (
+            "opt-125m",
+            {"word_embed_proj_dim": 512},
+            "word_embed_proj_dim = 512: narrower embeddings with a separate projection",
+        ),
         ("opt-125m", {"layerdrop": 0.1}, "layerdrop = 0.1: changes what the model costs"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "changes what the model costs"),
         ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2: must be 1 without new"),

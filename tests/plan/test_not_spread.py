@@ -107,7 +107,7 @@ def test_a_plan_says_it_before_any_number() -> None:
     out = str(plan(run_of("llama-3-70b", 512)))
     costs = " ".join(out.partition("What it costs")[2].partition("Where the time")[0].split())
     first, step = (
-        costs.index("impossible without a [layout]: 1 sequence a step cannot be spread"),
+        costs.index("impossible without a [layout]: 1 sequence a step cannot be divided"),
         costs.index(" step "),
     )
     assert first < step
@@ -177,7 +177,7 @@ def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
     assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
     assert "8 data ranks" in broken.why
     out = str(found)
-    assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be spread")
+    assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be divided")
     assert "divisibility         -       8     1x" in out
 
 

@@ -281,7 +281,7 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
     ("fp32[4,8]", "narrow(0,2,3)", "asks for 3 from 2 on of dim 0, which has 4; nearest that works: narrow(0, 2, 2)"),
     ("fp32[4,8]", "flatten(1,0)", "begins at dim 1, after its end at dim 0; nearest that works: flatten(0, 1)"),
     ("fp32[4,8]", "contiguous(channels_last)", "channels_last is an order of 4 dims, and fp32[4, 8] has 2"),
-    ("fp32[4,8]", "to(nvfp4)", "an element of nvfp4 has no address of its own"),
+    ("fp32[4,8]", "to(nvfp4)", "an element of nvfp4 has no address"),
     ("fp32[4,8]", "to(5)", "takes a dtype, a device or a memory format, not 5"),
     ("fp32[4,8]", "transpose(a=0)", "has no argument a; it is transpose(dim0, dim1)"),
     ("fp32[4,8]", "unsqueeze", "lacks dim; it is unsqueeze(dim)"),
