@@ -38,7 +38,7 @@ SINGLE: tuple[tuple[str, str, str], ...] = (
     ("SIGHUP, SIGUSR1, SIGUSR2, SIGTERM or SIGINT, to one process, to all, to one rank of two",
      "the step is finished and saved by all ranks; 128 + the signal's number; not started again",
      "tests/train/test_stop_signals.py"),
-    ("standard output and standard error full, closed, or without a reader", "the run goes on; code 0",
+    ("standard output and standard error full, closed, or without a reader", "the run continues; code 0",
      "tests/train/test_unheard.py"),
     ("a checkpoint's model, optimizer, training.json or manifest cut short, a bit flipped, emptied, missing, of "
      "another run, nested deeply", "set aside with a sentence; the checkpoint before it; the same bits in the end",
@@ -47,7 +47,7 @@ SINGLE: tuple[tuple[str, str, str], ...] = (
      "tests/train/test_damaged_ranks.py"),
     ("damaged lines of metrics.jsonl", "left out and counted", "tests/train/test_metrics_file.py"),
     ("a token shard cut short, a bit flipped, a token outside the vocabulary; a damaged index, tokenizer, memory",
-     "refused with file and bytes; made anew from the shards", "tests/data/test_store.py"),
+     "refused with file and bytes; rebuilt from the shards", "tests/data/test_store.py"),
     ("a batch, or held-out text, that one rank of two cannot read", "all end with code 2 before that step's update",
      "tests/train/test_reading.py"),
     ("a full disk at a random byte of a save, a directory that turns read-only, a clock that runs backwards",

@@ -25,14 +25,14 @@ from zoo_reasons import REASONS, keys_of  # noqa: E402
 PAGE = ROOT / "docs" / "traced_models.md"
 
 HEAD = """\
-# Traced models: fake tensors beside real runs
+# Traced models: fake tensors and real runs
 
 Written by `python bench/trace_models.py` on {today}: torch {torch}, transformers {transformers}, peft {peft};
 kernels for {cpu}, one thread. {count} small models of {kinds} kinds; of each one training step in the steady state,
 with its optimizer, as `tl.trace` (`tl.trace_step` for two optimizers) accounts for it on fake tensors, and as it runs.
 
 Witnesses, none of which is ours: `torch.utils.flop_counter.FlopCounterMode` over the real step for FLOPs; the
-allocator's own events, as torch's profiler tells them, for the peak and for what is *kept*: bytes live where backward
+allocator's own events, as torch's profiler records them, for the peak and for what is *kept*: bytes live where backward
 begins, on top of parameters, buffers, optimizer states and batch. *Saved* are the bytes that
 `torch.autograd.graph.saved_tensors_hooks` sees, distinct pieces of memory; the rest of kept is what Python still holds
 there: the loss, inputs of checkpointed blocks, what a function keeps in its context. Of the two backward passes of
@@ -62,7 +62,7 @@ MEMORY = """
 REST = """
 What is left of kept: a Python number in an operation becomes a tensor of 8 bytes below the dispatcher, which autograd
 may save; a test holds each difference to be a few of those. oneDNN alone knows how large a workspace its LSTM keeps;
-what the trace has is fitted to it. What is left of peaks in bf16 is memory in which oneDNN turns matrices around inside
+what the trace has is fitted to it. What is left of peaks in bf16 is memory in which oneDNN transposes matrices inside
 its kernels.
 
 ## What cannot be followed to the end

@@ -152,10 +152,10 @@ def test_the_docstring_has_what_settings_say_and_others_keep_theirs() -> None:
     from trainledger.spec.links import Fabric
 
     for cls in (Recipe, Cluster):
-        told = " ".join((cls.__doc__ or "").split())
+        printed = " ".join((cls.__doc__ or "").split())
         for each in fields(cls):
-            assert f" {each.name}: {each.type}" in told
-            assert " ".join(each.metadata["doc"].split()) in told
+            assert f" {each.name}: {each.type}" in printed
+            assert " ".join(each.metadata["doc"].split()) in printed
         assert max(map(len, (cls.__doc__ or "").splitlines())) <= 100
     assert "restart_seconds: float | None = None - from an interruption" in " ".join((Cluster.__doc__ or "").split())
     assert "Fields:" not in (Fabric.__doc__ or "")

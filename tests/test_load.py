@@ -53,10 +53,14 @@ def test_a_name_is_the_run_that_the_command_line_makes_of_it(
     with pytest.warns(UserWarning, match="has no recipe; assuming recipe.seq_len"):
         run = tl.load(named, overrides)
     code = main(["plan", named, *as_words(overrides), "--json"])
-    told = json.loads(capsys.readouterr().out)["forecast"]
+    forecast = json.loads(capsys.readouterr().out)["forecast"]
     ours = tl.predict(run)
     assert code == (0 if ours.fits else 2)
-    assert (ours.step_seconds, ours.peak_nbytes, ours.mfu) == (told["step_seconds"], told["peak_nbytes"], told["mfu"])
+    assert (ours.step_seconds, ours.peak_nbytes, ours.mfu) == (
+        forecast["step_seconds"],
+        forecast["peak_nbytes"],
+        forecast["mfu"],
+    )
 
 
 def test_the_warning_says_what_nobody_said(tmp_path: Path) -> None:

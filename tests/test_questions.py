@@ -51,9 +51,9 @@ def refusal(ask: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_refuses_a_batch_that_no_ranks_share(question: str) -> None:
-    told = refusal(lambda: QUESTIONS[question](changed({"recipe.global_batch": 20})))
-    assert told.startswith("recipe.global_batch = 20: must be a multiple of the 8 data ranks")
-    assert told.endswith("nearest that works: 24" if "24" in told else "nearest that works: 16")
+    sentence = refusal(lambda: QUESTIONS[question](changed({"recipe.global_batch": 20})))
+    assert sentence.startswith("recipe.global_batch = 20: must be a multiple of the 8 data ranks")
+    assert sentence.endswith("nearest that works: 24" if "24" in sentence else "nearest that works: 16")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_text_in_a_field_is_read_as_in_a_run_file() -> None:
 @pytest.mark.slow
 def test_a_layout_that_is_to_be_found_is_searched_for_as_load_does() -> None:
     by_hand = replace(tl.load(SPREAD), layout=tl.Layout(auto=True))
-    told = tl.predict(by_hand)
-    assert told == tl.predict(tl.load({**SPREAD, "layout": "auto"}))
+    forecast = tl.predict(by_hand)
+    assert forecast == tl.predict(tl.load({**SPREAD, "layout": "auto"}))
     alone = tl.predict(replace(by_hand, layout=tl.Layout()))
-    assert told.step_seconds is not None
+    assert forecast.step_seconds is not None
     assert alone.step_seconds is not None
-    assert told.step_seconds < alone.step_seconds
+    assert forecast.step_seconds < alone.step_seconds
 
 
 @pytest.mark.agreement
@@ -119,8 +119,10 @@ def test_the_runs_that_a_question_tries_are_not_checked_again(monkeypatch: pytes
 @pytest.mark.parametrize("question", [*QUESTIONS, "layouts", "machine_of", "device_of"])
 @pytest.mark.parametrize("given", ["gtp2", None, 5, {"model": {}}], ids=str)
 def test_what_is_no_run_is_a_sentence(question: str, given: object) -> None:
-    told = refusal(lambda: QUESTIONS.get(question, getattr(tl, question))(given))
-    assert f"not {type(given).__name__}" in told or "nearest that works: gpt2" in told or "is missing" in told
+    sentence = refusal(lambda: QUESTIONS.get(question, getattr(tl, question))(given))
+    assert (
+        f"not {type(given).__name__}" in sentence or "nearest that works: gpt2" in sentence or "is missing" in sentence
+    )
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -211,9 +213,9 @@ def test_a_ledger_is_timed_on_a_device_by_its_name() -> None:
     from trainledger.predict.step import on_device
 
     ledger = tl.account(tl.load(SPREAD))
-    told = tl.on_device(ledger, "h100-sxm")
-    assert told == tl.on_device(ledger, tl.device("h100-sxm")) == on_device(ledger, tl.device("h100-sxm"))
-    assert repr(told).startswith("OnDevice(h100-sxm, step ")
+    found = tl.on_device(ledger, "h100-sxm")
+    assert found == tl.on_device(ledger, tl.device("h100-sxm")) == on_device(ledger, tl.device("h100-sxm"))
+    assert repr(found).startswith("OnDevice(h100-sxm, step ")
     assert "device = 'h10': is not in the catalog" in refusal(lambda: tl.on_device(ledger, "h10"))
 
 
@@ -228,14 +230,14 @@ def test_the_plan_is_a_function_beside_the_package_of_its_name() -> None:
 def test_runs_and_forecasts_are_shown_in_a_line() -> None:
     run = tl.load(SPREAD, {"model.name": "small"})
     assert repr(run) == "Run(small: 16 x 256 tokens a step, bf16-sharded, adamw, shard 8, 8 x h100-sxm)"
-    told = tl.predict(run)
-    assert "notes" not in repr(told)
+    forecast = tl.predict(run)
+    assert "notes" not in repr(forecast)
 
 
 def test_a_forecast_without_a_machine_says_why_it_has_no_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
-    told = repr(tl.predict(tl.load({"model": {"preset": "gpt2"}, "recipe": SPREAD["recipe"]})))
-    assert told.startswith("Forecast(peak_nbytes=")
-    assert "no step time and no MFU: this machine was not measured yet" in told
-    assert "--" not in told
+    printed = repr(tl.predict(tl.load({"model": {"preset": "gpt2"}, "recipe": SPREAD["recipe"]})))
+    assert printed.startswith("Forecast(peak_nbytes=")
+    assert "no step time and no MFU: this machine was not measured yet" in printed
+    assert "--" not in printed

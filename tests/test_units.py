@@ -30,7 +30,7 @@ def test_counts_are_decimal(text, count):
     ("text", "nbytes"),
     [("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("1kB", 1000), ("1KiB", 1024), ("0.5 GB", 5 * 10**8)],
 )
-def test_gigabytes_and_gibibytes_are_told_apart(text, nbytes):
+def test_gigabytes_and_gibibytes_are_distinguished(text, nbytes):
     assert units.parse_nbytes(text) == nbytes
 
 
@@ -38,7 +38,7 @@ def test_gigabytes_and_gibibytes_are_told_apart(text, nbytes):
     ("text", "rate"),
     [("50GB/s", 50 * 10**9), ("50 gb", 50 * 10**9), ("400Gbit/s", 50 * 10**9), ("1GiB/s", 2**30), ("1kbit", 125)],
 )
-def test_bits_and_bytes_of_a_rate_are_told_apart(text, rate):
+def test_bits_and_bytes_of_a_rate_are_distinguished(text, rate):
     assert units.parse_bytes_per_second(text) == rate
 
 

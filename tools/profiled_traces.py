@@ -102,8 +102,8 @@ def page(rows: list[Row]) -> str:
         "operator known", "of FLOPs computed again", "MFU / HFU", "largest bars",
     )  # fmt: skip
     lines = [
-        "# Public traces, as they are read", "", "Written by `python tools/profiled_traces.py`.", "",
-        "Traces of programs that nobody here wrote, by `trainledger reconcile --trace` ([profiling](profiling.md)): of",
+        "# Public traces, analysed", "", "Written by `python tools/profiled_traces.py`.", "",
+        "Traces of other people's programs, by `trainledger reconcile --trace` ([profiling](profiling.md)): of",
         "each the median step. *Launch known*, *operator known*: shares of the device work. The bars of each waterfall",
         "sum to its step. MFU and HFU are against the data sheet's peak, of matmuls, attention and convolutions whose",
         "shapes were recorded. Rows of traces that tests do not keep are stored; the rest is read again by a test.", "",

@@ -46,7 +46,7 @@ _OF_A_RANK = ("parameters", "flops", "kept_nbytes", "kept_by_kind", "peak_nbytes
 
 
 def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | None = None) -> tuple[Forecast, Ledger]:
-    """The forecast of a run on the device that will train it, and the closed-form ledger behind it.
+    """The forecast of a run on the device that will train it, and its closed-form ledger.
 
     ``validation_sequences`` are those that an evaluation really has, where the text holds fewer than the recipe asks.
     """
@@ -57,13 +57,13 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
         recipe = with_fields(run.recipe, {"evaluation.sequences": validation_sequences})
         run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
-    told = forecast(run, ledger, machine, ranks=ranks)
+    predicted = forecast(run, ledger, machine, ranks=ranks)
     if ranks:
         ledger = ranks[0].ledger
         notes += (f"FLOPs and bytes of a step are those of the first of {run.layout.devices} ranks",)
         of_rank = summary(ledger)
-        told = replace(told, **{name: of_rank[name] for name in _OF_A_RANK})
-    return replace(told, notes=(*notes, *told.notes)), ledger
+        predicted = replace(predicted, **{name: of_rank[name] for name in _OF_A_RANK})
+    return replace(predicted, notes=(*notes, *predicted.notes)), ledger
 
 
 def closed_form(run: Run, device: torch.device) -> Ledger:
@@ -117,9 +117,9 @@ class Forecasting(Observer):
         with suppress(InvalidInput):  # none yet, or a damaged one, is made
             read_json(Forecast, state.run_dir / "forecast.json")
             return
-        told, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
+        predicted, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
         write_ledger(ledger, state.run_dir / "predicted-ledger.json.gz")
-        write_json(told, state.run_dir / "forecast.json")
+        write_json(predicted, state.run_dir / "forecast.json")
 
 
 class Measuring(Observer):
@@ -173,7 +173,7 @@ class Measuring(Observer):
                 f"are those of {whose[0]}, the forecast's those of {whose[1]}"
             )
         if self.quiet.unknown:
-            notes.append("this system does not tell how busy other processes were; no step was discarded")
+            notes.append("this system does not report how busy other processes were; no step was discarded")
         return tuple(notes)
 
 
@@ -257,7 +257,7 @@ def needs_of(run: Run, ranks: Ranks) -> Needs:
 def _of_device(run: Run, peak: int, device: torch.device, reserved: Amounts) -> int:
     """Bytes of an accelerator that the tensors of a peak take, with the allocator and the libraries around them.
 
-    Of a device without a sheet in the catalog that is not known: the largest of all sheets is taken for it.
+    Of a device without a sheet in the catalog that is not known: the largest of all sheets is assumed.
     """
     machine, _ = machine_on(run, device)
     sheet = machine if isinstance(machine, Device) else catalog.device("h100-sxm")

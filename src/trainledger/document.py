@@ -95,7 +95,7 @@ class Facts:
 
 @frozen
 class Text:
-    """Sentences, each on lines of its own; ``note`` marks those that qualify the parts above them."""
+    """Sentences, each on separate lines; ``note`` marks those that qualify the parts above them."""
 
     lines: tuple[str, ...]
     note: bool = False
@@ -134,7 +134,7 @@ class Code:
 class Listed:
     """A line of source with short numbers before it and ``notes`` below it.
 
-    ``shares`` say how much of a whole each number is, for the colour behind it; ``marked`` lines stand out.
+    ``shares`` say how much of a whole each number is, for its background colour; ``marked`` lines are highlighted.
     """
 
     cells: tuple[str, ...]
@@ -205,7 +205,7 @@ class Document:
     """One answer, ready to be written.
 
     ``about`` are the sentences that a page of figures has above them. ``data`` makes what JSON holds, ``figures`` the
-    Plotly figures by title; both are made only when they are asked for.
+    Plotly figures by title; both are made only on request.
     """
 
     title: str

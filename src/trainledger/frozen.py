@@ -87,7 +87,7 @@ def _refuse_unknown(cls: Any, named: dict[str, Any]) -> None:
 
 
 class _Signature:
-    """The signature of a frozen class, made when somebody asks for it."""
+    """The signature of a frozen class, made on request."""
 
     def __get__(self, instance: object, cls: Any) -> Any:
         from inspect import Parameter, Signature
@@ -117,7 +117,7 @@ class _Made:
 
 
 class _Doc:
-    """The docstring of a frozen class, with what its fields say of themselves, made when somebody asks for it."""
+    """The docstring of a frozen class, with the docs of its fields, made on request."""
 
     def __init__(self, doc: str | None) -> None:
         self.doc = doc
@@ -143,12 +143,12 @@ def _declared(each: Field[Any]) -> str:
 
 def _meant(each: Field[Any]) -> str:
     """What a field says of itself (`spec.setting.setting`), and the unit of its quantity."""
-    told, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
-    words = [told["doc"]]
-    if unit in ("bytes", "bytes/s", "seconds") and unit not in told["doc"]:
+    rules, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
+    words = [rules["doc"]]
+    if unit in ("bytes", "bytes/s", "seconds") and unit not in rules["doc"]:
         words.append(f"in {unit}")
-    if told["choices"] and not all(one in told["doc"] for one in told["choices"]):
-        words.append(f"one of {', '.join(told['choices'])}")
+    if rules["choices"] and not all(one in rules["doc"] for one in rules["choices"]):
+        words.append(f"one of {', '.join(rules['choices'])}")
     return "; ".join(words)
 
 

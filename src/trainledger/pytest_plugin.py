@@ -142,7 +142,7 @@ def _is_anothers(name: str, own: set[str], root: Path) -> bool:
 
 
 def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Mapping[str, Any]) -> Ledger:
-    """The ledger of a step that costs at most what is asked; raises `OverBudget`."""
+    """The ledger of a step within its budget; raises `OverBudget`."""
     __tracebackhide__ = True
     from trainledger.ledger.ledger import Ledger
     from trainledger.regression.summary import summarize

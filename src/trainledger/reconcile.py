@@ -18,7 +18,7 @@ from trainledger.predict.forecast import Forecast
 from trainledger.predict.utilization import mfu
 
 Number = int | float
-_MOST_DEVICES = 1e7  # more are no devices, but a forecast that somebody wrote
+_MOST_DEVICES = 1e7  # more are not devices, but an edited forecast
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Standard error is for remarks, which nobody has to read: where it cannot be written, work goes on without them."""
+"""Standard error is for remarks: where it cannot be written, work continues without them."""
 
 from __future__ import annotations
 

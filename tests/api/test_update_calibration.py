@@ -229,18 +229,18 @@ def test_the_verb_fits_shows_and_takes_back(path, runs, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] == 0
     assert path.read_bytes() == before
     assert main(["reconcile", "--undo"]) == 2
-    assert "has no fit to take back" in capsys.readouterr().err
+    assert "has no fit to undo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--undo", "--update"], "stands alone"),
+        (["--undo", "--update"], "takes no other arguments"),
         (["--runs", "nothing", "--update"], "is not a directory"),
         (["--runs", "somewhere"], "goes with --update"),
         (["--update", "nothing"], "is not the directory of a run"),
         (["--update", "--trace", "x.json"], "is no run of this engine"),
-        (["one", "two"], "is one too many"),
+        (["one", "two"], "is a second run directory"),
     ],
 )
 def test_what_does_not_go_together_is_a_sentence(words, said, tmp_path, monkeypatch, capsys):

@@ -89,13 +89,13 @@ def test_a_remedy_sets_the_fields_and_says_before_what_it_leads_to(fresh) -> Non
     line = page.page.locator(".remedies li", has_text="Shard over 8 ranks")
     leads = line.locator(".leads.good")
     leads.wait_for()
-    told = leads.inner_text().removeprefix("✓ ")
+    printed = leads.inner_text().removeprefix("✓ ")
     line.get_by_role("button", name="Copy command: Shard over 8 ranks (FSDP)").click()
     page.page.wait_for_function("() => document.querySelector('#said').textContent === 'Command line copied'")
     copied = str(page.page.evaluate("navigator.clipboard.readText()"))
     page.button("Shard over 8 ranks (FSDP)").click()
     page.settled()
-    assert page.verdict == told
+    assert page.verdict == printed
     assert "layout.shard=8" in page.query
     assert page.field("layout.shard").input_value() == "8"
     assert page.page.locator(".remedies").is_hidden()

@@ -58,13 +58,13 @@ def test_a_measured_network_is_taken_as_it_is() -> None:
     device = catalog.device("a100-sxm-80gb")
     for reached, sheet in ((2_531_250_000, 6_250_000_000), (7_000_000_000, 7_000_000_000)):
         cluster = Cluster(device="a100-sxm-80gb", network="edr-half", network_reached_bytes_per_second=reached)
-        told = catalog.fabric(device, cluster)
-        assert told is not None
-        assert told.network is not None
-        assert told.network.reached == pytest.approx(reached)
-        assert told.network.basis == "measured"
-        assert told.bound.network is not None
-        assert told.bound.network.reached == sheet
+        joined = catalog.fabric(device, cluster)
+        assert joined is not None
+        assert joined.network is not None
+        assert joined.network.reached == pytest.approx(reached)
+        assert joined.network.basis == "measured"
+        assert joined.bound.network is not None
+        assert joined.bound.network.reached == sheet
     unnamed = catalog.fabric(
         catalog.device("rtx-4090"), Cluster(device="rtx-4090", network_reached_bytes_per_second=10**9)
     )
@@ -76,10 +76,10 @@ def test_a_measured_network_is_taken_as_it_is() -> None:
 def test_what_a_node_reached_is_not_taken_for_a_device() -> None:
     """nccl-tests tell a bus bandwidth of all rails of a node; up to twice a link is what sums in switches reach."""
     device = catalog.device("h100-sxm")
-    told = catalog.fabric(device, Cluster(device="h100-sxm", network_reached_bytes_per_second=100 * 10**9))
-    assert told is not None
-    assert told.network is not None
-    assert told.network.reached == 100e9
+    joined = catalog.fabric(device, Cluster(device="h100-sxm", network_reached_bytes_per_second=100 * 10**9))
+    assert joined is not None
+    assert joined.network is not None
+    assert joined.network.reached == 100e9
     with pytest.raises(InvalidInput) as refused:
         catalog.fabric(device, Cluster(device="h100-sxm", network_reached_bytes_per_second=370 * 10**9))
     assert str(refused.value).startswith(
@@ -97,7 +97,7 @@ def test_a_device_without_a_usual_network_takes_the_one_that_is_named() -> None:
     device = catalog.device("rtx-4090")
     assert device.fabric is not None
     assert device.fabric.network is None
-    told = catalog.fabric(device, Cluster(device="rtx-4090", network_bytes_per_second=10**9))
-    assert told is not None
-    assert told.network is not None
-    assert told.network.bytes_per_second == 1e9
+    joined = catalog.fabric(device, Cluster(device="rtx-4090", network_bytes_per_second=10**9))
+    assert joined is not None
+    assert joined.network is not None
+    assert joined.network.bytes_per_second == 1e9

@@ -55,15 +55,15 @@ def test_json_stays_clean_whatever_the_script_prints(script: Path) -> None:
         cwd=script.parent,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     assert {"from the script", "from below", "child"} <= set(done.stderr.splitlines())
-    assert told["total"]["flops"] == 128
-    (file,) = told["files"]
+    assert answer["total"]["flops"] == 128
+    (file,) = answer["files"]
     lines = {each["number"]: each for each in file["lines"]}
     assert sum(each["own"]["flops"] for each in lines.values()) == 128
     assert lines[6]["marks"][1] == {"kind": "copy", "why": "non-contiguous by reshape", "times": 1, "nbytes": 512}
     assert lines[6]["intensity"] == 128 / (2 * 512 + 2 * 512)
-    assert told["findings"][0]["line"] == "train.py:6"
+    assert answer["findings"][0]["line"] == "train.py:6"
 
 
 def test_options_behind_the_script_are_its_own(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,9 @@ def test_the_exit_code_says_how_it_ended(
     assert sentence in json.loads(capsys.readouterr().out)["ended"]
 
 
-def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_ours_behind_a_script_that_fails_are_reported(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     script.write_text(own)
     assert main(["annotate", "train.py", "--fake", "--steps=2", "--lr"]) == 1
@@ -125,7 +127,7 @@ def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsy
     assert "came after" not in capsys.readouterr().out
 
 
-def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_misses_a_gpu_gets_a_hint_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("import torch\ntorch.ones(2)\ntorch.ones(2).to('cuda')\n")
     assert main(["annotate", "train.py"]) == 1
     out = " ".join(capsys.readouterr().out.split())
@@ -180,7 +182,7 @@ def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) 
         (["--html", "no/such/out.html", "train.py"], "--html"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(
+def test_what_is_wrong_is_reported_before_anything_runs(
     words: list[str], sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     assert main(["annotate", *words]) == 2

@@ -61,15 +61,15 @@ def test_a_run_file_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.endswith("run.toml: as locked (5 figures)\n")
 
 
-def test_more_fails_and_less_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_fails_and_less_is_reported(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["lock"])
     capsys.readouterr()
     (project / "run.toml").write_text(RUN.replace("d_ff = 64", "d_ff = 96"))
     assert main(["check"]) == 1
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # Of 2 layers x 64 tokens x 32 more columns in fp32, gate and up keep one matrix each, silu and the product another.
-    assert "kept +32.77 kB at layers.*.mlp (mul, silu)\nkept +16.38 kB at layers.*.mlp.gate_proj (mm)\n" in told
-    assert max(len(line) for line in told.splitlines()) <= 80
+    assert "kept +32.77 kB at layers.*.mlp (mul, silu)\nkept +16.38 kB at layers.*.mlp.gate_proj (mm)\n" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
     (project / "run.toml").write_text(RUN.replace("d_ff = 64", "d_ff = 48"))
     assert main(["check"]) == 0
     assert "To lock the lower figures: `trainledger lock run.toml`." in capsys.readouterr().out
@@ -91,9 +91,9 @@ def test_tolerances_of_the_command_line(project: Path, capsys: pytest.CaptureFix
 
 def test_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["targets"]["run.toml"]["state"] == "new"
-    assert told["targets"]["run.toml"]["totals"]["parameters"] == account(load("run.toml")).parameters
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["targets"]["run.toml"]["state"] == "new"
+    assert answer["targets"]["run.toml"]["totals"]["parameters"] == account(load("run.toml")).parameters
     assert main(["check", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     (project / "run.toml").write_text(RUN.replace("n_layers = 2", "n_layers = 3"))
@@ -148,9 +148,11 @@ def test_a_lock_that_does_not_fit(project: Path, capsys: pytest.CaptureFixture[s
     (project / "pyproject.toml").write_text(targets)
     main(["lock"])
     (project / "pyproject.toml").write_text(targets.replace("a =", "b ="))
-    told = refused(["check"], capsys)
-    assert "targets.a: is locked, but pyproject.toml has no such target now; `trainledger lock` takes it out" in told
-    assert "targets.b: is not in trainledger.lock; `trainledger lock b` adds it" in told
+    sentence = refused(["check"], capsys)
+    assert (
+        "targets.a: is locked, but pyproject.toml has no such target now; `trainledger lock` takes it out" in sentence
+    )
+    assert "targets.b: is not in trainledger.lock; `trainledger lock b` adds it" in sentence
     assert "target = 'c': is not in trainledger.lock" in refused(["check", "c"], capsys)
     assert "targets.b: is not in trainledger.lock" in refused(["check", "b"], capsys)
     assert main(["lock"]) == 0
@@ -269,7 +271,7 @@ class Model(nn.Module):
 
 
 def test_what_a_module_says_and_what_is_not_known_of_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own output goes to standard error; guesses and operations without a rule are told with their lines."""
+    """Its own output goes to standard error; guesses and operations without a rule are reported with their lines."""
     (project / "budget_model_c.py").write_text(NOISY)
     call = ["budget_model_c:Model", "--input", "fp32[3,8]", "--step", "forward"]
     assert main(["lock", *call, "--json"]) == 0
@@ -298,8 +300,8 @@ def test_a_module_that_ends_the_process_is_no_success(
         f"    def __init__(self):\n        super().__init__()\n        {ends['building']}\n\n"
         f"    def forward(self, x):\n        {ends['forward']}\n        return x + 1\n"
     )
-    told = refused(["lock", f"budget_model_{where}:Model", "--input", "fp32[2]", "--step", "forward"], capsys)
-    assert "ended the process" in told or "SystemExit" in told
+    sentence = refused(["lock", f"budget_model_{where}:Model", "--input", "fp32[2]", "--step", "forward"], capsys)
+    assert "ended the process" in sentence or "SystemExit" in sentence
 
 
 def test_a_step_that_cannot_be_traced_whole_is_not_locked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,9 +310,9 @@ def test_a_step_that_cannot_be_traced_whole_is_not_locked(project: Path, capsys:
         "    def forward(self, x):\n        y = super().forward(x)\n"
         "        return y * (y > 0).flatten().long().bincount().sum()\n"
     )
-    told = refused(["lock", "budget_model_e:Model", "--input", "fp32[2,4]", "--loss", "sum"], capsys)
-    assert "is traced only in part, and a part has no total" in told
-    assert "budget_model_e.py:10" in told
+    sentence = refused(["lock", "budget_model_e:Model", "--input", "fp32[2,4]", "--loss", "sum"], capsys)
+    assert "is traced only in part, and a part has no total" in sentence
+    assert "budget_model_e.py:10" in sentence
     assert not (project / "trainledger.lock").exists()
 
 
@@ -348,12 +350,12 @@ def test_collectives_of_a_program_of_many_ranks(project: Path, capsys: pytest.Ca
     (project / "trainledger.lock").write_text(lock.replace("budget_model_f", "budget_model_g"))
     capsys.readouterr()
     assert main(["check"]) == 1
-    told = capsys.readouterr().out
-    assert "budget_model_g.py:14\n    fully_shard(layer, mesh=mesh, reshard_after_forward=False)\n" in told
+    printed = capsys.readouterr().out
+    assert "budget_model_g.py:14\n    fully_shard(layer, mesh=mesh, reshard_after_forward=False)\n" in printed
     assert "--world-size" in refused(["lock", "a:b", "c:d", "--world-size", "4"], capsys)
     (project / "budget_model_h.py").write_text("def main():\n    return 3\n")
-    told = refused(["lock", "budget_model_h:main", "--world-size", "4"], capsys)
-    assert "targets.budget_model_h:main.module" in told
+    printed = refused(["lock", "budget_model_h:main", "--world-size", "4"], capsys)
+    assert "targets.budget_model_h:main.module" in printed
 
 
 def test_a_lock_takes_words_as_trace_does(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,7 +375,7 @@ def test_a_lock_takes_words_as_trace_does(project: Path, capsys: pytest.CaptureF
     assert main(["check"]) == 0
 
 
-def test_memory_in_cycles_is_told_the_same_whenever_it_is_collected(project: Path) -> None:
+def test_memory_in_cycles_is_reported_the_same_whenever_it_is_collected(project: Path) -> None:
     import gc
 
     (project / "budget_model_b.py").write_text(

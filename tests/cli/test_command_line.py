@@ -149,14 +149,14 @@ def test_the_nearest_is_a_number_where_it_is_one(capsys):
     }  # fmt: skip
 
 
-def test_any_value_of_an_input_is_told_as_json(capsys):
-    for value, told in (
+def test_any_value_of_an_input_is_reported_as_json(capsys):
+    for value, found in (
         ({1: "a"}, "a table"), (10**9999, "a number of about 9999 digits"), ((2, [3]), [2, "[3]"]), (object, None),
         (float("nan"), None),
     ):  # fmt: skip
         show(lines("", error_json(InvalidInput([Problem("field", value, "is wrong")]))), as_json=True)
         (problem,) = json.loads(capsys.readouterr().out)["error"]
-        assert problem["value"] == (told if value is not object else "<class 'object'>")
+        assert problem["value"] == (found if value is not object else "<class 'object'>")
         assert problem["nearest"] is None
 
 
@@ -212,7 +212,7 @@ def test_init_from_any_preset(capsys, tmp_path, preset):
     assert load(path).model.name == preset
 
 
-def test_init_never_overwrites_unless_told_to(capsys, tmp_path):
+def test_init_never_overwrites_unless_forced(capsys, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("precious")
     code, _, err = call(capsys, "init", str(path))

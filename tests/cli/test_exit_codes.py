@@ -35,9 +35,9 @@ def test_layouts_that_were_interrupted_are_ranked_and_code_130(
     assert main([*SMALL, *json_too]) == 130
     out = capsys.readouterr().out
     if json_too:
-        told = json.loads(out)
-        assert told["interrupted"] is True
-        assert len(told["ranked"]) == 2
+        answer = json.loads(out)
+        assert answer["interrupted"] is True
+        assert len(answer["ranked"]) == 2
     else:
         assert out.endswith("Interrupted: what was accounted for so far is ranked.\n")
 
@@ -145,8 +145,8 @@ def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path:
 
     where = str(tmp_path / ("a" * 60 + ".png"))
     names = ["Where 7.366 days go", "Memory of the peak rank over one step (it does NOT fit)"]
-    told = plot.written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
-    assert told[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
-    assert told[1::2] == [f"({each})" for each in names]
+    printed = plot.written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
+    assert printed[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
+    assert printed[1::2] == [f"({each})" for each in names]
     assert plot.written({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
     assert plot.written({"p.svg": "Loss"}) == "Written to p.svg"

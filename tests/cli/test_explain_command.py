@@ -11,18 +11,18 @@ from trainledger.cli import main
 from trainledger.units import format_seconds
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(list(words)) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["memory", "flops", "parameters"])
 def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.CaptureFixture[str], what: str) -> None:
-    out = told(capsys, "explain", what, "llama-3-8b")
+    out = printed(capsys, "explain", what, "llama-3-8b")
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "hidden size (model.d_model)" in out
     assert " exact" in out
-    told_as_json = json.loads(told(capsys, "explain", what, "llama-3-8b", "--json"))
+    told_as_json = json.loads(printed(capsys, "explain", what, "llama-3-8b", "--json"))
     assert told_as_json["symbols"]["L"] == 32
     part = told_as_json["parts"][0]
     assert part["lines"][0]["formula"]
@@ -32,39 +32,39 @@ def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.Capture
 
 
 def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, "explain", "time", "llama-3-8b", "--set", "cluster.device=h100-sxm")
+    out = printed(capsys, "explain", "time", "llama-3-8b", "--set", "cluster.device=h100-sxm")
     assert "bound by compute" in out
     assert "bound by memory" in out
     assert re.search(r"FLOPs / rate = [\d.]+ [GTP]FLOP / [\d.]+ TFLOP/s, bound by compute", out)
     assert re.search(r"bytes / rate = [\d.]+ [kMGT]?B / [\d.]+ [MGT]B/s, bound by memory", out)
 
 
-def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longest_operations_are_reported_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm"]
-    parts = json.loads(told(capsys, *words, "--json"))["parts"][1:]
+    parts = json.loads(printed(capsys, *words, "--json"))["parts"][1:]
     seconds = sorted((line["seconds"] for part in parts for line in part["lines"]), reverse=True)
     for asked, top in ((["--top", "3"], 3), ([], 15)):
-        out = told(capsys, *words, *asked)
+        out = printed(capsys, *words, *asked)
         operations = out.split("\nforward ")[1]
         assert len(re.findall(r"\d+ (?:m|u)?s  assumed$", operations, re.MULTILINE)) == top
         others = f"{len(seconds) - top} others, {format_seconds(sum(seconds[top:]))} in all"
         assert out.splitlines()[-1] == f"{others}: --top {len(seconds)} lists every one."
         assert all(part["title"] in out for part in parts)
-    assert "others" not in told(capsys, *words, "--top", str(len(seconds)))
+    assert "others" not in printed(capsys, *words, "--top", str(len(seconds)))
     assert main([*words[:1], "memory", *words[2:], "--top", "3"]) == 2
     assert capsys.readouterr().err.endswith("\n--top = 3: is of time; of memory every line is printed\n")
 
 
 def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
-    out = " ".join(told(capsys, "explain", "memory", "gpt2").split())
+    out = " ".join(printed(capsys, "explain", "memory", "gpt2").split())
     assert out.startswith("gpt2 on this-machine, with the kernels of a CPU: 1 sequence of 1,024 tokens a step")
     assert out.count("what autograd saves for the backward") == 1
-    on = told(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
+    on = printed(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
     assert on.startswith("gpt2 on 8 x h100-sxm: 4,096 sequences")
 
 
 def test_waiting_for_the_program_is_no_unknown_operation(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
+    out = printed(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
     assert max(len(line) for line in out.splitlines()) <= 80
     row = next(line for line in out.splitlines() if line.startswith("waiting"))
     assert row.split()[:3] == ["waiting", "0", "overhead"]
@@ -74,13 +74,13 @@ def test_waiting_for_the_program_is_no_unknown_operation(capsys: pytest.CaptureF
 def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "memory", "gpt2-xl", "--symbolic", "B", "--memory", "80GB", "--set", "recipe.precision=fp32",
              "--set", "recipe.attention=math"]  # fmt: skip
-    out = told(capsys, *words)
+    out = printed(capsys, *words)
     assert "peak = " in out
     assert "So at most B = 5 in 80 GB" in out
-    assert json.loads(told(capsys, *words, "--json"))["largest"] == 5
-    tokens = told(capsys, *words[:3], "--symbolic", "T", "--memory", "80GB", *words[7:])
+    assert json.loads(printed(capsys, *words, "--json"))["largest"] == 5
+    tokens = printed(capsys, *words[:3], "--symbolic", "T", "--memory", "80GB", *words[7:])
     assert "All 1,024 positions of the model fit in 80 GB" in " ".join(tokens.split())
-    none = told(capsys, *words[:6], "8GB", *words[7:])
+    none = printed(capsys, *words[:6], "8GB", *words[7:])
     assert "Not even B = 1 fits in 8 GB." in none
 
 
@@ -96,17 +96,17 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
         (["memory", "gpt7"], "gpt7"),
     ],
 )
-def test_wrong_words_are_told(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+def test_wrong_words_are_reported(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
     assert main(["explain", *words]) == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_rules_have_errors_and_conventions_have_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, "rules", "llama-3-8b")
+    out = printed(capsys, "rules", "llama-3-8b")
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "12 d^2 L + V d" in out
     assert "6nd+attention" in out
-    rows = json.loads(told(capsys, "rules", "llama-3-8b", "--json"))
+    rows = json.loads(printed(capsys, "rules", "llama-3-8b", "--json"))
     assert {"6nd", "6nd+attention", "dense", "causal", "kernels"} == {each["name"] for each in rows["conventions"]}
     assert all(each["source"] for each in rows["conventions"])
 
@@ -116,16 +116,16 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
     layout = [f"--set=layout.{each}" for each in ("tensor=4", "pipeline=4", "shard=2")]
     recipe = [f"--set=recipe.{each}" for each in ("global_batch=8", "micro_batch=1", "precision=bf16-sharded")]
     words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm", "--count", "32", *layout, *recipe]
-    out = told(capsys, *words, "--top", "1e3")
+    out = printed(capsys, *words, "--top", "1e3")
     assert max(len(line) for line in out.splitlines()) <= 80
     joined = " ".join(out.split())
     assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in", joined)
-    split = " ".join(told(capsys, *words, "--top", "1e3", "--set", "layout.split_sends=true").split())
+    split = " ".join(printed(capsys, *words, "--top", "1e3", "--set", "layout.split_sends=true").split())
     assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 16.78 MB in", split)
     gathers = r"forward all_gather, tensor, 4 ranks [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in"
     assert re.search(gathers, split)
     assert not re.search(gathers, joined)
-    parts = json.loads(told(capsys, *words, "--json"))["parts"]
+    parts = json.loads(printed(capsys, *words, "--json"))["parts"]
     sent = next(each for each in parts if each["title"].startswith("communication"))
     assert sent["seconds"] == pytest.approx(sum(each["seconds"] for each in sent["lines"]))
-    assert "communication of that rank" not in told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
+    assert "communication of that rank" not in printed(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")

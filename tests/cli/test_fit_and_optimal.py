@@ -54,18 +54,18 @@ def test_optimal_goes_on_to_what_fits_and_is_paid_for(capsys):
 def test_optimal_in_json(capsys):
     words = ["optimal", "--device", "l4", "--count", "2", "--days", "3", "--family", "gpt2", "--json"]
     code, out, err = call(capsys, *words)
-    told = json.loads(out)
+    answer = json.loads(out)
     assert (code, err) == (0, "")
-    paid = told["affordable"]
+    paid = answer["affordable"]
     assert paid["memory_nbytes"] <= paid["usable_nbytes"]
     # What is paid for is what the predicted speed does in the time, but for what belongs to a run beside its steps.
     seconds = 3 * 86400
     assert 0.9 * paid["tokens_per_second"] * seconds < paid["tokens"] <= paid["tokens_per_second"] * seconds
-    peak = 2 * told["budget"]["peak_flops_per_second"]
+    peak = 2 * answer["budget"]["peak_flops_per_second"]
     assert paid["mfu_6nd"] == pytest.approx(6 * paid["parameters"] * paid["tokens_per_second"] / peak)
     # The rule holds for what is paid for, as near as members of the family and the rest of the run let it.
     assert paid["tokens_per_parameter"] == pytest.approx(20, rel=0.15)
-    assert paid["iterations"][0]["wanted"] == pytest.approx(told["parameters"])
+    assert paid["iterations"][0]["wanted"] == pytest.approx(answer["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_fit_of_a_model_in_80_columns(capsys):
     code, out, err = call(capsys, "fit", "gpt2", "--device", "rtx-3090", "--count", "2", "--of", "model", *TINY)
     assert code == 0
     assert "\nA step: 4 sequences of 512 tokens, in 2 micro-batches of 1\nbf16-sharded, adamw (fused), " in out
-    assert "\n2 x rtx-3090\nLayout: shard 2\nAs it is, every rank needs" in out
+    assert "\n2 x rtx-3090\nLayout: shard 2\nWithout changes, every rank needs" in out
     # What was given is not assumed.
     assert "seq_len" not in err
     assert err.startswith("Assuming ")
     assert narrow(err)
-    assert "As it is, every rank needs" in out
+    assert "Without changes, every rank needs" in out
     assert "too much: " in out
     assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
     assert "Models are scaled from gpt2: heads of 64" in out
@@ -113,17 +113,17 @@ def test_fit_and_plan_hold_the_same_of_the_same_run(capsys, more):
     words = ["llama-3.2-1b", "--device", "a100-sxm-80gb", *more]
     words += ["--count", "2" if more[1:] == ["layout.tensor=2"] else "16"]
     _, out, err = call(capsys, "fit", *words, "--of", "memory", "--as-is", "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     _, shown, _ = call(capsys, "fit", *words, "--of", "memory", "--as-is")
     assert err.startswith("Assuming ")
     if "layout=auto" not in more:
-        words += [word for each in told["run"]["assumed"] for word in ("--set", each)]
+        words += [word for each in answer["run"]["assumed"] for word in ("--set", each)]
     code, out, _ = call(capsys, "plan", *words, "--json")
     planned = json.loads(out)
     assert code == 0
-    assert told["memory"]["nbytes"] == planned["forecast"]["device_nbytes"]
-    assert [told["run"][name] for name in SECTIONS] == [planned["run"][name] for name in SECTIONS]
-    assert told["rows"][0]["answers"]["memory"]["size"] == told["memory"]["nbytes"]
+    assert answer["memory"]["nbytes"] == planned["forecast"]["device_nbytes"]
+    assert [answer["run"][name] for name in SECTIONS] == [planned["run"][name] for name in SECTIONS]
+    assert answer["rows"][0]["answers"]["memory"]["size"] == answer["memory"]["nbytes"]
     _, text, _ = call(capsys, "plan", *words)
     assert shown.splitlines()[:4] == text.splitlines()[:4]
     assert "\nLayout: " in shown
@@ -134,17 +134,17 @@ def test_one_number_is_written_one_way(capsys):
     words = ["llama-3-70b", "--device", "a100-sxm-80gb", "--count", "512", "--of", "memory", "--as-is"]
     _, out, _ = call(capsys, "fit", *words)
     (held,) = re.findall(r"every rank needs (\d{3}\.\d GB)", out)
-    assert re.search(rf"^as it is +{held}$", out, re.MULTILINE)
+    assert re.search(rf"^unchanged +{held}$", out, re.MULTILINE)
 
 
 def test_the_batch_of_a_rank_is_said(capsys):
     words = ["llama-3-8b", "--device", "a100-sxm-80gb", "--count", "8", "--of", "micro-batch", "--as-is"]
     _, out, _ = call(capsys, "fit", *words, "--set", "recipe.activation_checkpointing=full")
-    told = " ".join(out.split())
-    size = int(re.findall(r"Largest micro-batch: (\d+) seq", told)[0])
+    printed = " ".join(out.split())
+    size = int(re.findall(r"Largest micro-batch: (\d+) seq", printed)[0])
     assert size > 2
-    assert f"(2 in a step, as before, make it {16 * size} sequences; the step as it is has 16 sequences, " in told
-    assert "2 on each of 8 data ranks; the largest micro-batch that divides these is 2)" in told
+    assert f"(2 in a step, as before, make it {16 * size} sequences; the unchanged step has 16 sequences, " in printed
+    assert "2 on each of 8 data ranks; the largest micro-batch that divides these is 2)" in printed
 
 
 def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):
@@ -154,15 +154,15 @@ def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):
         '[layout]\nshard = 2\n[cluster]\ndevice = "l4"\ncount = 2\n'
     )
     code, out, err = call(capsys, "fit", str(path), "--as-is", "--of", "sequence", "--of", "memory", "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert (code, err) == (0, "")
-    assert [row["recipe"] for row in told["rows"]] == ["as it is"]
-    answers = told["rows"][0]["answers"]
+    assert [row["recipe"] for row in answer["rows"]] == ["unchanged"]
+    answers = answer["rows"][0]["answers"]
     assert set(answers) == {"sequence", "memory"}
     assert answers["sequence"]["memory"]["fits"] is True
     assert answers["sequence"]["beyond"]["fits"] is False
     assert answers["sequence"]["beyond_size"] == answers["sequence"]["size"] + 128
-    assert "l4" in told["devices_that_hold_it"]
+    assert "l4" in answer["devices_that_hold_it"]
 
 
 @pytest.mark.parametrize("verb", ["fit", "optimal"])
@@ -241,9 +241,9 @@ def test_fit_draws_what_it_says() -> None:
 
 
 def test_devices_said_by_set_are_those_said_by_count(capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    found = []
     for said in (["--count", "8"], ["--set", "cluster.count=8"]):
         assert main(["fit", "gpt2", "--device", "h100-sxm", *said, "--of", "micro-batch", "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    assert told[0] == told[1]
-    assert told[0]["run"]["layout"]["shard"] == 8
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["run"]["layout"]["shard"] == 8

@@ -178,7 +178,7 @@ def test_control_characters_of_an_input_do_not_reach_the_terminal(tmp_path: Path
     run.write_text(f"[model]\n{model}\n\n[recipe]\n{recipe}\n", encoding="utf-8")
     of_file = tmp_path / f"{RED}.toml"
     of_file.write_text(run.read_text(encoding="utf-8").replace(name, "plain"), encoding="utf-8")
-    told = {
+    fields = {
         words: said(*words)
         for words in [
             ("plan", str(run)),
@@ -194,13 +194,13 @@ def test_control_characters_of_an_input_do_not_reach_the_terminal(tmp_path: Path
             (RED,),
         ]
     }
-    for words, (code, out, err) in told.items():
+    for words, (code, out, err) in fields.items():
         assert code in (0, 2), (words, err)
         assert "\x1b" not in out + err, words
         assert "\x9b" not in out + err, words
-    assert "\\x1b[31mred" in told["plan", str(run)][2]  # the name is refused
-    assert told["plan", str(of_file)][0] == 0
-    assert "\\x1b[31mred" in told["plan", f"{RED}.toml"][2]
+    assert "\\x1b[31mred" in fields["plan", str(run)][2]  # the name is refused
+    assert fields["plan", str(of_file)][0] == 0
+    assert "\\x1b[31mred" in fields["plan", f"{RED}.toml"][2]
 
 
 def test_colours_are_the_only_escapes_of_a_document() -> None:

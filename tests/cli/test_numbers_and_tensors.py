@@ -50,12 +50,12 @@ def test_it_fits_80_columns_and_is_json_too(capsys, words):
 
 
 def test_a_number_in_every_format(capsys):
-    told = {each["format"]: each for each in json.loads(call(capsys, "dtype", "1e-8", "--json")[1])["formats"]}
-    assert told["fp16"] == {
+    answer = {each["format"]: each for each in json.loads(call(capsys, "dtype", "1e-8", "--json")[1])["formats"]}
+    assert answer["fp16"] == {
         "format": "fp16", "value": 0.0, "fate": "underflow", "relative_error": -1.0, "spacing": 2**-24, "sign": "0",
         "exponent": "00000", "mantissa": "0000000000",
     }  # fmt: skip
-    assert told["bf16"]["value"] == pytest.approx(1.0012e-8, rel=1e-4)
+    assert answer["bf16"]["value"] == pytest.approx(1.0012e-8, rel=1e-4)
     assert "underflows to zero" in call(capsys, "dtype", "1e-8")[1]
     assert json.loads(call(capsys, "dtype", "1e9", "--format", "fp16", "--json")[1])["formats"][0]["value"] == "inf"
 
@@ -100,7 +100,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("tensor", "float32[4,8]", "viiew"), "operations = 'viiew': is no operation that is known here ("),
     (("tensor", "float32[4,8]", "--at", "9,9"), "--at = '9,9': fp32[4, 8] has 4 in dim 0, and the index asks for 9"),
     (("tensor", "float32[4,8]", "t", "--at", "x"), "--at = 'x': is no index; write it like 1,2"),
-    (("tensor", "mxfp4[32]", "t"), "so that no element has an address of its own; nearest that works: uint8"),
+    (("tensor", "mxfp4[32]", "t"), "so that no element has an address; nearest that works: uint8"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=x"), "size = 'h=x': is no size of a dim; write it like h=8"),
     (("einsum", "b (h d) -> b h d", "2,8", "2,8", "h=2"), "is a pattern on one tensor, and 2 shapes are given"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of a product"),
@@ -128,21 +128,21 @@ def test_a_chain_that_fails_shows_the_steps_before(capsys):
     )
     assert err.rstrip().endswith("nearest that works: reshape(32), a copy of 128 bytes")
     code, out, err = call(capsys, "tensor", "float32[4,8]", "transpose", "view", "--at", "1,2", "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 2
-    assert told["error"][0]["field"] == "step 2, view"
-    assert [(each["operation"], each["kind"], each["element"]) for each in told["steps"]] == [
+    assert answer["error"][0]["field"] == "step 2, view"
+    assert [(each["operation"], each["kind"], each["element"]) for each in answer["steps"]] == [
         ("transpose", "view", {"place": 17, "byte": 68})
     ]  # fmt: skip
 
 
 def test_a_chain_as_json(capsys):
-    told = json.loads(call(capsys, "tensor", "float32[4,8]", "transpose", "reshape", "half", "--json")[1])
-    assert told["shape"] == [4, 8]  # of the tensor alone, as without operations
-    assert [(each["kind"], each["written_nbytes"], each["storage"], each["dtype"]) for each in told["steps"]] == [
+    answer = json.loads(call(capsys, "tensor", "float32[4,8]", "transpose", "reshape", "half", "--json")[1])
+    assert answer["shape"] == [4, 8]  # of the tensor alone, as without operations
+    assert [(each["kind"], each["written_nbytes"], each["storage"], each["dtype"]) for each in answer["steps"]] == [
         ("view", 0, 0, "fp32"), ("copy", 128, 1, "fp32"), ("copy", 64, 2, "fp16")
     ]  # fmt: skip
-    assert (told["written_nbytes"], told["shares"], told["start"]["contiguous"]) == (192, False, True)
+    assert (answer["written_nbytes"], answer["shares"], answer["start"]["contiguous"]) == (192, False, True)
 
 
 def test_without_operations_all_is_as_it_was(capsys):
@@ -161,9 +161,14 @@ def test_words_stand_behind_flags_too(capsys):
 
 
 def test_patterns_of_einops(capsys):
-    told = json.loads(call(capsys, "einsum", "b (h d) t -> b h t d", "2,64,10", "h=8", "--json")[1])
-    assert (told["function"], told["view"], told["shape"], told["nbytes"]) == ("rearrange", True, [2, 8, 10, 8], 0)
-    assert told["sizes"] == {"b": 2, "h": 8, "d": 8, "t": 10}
+    answer = json.loads(call(capsys, "einsum", "b (h d) t -> b h t d", "2,64,10", "h=8", "--json")[1])
+    assert (answer["function"], answer["view"], answer["shape"], answer["nbytes"]) == (
+        "rearrange",
+        True,
+        [2, 8, 10, 8],
+        0,
+    )
+    assert answer["sizes"] == {"b": 2, "h": 8, "d": 8, "t": 10}
     assert "A view: nothing is copied." in call(capsys, "einsum", "b (h d) t -> b h t d", "2,64,10", "h=8")[1]
     out = call(capsys, "einsum", "b c (h 2) (w 2) -> b c h w", "2,3,8,8", "--reduce", "mean")[1]
     assert "FLOPs          384  384 FLOP" in out
@@ -173,7 +178,7 @@ def test_patterns_of_einops(capsys):
     assert [words[each] for each in ("flops", "nbytes", "shape")] == [
         letters[each] for each in ("flops", "nbytes", "shape")
     ]
-    assert "torch gives a view" in call(capsys, "einsum", "ij->ji", "2,3")[1]
+    assert "torch returns a view" in call(capsys, "einsum", "ij->ji", "2,3")[1]
 
 
 @pytest.mark.parametrize("verb", [("dtype", "1e-8"), ("tensor", "fp32[2]"), ("einsum", "ij,jk->ik", "2,2", "2,2"),

@@ -13,16 +13,16 @@ pytestmark = pytest.mark.sweep
 MONEY = ["optimal", "--money", "100k", "--family", "none", "--json"]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+def answer_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert main(list(words)) == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_a_field_of_a_run_file_is_the_option_that_it_stands_for(capsys: pytest.CaptureFixture[str]) -> None:
-    by_option = told(capsys, *MONEY, "--device", "a100-sxm-80gb", "--count", "64", "--price", "2.5")
+    by_option = answer_of(capsys, *MONEY, "--device", "a100-sxm-80gb", "--count", "64", "--price", "2.5")
     fields = ("cluster.device=a100-sxm-80gb", "cluster.count = 64", "cluster.price_per_device_hour=2.5")
-    assert told(capsys, *MONEY, *(word for each in fields for word in ("--set", each))) == by_option
+    assert answer_of(capsys, *MONEY, *(word for each in fields for word in ("--set", each))) == by_option
     assert by_option["budget"]["device_hours"] == 40_000  # type: ignore[index]
     last = ("--price", "9", "--set", "cluster.price_per_device_hour=", "--device", "a100-sxm-80gb", "--count", "64")
     assert main([*MONEY, *last]) == 2
@@ -31,9 +31,9 @@ def test_a_field_of_a_run_file_is_the_option_that_it_stands_for(capsys: pytest.C
 
 def test_a_length_of_sequences_is_taken_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimal", "--device", "a100-sxm-80gb", "--count", "1", "--days", "1", "--family", "gpt2", "--json"]
-    found = told(capsys, *words, "--set", "recipe.seq_len=2048")
+    found = answer_of(capsys, *words, "--set", "recipe.seq_len=2048")
     assert found["affordable"]["recipe"]["seq_len"] == 2048  # type: ignore[index]
-    assert found == told(capsys, *words, "--seq-len", "2048")
+    assert found == answer_of(capsys, *words, "--seq-len", "2048")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ CONFIG = {
     "n_layer": 1, "n_head": 2,
 }  # fmt: skip
 WRITES = ("-o", "--output", "--plot", "--memory-viz", "--html")
-THERE = "is there already, and source and settings are not overwritten"
+THERE = "exists already, and source and settings are not overwritten"
 READ = "is a file that this command reads, and would be overwritten"
 NAMED = "is a file that the run file names, and would be overwritten"
 
@@ -59,7 +59,7 @@ CODE = ["trace", "outputs_net:build", "--input", "fp32[2,4]", "--loss", "sum"]
     ([*CODE, "--output", "./other.py"], f"--output = './other.py': {THERE}; nearest that works: other.json.gz"),
     ([*CODE, "--memory-viz=pyproject.toml"], f"{THERE}; nearest that works: pyproject.pickle"),
     ([*CODE, "-o", "uv.lock"], f"-o = 'uv.lock': {THERE}; nearest that works: uv.json.gz"),
-    ([*CODE, "-o", "a.gz", "--memory-viz", "./a.gz"], "is the name of two files that are asked for"),
+    ([*CODE, "-o", "a.gz", "--memory-viz", "./a.gz"], "is the name of two output files"),
     (["trace", "run.toml", "-o", "run.toml"], f"-o = 'run.toml': {READ}; nearest that works: run.json.gz"),
     (["trace", "run.toml", "-o", "hard.json"], READ),
     (["trace", "run.toml", "-o", "config.json"], f"{NAMED}; nearest that works: config.json.gz"),

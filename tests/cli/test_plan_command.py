@@ -96,9 +96,9 @@ def test_a_model_alone_is_one_step_without_evaluation(capsys):
     assert "A step: 1 sequence of 1,024 tokens" in out
     assert "One step, without evaluation and checkpoints;" in out
     assert "Where the time of a step goes" in out
-    told = json.loads(call(capsys, "plan", "gpt2", *L4, "--json")[1])["forecast"]
-    assert (told["total_seconds"], told["device_hours"], told["seconds_by_phase"]) == (None, None, {})
-    assert sum(each["seconds"] for each in told["waterfall"]) == pytest.approx(told["step_seconds"])
+    forecast = json.loads(call(capsys, "plan", "gpt2", *L4, "--json")[1])["forecast"]
+    assert (forecast["total_seconds"], forecast["device_hours"], forecast["seconds_by_phase"]) == (None, None, {})
+    assert sum(each["seconds"] for each in forecast["waterfall"]) == pytest.approx(forecast["step_seconds"])
 
 
 def test_the_bars_of_a_step_sum_to_the_step_that_is_said(capsys, tmp_path):
@@ -107,10 +107,14 @@ def test_the_bars_of_a_step_sum_to_the_step_that_is_said(capsys, tmp_path):
     assert " on one device alone" in costs(out)["step"]
     assert code == 2
     said = " ".join(err.split())
-    assert said.startswith("layout: is missing, so 8 devices cannot share this run: 1 sequence a step cannot be spread")
+    assert said.startswith(
+        "layout: is missing, so 8 devices cannot share this run: 1 sequence a step cannot be divided"
+    )
     assert said.endswith("nearest that works: layout=auto")
-    told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
-    assert sum(each["nanoseconds"] for each in told["waterfall"]) == round(Fraction(told["step_seconds"]) * 10**9)
+    forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
+    assert sum(each["nanoseconds"] for each in forecast["waterfall"]) == round(
+        Fraction(forecast["step_seconds"]) * 10**9
+    )
 
 
 def test_what_does_not_fit_is_said_with_what_helps(capsys, tmp_path):
@@ -137,12 +141,14 @@ def test_the_rows_of_a_whole_run_sum_to_it(capsys, steps, named):
     out = call(capsys, *words)[1]
     assert list(costs(out)) == ["time", "speed", "devices", "energy", "work", "memory", "bottleneck"]
     assert f" for {named} of " in costs(out)["time"]
-    told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
-    of_steps = steps * told["step_seconds"]
-    more = told["seconds_by_phase"]["evaluation"] + told["seconds_by_phase"]["checkpoint"]
-    assert told["total_seconds"] == pytest.approx(of_steps + more, rel=1e-4)
-    assert sum(told["seconds_by_phase"].values()) == pytest.approx(told["total_seconds"])
-    assert sum(each["nanoseconds"] for each in told["waterfall"]) == round(Fraction(told["total_seconds"]) * 10**9)
+    forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
+    of_steps = steps * forecast["step_seconds"]
+    more = forecast["seconds_by_phase"]["evaluation"] + forecast["seconds_by_phase"]["checkpoint"]
+    assert forecast["total_seconds"] == pytest.approx(of_steps + more, rel=1e-4)
+    assert sum(forecast["seconds_by_phase"].values()) == pytest.approx(forecast["total_seconds"])
+    assert sum(each["nanoseconds"] for each in forecast["waterfall"]) == round(
+        Fraction(forecast["total_seconds"]) * 10**9
+    )
     *causes, whole = bars(out)
     assert whole == ("in all", 100.0)
     assert sum(share for _, share in causes) == pytest.approx(100, abs=0.05 * len(causes))
@@ -157,15 +163,15 @@ def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
     assert code == 2
     assert "values memory: does not fit: a device needs 97.22 GB and has 85.02 GB usable; " in " ".join(err.split())
     said = costs(out)
-    told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
-    money, between = 2.5 * told["device_hours"], told["intervals"]["money"]
+    forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
+    money, between = 2.5 * forecast["device_hours"], forecast["intervals"]["money"]
     assert said["money"].startswith(f"{money:,.0f} (80 %: ")
     assert said["money"].endswith(") at 2.5 per device-hour")
     assert between["low"] < money < between["high"]
-    energy = told["device_hours"] * 0.7 * 1.2
+    energy = forecast["device_hours"] * 0.7 * 1.2
     assert said["energy"] == f"{energy:,.0f} kWh at the rated power, PUE 1.2; {0.4 * energy:,.0f} kg of CO2"
-    assert said["bottleneck"].startswith(told["bottleneck"]["name"])
-    assert told["interruptions"] == pytest.approx(told["device_hours"] / 50677, rel=0.01)
+    assert said["bottleneck"].startswith(forecast["bottleneck"]["name"])
+    assert forecast["interruptions"] == pytest.approx(forecast["device_hours"] / 50677, rel=0.01)
     assert {"checkpoints", "failures"} <= {name for name, _ in bars(out)}
     assert "an interruption every 50,677 device-hours [Llama 3 (arXiv 2407.21783)]" in " ".join(out.split())
     assert max(len(line) for line in out.splitlines()) <= 80
@@ -279,7 +285,7 @@ def test_one_device_gets_what_the_search_finds_too(capsys):
     assert pasted in out
 
 
-def test_programs_are_told_the_layout_that_was_found(capsys):
+def test_programs_get_the_layout_that_was_found(capsys):
     words = ["gpt2", *L4, "--set", "cluster.count=4", "--set", "recipe.global_batch=64"]
     said = json.loads(call(capsys, "plan", *words, "--set", "layout=auto", "--json")[1])["run"]
     best = json.loads(call(capsys, "layouts", *words, "--keep", "1", "--json")[1])["ranked"][0]
@@ -297,7 +303,7 @@ def test_a_bar_that_takes_away_is_explained(capsys):
     assert "as matmuls too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
 
 
-def test_layers_of_many_stages_are_told_in_few_words(capsys):
+def test_layers_of_many_stages_are_reported_in_few_words(capsys):
     layers = [0, *[1] * 46, 0]
     words = ["plan", "gpt2-xl", *L4, "--set", "cluster.count=8", "--set", "layout.pipeline=8", "--set",
              "layout.virtual_stages=6", "--set", "layout.schedule=interleaved", "--set", "model.n_layers=46",

@@ -42,8 +42,8 @@ def test_json(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--against", "x"), "is asked for alone, not beside --against"),
-        (("--trace", "x"), "is asked for alone, not beside --trace"),
+        (("--against", "x"), "cannot be combined with --against"),
+        (("--trace", "x"), "cannot be combined with --trace"),
         (("--set", "recipe.seq_len=8"), "changes a field of the run; name it with --run"),
     ],
 )

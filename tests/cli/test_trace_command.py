@@ -49,7 +49,7 @@ def test_all_is_equal(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_compiled_blocks_are_told_as_the_eager_ones_that_are_traced(
+def test_compiled_blocks_are_counted_as_the_eager_ones_that_are_traced(
     run_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["trace", run_file, "--json", "--set", "recipe.compile=true"]) == 0
@@ -60,16 +60,16 @@ def test_compiled_blocks_are_told_as_the_eager_ones_that_are_traced(
 
 def test_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", run_file, "--json", "--by", "phase", "--set", "recipe.activation_checkpointing=full"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {each["name"]: each for each in told["rows"] if not each["part_of"]}
-    parts = [each for each in told["rows"] if each["part_of"] == "peak memory"]
+    answer = json.loads(capsys.readouterr().out)
+    rows = {each["name"]: each for each in answer["rows"] if not each["part_of"]}
+    parts = [each for each in answer["rows"] if each["part_of"] == "peak memory"]
     assert sum(each["traced"] for each in parts) == rows["peak memory"]["traced"]
-    assert told["equal"] is True
-    assert told["uncounted"] == {}
-    assert told["run"]["recipe"]["activation_checkpointing"]["kind"] == "full"
-    assert told["run"]["assumed"] == []
+    assert answer["equal"] is True
+    assert answer["uncounted"] == {}
+    assert answer["run"]["recipe"]["activation_checkpointing"]["kind"] == "full"
+    assert answer["run"]["assumed"] == []
     assert rows["parameters"]["predicted"] == rows["parameters"]["traced"] == account(load(run_file)).parameters
-    assert [each["name"] for each in told["by"]] == ["forward", "backward", "recompute", "other", "clip", "optimizer"]
+    assert [each["name"] for each in answer["by"]] == ["forward", "backward", "recompute", "other", "clip", "optimizer"]
 
 
 def test_the_traced_ledger_can_be_kept(run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_the_traced_ledger_can_be_kept(run_file: str, tmp_path: Path, capsys: py
     assert read_ledger(kept).matmul_flops == account(load(run_file)).matmul_flops
 
 
-def test_wrong_input_is_told_before_anything_is_traced(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_reported_before_anything_is_traced(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", run_file, "--set", "model.attention.n_heads=5"]) == 2
     assert "model.attention.n_heads" in capsys.readouterr().err
     assert main(["trace", run_file, "--by", "colour"]) == 2
@@ -144,12 +144,12 @@ def test_code_of_ones_own(code: str, capsys: pytest.CaptureFixture[str]) -> None
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "traced_net.py:11" in out
     assert main([*words, "--json", "--by", "phase", "-o", "ledger.json.gz"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     ledger = read_ledger("ledger.json.gz")
-    assert told["parameters"] == 8 * 32 + 32 + 32 * 8 + 8 == ledger.parameters
-    assert told["model_flops"] == 2 * 4 * 8 * 32 * (2 + 3) == ledger.model_flops  # no gradient of the input
-    assert told["by"]["flops"] == ledger.by("phase")
-    assert told["peak_nbytes"] == ledger.peak().nbytes == sum(told["peak_by_category"].values())
+    assert answer["parameters"] == 8 * 32 + 32 + 32 * 8 + 8 == ledger.parameters
+    assert answer["model_flops"] == 2 * 4 * 8 * 32 * (2 + 3) == ledger.model_flops  # no gradient of the input
+    assert answer["by"]["flops"] == ledger.by("phase")
+    assert answer["peak_nbytes"] == ledger.peak().nbytes == sum(answer["peak_by_category"].values())
 
 
 def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,9 +200,9 @@ def test_one_rank_of_many(code: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "traced_program.py").write_text(PROGRAM)
     words = ["trace", "traced_program:main", "--world-size", "64", "--input", "fp32[8,64]", "--loss", "mean"]
     assert main([*words, "--step", "sgd", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["parameters"] == 2 * (64 * 64 + 64) // 64
-    sent = {(each["name"], each["phase"], each["ranks"]): each for each in told["collectives"]}
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["parameters"] == 2 * (64 * 64 + 64) // 64
+    sent = {(each["name"], each["phase"], each["ranks"]): each for each in answer["collectives"]}
     assert sent["all_gather", "forward", 64]["times"] == 2
     assert sent["reduce_scatter", "backward", 64]["times"] == 2
     assert sent["all_gather", "forward", 64]["payload"] == 2 * 4 * (64 * 64 + 64)

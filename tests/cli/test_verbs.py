@@ -1,4 +1,4 @@
-"""What all verbs share: their help, what programs are told, and hostile arguments."""
+"""What all verbs share: their help, their output for programs, and hostile arguments."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_of_one_thing_shows_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    told = while_searching()
-    told("groups of layouts estimated", 0, 1)
-    told("groups of layouts estimated", 1, 2)
+    printed = while_searching()
+    printed("groups of layouts estimated", 0, 1)
+    printed("groups of layouts estimated", 1, 2)
     said = "[##########..........] groups of layouts estimated: 1 of 2"
     assert terminal.getvalue() == f"\r\x1b[K\r\x1b[K{said}"
 

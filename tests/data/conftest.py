@@ -19,8 +19,8 @@ def spec_of(tmp_path: Path) -> SpecOf:
     """A data spec with its cache in the test's directory and a tenth held out."""
 
     def spec(*paths: Path | str, **fields: object) -> DataSpec:
-        told = {"cache": str(tmp_path / "cache"), "validation_fraction": 0.1, "path": tuple(map(str, paths))}
-        return DataSpec(**told | fields)  # type: ignore[arg-type]
+        given = {"cache": str(tmp_path / "cache"), "validation_fraction": 0.1, "path": tuple(map(str, paths))}
+        return DataSpec(**given | fields)  # type: ignore[arg-type]
 
     return spec
 

@@ -135,9 +135,9 @@ def test_a_hash_that_was_changed_in_the_memory_is_not_believed(tmp_path: Path) -
     os.utime(file, (1, 1))
     corpus = find_corpus((str(file),), tmp_path)
     true = identify(corpus, tmp_path).sha256
-    told = json.loads(memory.read_text())
-    ((key, digest),) = told["hashes"].items()
-    memory.write_text(json.dumps(told | {"hashes": {key: digest[::-1]}}))
+    answer = json.loads(memory.read_text())
+    ((key, digest),) = answer["hashes"].items()
+    memory.write_text(json.dumps(answer | {"hashes": {key: digest[::-1]}}))
     assert identify(corpus, tmp_path).sha256 == true
 
 
@@ -155,7 +155,7 @@ def test_the_plan_covers_every_byte_once(tmp_path: Path) -> None:
     assert len(plan) > 5
 
 
-def test_what_cannot_be_found_is_told_all_at_once(tmp_path: Path) -> None:
+def test_what_cannot_be_found_is_reported_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "shakespeare.txt").write_text("text")
     (tmp_path / "books.txt.gz").write_bytes(b"")
     paths = ("shakespaere.txt", "*.md", "books.txt.gz")
@@ -167,7 +167,7 @@ def test_what_cannot_be_found_is_told_all_at_once(tmp_path: Path) -> None:
     assert "of compressed files only .jsonl.gz is read: decompress it" in compressed
 
 
-def test_a_corpus_without_a_byte_is_told(tmp_path: Path) -> None:
+def test_a_corpus_without_a_byte_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     with pytest.raises(InvalidInput, match="holds no text: every file is empty or binary"):
         find_corpus((str(tmp_path),), tmp_path / "cache")

@@ -49,11 +49,11 @@ def test_it_tells_what_the_store_holds(run: str, tmp_path: Path, capsys: pytest.
 
 def test_json_holds_the_same(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", run, "--json", "--set", "data.tokenizer=bytes"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["vocab_size"] == 257
-    assert told["splits"]["train"]["tokens"] > 9 * told["seq_len"] * 100
-    assert told["splits"]["validation"]["sequences"] == (told["splits"]["validation"]["tokens"] - 1) // 64
-    assert Path(told["directory"]).is_dir()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["vocab_size"] == 257
+    assert answer["splits"]["train"]["tokens"] > 9 * answer["seq_len"] * 100
+    assert answer["splits"]["validation"]["sequences"] == (answer["splits"]["validation"]["tokens"] - 1) // 64
+    assert Path(answer["directory"]).is_dir()
 
 
 def test_wrong_input_is_a_sentence_and_exit_code_2(

@@ -101,7 +101,7 @@ def test_a_line_that_begins_where_a_segment_does_is_read_once(tmp_path: Path) ->
     assert [int(each.text) for each in read(path)] == list(range(3000))
 
 
-def test_bytes_that_are_not_utf8_are_replaced_and_told(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_replaced_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes(b"caf\xe9 au lait")
     (found,) = read(path)
@@ -109,7 +109,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_told(tmp_path: Path) -> None:
     assert found.repaired == f"{path} byte 3"
 
 
-def test_half_a_surrogate_pair_is_replaced_and_told(tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_replaced_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "halves.jsonl"
     path.write_text('{"text": "whole \\ud83d\\ude00"}\n{"text": "half \\ud83d"}\n')
     whole, half = read(path)

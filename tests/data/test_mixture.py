@@ -30,8 +30,8 @@ def source(directory: Path, name: str, weight: float, **more: object) -> tuple[s
 
 
 def mixed(directory: Path, *sources: tuple[str, MixtureSource], **more: object) -> DataSpec:
-    told = {"validation_fraction": 0.1, "cache": str(directory / "cache"), "mixture": sources} | more
-    return DataSpec(**told)  # type: ignore[arg-type]
+    fields = {"validation_fraction": 0.1, "cache": str(directory / "cache"), "mixture": sources} | more
+    return DataSpec(**fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

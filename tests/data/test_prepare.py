@@ -222,7 +222,7 @@ def test_workers_import_neither_torch_nor_the_callers_script(library: Path, spec
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_worker_that_dies_is_told(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_reported(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\nread job\nkill -9 $$\n")
     fake.chmod(0o755)
@@ -247,7 +247,7 @@ def test_an_error_in_a_worker_is_the_error_of_the_caller(tmp_path: Path, spec_of
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_is_told(library: Path, spec_of: SpecOf, tmp_path: Path, workers: int) -> None:
+def test_a_full_disk_is_reported(library: Path, spec_of: SpecOf, tmp_path: Path, workers: int) -> None:
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
     limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     checked = PROGRAM.replace("prepare(D", "try:\n    prepare(D").replace("workers=2", f"workers={workers}")
@@ -273,14 +273,14 @@ def test_a_full_disk_under_the_cache_is_code_4(library: Path, tmp_path: Path) ->
     assert re.search(rule, done.stderr), done.stderr
 
 
-def test_an_unwritable_cache_is_told(library: Path, spec_of: SpecOf, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_reported(library: Path, spec_of: SpecOf, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidInput) as caught:
         prepare(spec_of(library, cache=str(tmp_path / "file" / "cache")), vocab_size=None, progress=False)
     assert str(caught.value).startswith(f"data.cache: {tmp_path / 'file' / 'cache'} cannot be written: Not a directory")
 
 
-def test_a_corpus_too_small_to_hold_out_is_told(tmp_path: Path, spec_of: SpecOf) -> None:
+def test_a_corpus_too_small_to_hold_out_is_reported(tmp_path: Path, spec_of: SpecOf) -> None:
     (tmp_path / "one.jsonl").write_text('{"text": "only"}\n')
     with pytest.raises(InvalidInput, match="holds a single document, so that none can be held out"):
         prepare(spec_of(tmp_path / "one.jsonl"), vocab_size=None, progress=False)
@@ -294,7 +294,7 @@ def test_a_corpus_too_small_to_hold_out_is_told(tmp_path: Path, spec_of: SpecOf)
         prepare(spec_of(tmp_path / "none.jsonl"), vocab_size=None, progress=False)
 
 
-def test_the_fraction_that_is_told_holds_something_out(tmp_path: Path, spec_of: SpecOf) -> None:
+def test_the_fraction_that_is_named_holds_something_out(tmp_path: Path, spec_of: SpecOf) -> None:
     path = tmp_path / "few.jsonl"
     path.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(9)))
     data = spec_of(path, validation_fraction=1e-6)

@@ -141,7 +141,7 @@ def test_validation_is_a_fixed_order_spread_over_the_split(store: TokenStore) ->
     assert max(starts) > 3 * n // 4
 
 
-def test_a_split_shorter_than_a_sequence_is_told(store: TokenStore) -> None:
+def test_a_split_shorter_than_a_sequence_is_reported(store: TokenStore) -> None:
     with pytest.raises(InvalidInput, match="the train split of the corpus in"):
         train_batch(store, seed=0, step=0, global_batch=1, seq_len=store.train.tokens)
     with pytest.raises(InvalidInput, match="the validation split of the corpus in"):

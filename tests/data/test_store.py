@@ -44,7 +44,7 @@ def test_reading_goes_across_shards(store: TokenStore) -> None:
         store.train.read(len(whole) - 1, 2)
 
 
-def test_a_truncated_shard_is_told_and_made_anew(data: DataSpec, store: TokenStore) -> None:
+def test_a_truncated_shard_is_reported_and_made_anew(data: DataSpec, store: TokenStore) -> None:
     path = store.directory / "00001.train.u16"
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
@@ -57,7 +57,7 @@ def test_a_truncated_shard_is_told_and_made_anew(data: DataSpec, store: TokenSto
     assert path.read_bytes() == whole
 
 
-def test_a_shard_truncated_under_an_open_store_is_told(store: TokenStore) -> None:
+def test_a_shard_truncated_under_an_open_store_is_reported(store: TokenStore) -> None:
     path = store.directory / "00000.train.u16"
     with path.open("r+b") as file:
         file.truncate(100)
@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_found_and_located(store: TokenStore) -> None:
     open_store(store.directory).verify()
 
 
-def test_every_damaged_file_is_told(store: TokenStore) -> None:
+def test_every_damaged_file_is_reported(store: TokenStore) -> None:
     paths = [store.directory / each for each in ("00000.train.ends.u64", "00001.validation.u16", "00001.counts.u64")]
     for path in paths:
         data = bytearray(path.read_bytes())
@@ -94,7 +94,7 @@ def test_every_damaged_file_is_told(store: TokenStore) -> None:
     assert [str(each).split()[1] for each in caught.value.problems] == [str(each) for each in paths]
 
 
-def test_a_token_outside_the_vocabulary_is_told_with_its_byte(store: TokenStore) -> None:
+def test_a_token_outside_the_vocabulary_is_reported_with_its_byte(store: TokenStore) -> None:
     path = store.directory / "00001.train.u16"
     first = (store.directory / "00000.train.u16").stat().st_size // 2
     tokens = np.fromfile(path, dtype="<u2")
@@ -203,14 +203,14 @@ def test_a_shard_that_was_damaged_before_the_index_is_made_anew(data: DataSpec, 
     assert again.unigram_entropy_nats == store.unigram_entropy_nats
 
 
-def test_a_damaged_index_is_told(store: TokenStore) -> None:
+def test_a_damaged_index_is_reported(store: TokenStore) -> None:
     path = store.directory / "index.json"
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
-    with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not tell what the store holds")):
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not say what the store holds")):
         open_store(store.directory)
     path.write_text(whole.replace('"vocab_size": 257', '"vocab_size": 256'))
-    with pytest.raises(InvalidInput, match="its SHA-256 is not that of what it says"):
+    with pytest.raises(InvalidInput, match="its SHA-256 does not match its content"):
         open_store(store.directory)
     path.write_text(json.dumps(json.loads(whole) | {"format": 99}))
     with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 2")):
@@ -228,7 +228,7 @@ def test_another_tokenizer_is_not_taken_for_the_stores(library: Path, spec_of: S
         store.tokenizer()
 
 
-def test_a_model_with_too_few_tokens_is_told(store: TokenStore) -> None:
+def test_a_model_with_too_few_tokens_is_reported(store: TokenStore) -> None:
     check_vocabulary(store, 257)
     check_vocabulary(store, 300)
     with pytest.raises(InvalidInput) as caught:
@@ -239,11 +239,11 @@ def test_a_model_with_too_few_tokens_is_told(store: TokenStore) -> None:
     )
 
 
-def test_a_corpus_shorter_than_a_sequence_is_told_for_both_splits(store: TokenStore) -> None:
+def test_a_corpus_shorter_than_a_sequence_is_reported_for_both_splits(store: TokenStore) -> None:
     check_lengths(store, store.validation.tokens - 1)
     with pytest.raises(InvalidInput) as caught:
         check_lengths(store, store.train.tokens)
     train, validation = map(str, caught.value.problems)
-    assert train.startswith(f"recipe.seq_len = {store.train.tokens}: needs {store.train.tokens + 1} tokens in a row")
+    assert train.startswith(f"recipe.seq_len = {store.train.tokens}: needs {store.train.tokens + 1} consecutive tokens")
     assert f"the train split of the corpus in {store.directory} has {store.train.tokens}" in train
     assert validation.endswith(f"has {store.validation.tokens}; nearest that works: {store.validation.tokens - 1}")

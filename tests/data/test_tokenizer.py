@@ -74,9 +74,9 @@ def test_a_long_text_is_encoded_in_parts(bpe: JsonTokenizer) -> None:
 
 
 def test_truncation_and_padding_are_no_part_of_a_tokenizer(bpe: JsonTokenizer, tmp_path: Path) -> None:
-    told = json.loads(bpe.definition)
-    told["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(told, indent=2))
+    answer = json.loads(bpe.definition)
+    answer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(answer, indent=2))
     read = read_tokenizer(str(tmp_path), None)
     assert read.fingerprint == bpe.fingerprint
     assert len(read.encode([TEXT])[0]) > 100

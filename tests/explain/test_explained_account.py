@@ -326,7 +326,7 @@ def test_each_stage_of_a_pipeline_is_explained(stage: int) -> None:
         assert (account_of_stage(load(table), stage).peak().nbytes - more <= 3 * 10**6) == fits
 
 
-def test_a_size_that_a_run_does_not_have_is_told() -> None:
+def test_a_size_that_a_run_does_not_have_is_reported() -> None:
     with pytest.raises(InvalidInput) as caught:
         envelope(run_of("llama"), "X")
     assert "--symbolic" in str(caught.value)

@@ -326,7 +326,7 @@ def test_heads_that_transformers_wants_to_divide_the_width():
     )
     assert to_config(spec)["model_type"] == "mistral"
     with pytest.raises(
-        InvalidInput, match=r"model\.attention\.n_heads = 3: transformers wants a divisor of d_model = 16"
+        InvalidInput, match=r"model\.attention\.n_heads = 3: transformers requires a divisor of d_model = 16"
     ):
         to_config(spec, model_type="llama")
 
@@ -352,7 +352,7 @@ def test_files_that_are_no_config(content, sentence, tmp_path):
     assert len(str(caught.value)) < 500
 
 
-def test_a_file_of_this_directory_is_told_by_its_name(tmp_path, monkeypatch):
+def test_a_file_of_this_directory_is_reported_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=rf"^config\.json: is not a file of {tmp_path}$"):
         read_json(Path("config.json"))

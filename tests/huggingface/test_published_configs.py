@@ -97,12 +97,12 @@ def test_the_defaults_are_those_of_transformers(kind):
     assert differ in ([], ["n_mtp_layers"] if kind == "deepseek_v3" else [])
 
 
-def test_what_is_left_out_is_told():
+def test_what_is_left_out_is_reported():
     assert left_out(CONFIGS["gpt-oss-20b"]) == [
         "left out: quantization_config = a table: says how the weights are stored; formats are the recipe's here"
     ]
     assert left_out(CONFIGS["gemma-3-12b"]) == [
-        "text_config alone is read: what a gemma3 sees besides text is left out",
+        "text_config alone is read: other inputs of a gemma3 than text are left out",
         "left out: model_type = 'gemma3': only its language model (gemma3_text) has weights here",
     ]
     assert left_out(CONFIGS["mpt-7b"]) == [
@@ -150,7 +150,11 @@ def test_what_changes_values_only_hinders_weights_but_no_account(name, changes, 
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim = 512: narrower embeddings with a projection"),
+        (
+            "opt-125m",
+            {"word_embed_proj_dim": 512},
+            "word_embed_proj_dim = 512: narrower embeddings with a separate projection",
+        ),
         ("opt-125m", {"layerdrop": 0.1}, "layerdrop = 0.1: changes what the model costs"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "changes what the model costs"),
         ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2: must be 1 without new"),

@@ -135,7 +135,7 @@ def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_i
 
 
 @pytest.mark.parametrize(
-    ("fields", "attention", "backend", "told"),
+    ("fields", "attention", "backend", "sentence"),
     [
         ({"attention.softcap": 2.0}, "sdpa", "cpu", "capped scores.* math"),
         ({"attention.softcap": 2.0}, "efficient", "cuda", "capped scores.* flash"),
@@ -147,12 +147,14 @@ def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_i
         ({"attention.softcap": 2.0}, "sdpa", "sm90", "capped scores.* math"),
     ],
 )
-def test_what_no_kernel_does_has_no_account(fields: dict[str, Any], attention: str, backend: str, told: str) -> None:
-    precision = "bf16-mixed" if told.endswith("flash") else "fp32"
+def test_what_no_kernel_does_has_no_account(
+    fields: dict[str, Any], attention: str, backend: str, sentence: str
+) -> None:
+    precision = "bf16-mixed" if sentence.endswith("flash") else "fp32"
     run = run_of({**HEADS, **fields}, attention=attention, precision=precision)
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=sentence):
         account(run, backend=backend)
-    nearest = replace(run, recipe=replace(run.recipe, attention=told.split()[-1]))
+    nearest = replace(run, recipe=replace(run.recipe, attention=sentence.split()[-1]))
     assert account(nearest, backend=backend).kept_nbytes > 0
 
 

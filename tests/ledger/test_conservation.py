@@ -391,7 +391,7 @@ def test_a_lost_layer_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_stage_is_told_apart(schedule: str) -> None:
+def test_every_stage_is_distinguished(schedule: str) -> None:
     spec = from_fields(
         ModelSpec,
         {
@@ -413,7 +413,7 @@ def test_every_stage_is_told_apart(schedule: str) -> None:
     assert peaks[0] == peaks[1] if schedule in ("gpipe", "zero-bubble") else peaks[0] > peaks[1]
 
 
-def test_ten_million_ranks_with_uneven_pieces_are_told_apart() -> None:
+def test_ten_million_ranks_with_uneven_pieces_are_distinguished() -> None:
     spec = from_fields(
         ModelSpec,
         {

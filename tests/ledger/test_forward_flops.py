@@ -28,8 +28,8 @@ def test_the_shapes_give_the_forward_of_the_account(name: str, more: dict[str, s
     for each in tl.account(run):
         if each.phase == "forward" and each.kind in ("matmul", "attention"):
             found[component(each)] = found.get(component(each), 0) + each.flops * each.times
-    told = forward_flops(run.model, 200, attention=run.recipe.attention)
-    assert found == {part: 3 * flops for part, flops in told.items()}
+    shown = forward_flops(run.model, 200, attention=run.recipe.attention)
+    assert found == {part: 3 * flops for part, flops in shown.items()}
 
 
 def test_a_window_spares_flash_kernels_what_lies_beyond_it() -> None:

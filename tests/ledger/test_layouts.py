@@ -289,9 +289,9 @@ def test_a_plan_tells_the_ranks_apart(capsys: pytest.CaptureFixture[str]) -> Non
     words = ["plan", "gpt2", "--set", "layout.pipeline=3", "--set", "cluster.count=3", "--set", "recipe.global_batch=6"]
     words += ["--set", "recipe.micro_batch=1"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [each["title"] for each in told["ranks"]] == ["first stage", "stage 2", "last stage"]
-    assert max(each["peak_nbytes"] for each in told["ranks"]) == told["forecast"]["peak_nbytes"]
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["title"] for each in answer["ranks"]] == ["first stage", "stage 2", "last stage"]
+    assert max(each["peak_nbytes"] for each in answer["ranks"]) == answer["forecast"]["peak_nbytes"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "Memory of the distinct ranks" in shown

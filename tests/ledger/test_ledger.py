@@ -82,7 +82,7 @@ def test_an_unknown_amount_is_an_error() -> None:
         small().total("flopz")
 
 
-def test_an_amount_that_no_entry_has_is_told():
+def test_an_amount_that_no_entry_has_is_reported():
     for ask in (
         lambda: Ledger(()).total("flop"),
         lambda: Ledger(()).by("category"),

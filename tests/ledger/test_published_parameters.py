@@ -208,7 +208,7 @@ def test_their_modules_have_as_many(name: str) -> None:
     assert sum(each.numel() for each in model.parameters()) == int(ROWS[name]["exact_params"])
 
 
-def test_rows_that_transformers_cannot_witness_are_told() -> None:
+def test_rows_that_transformers_cannot_witness_are_reported() -> None:
     """Prints which rows the two tests above leave out, and why."""
     for name in sorted(set(ROWS) - set(KNOWN)):
         why = [reason for start, reason in NOT_IN_TRANSFORMERS.items() if name.startswith(start)]

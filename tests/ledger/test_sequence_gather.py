@@ -50,12 +50,12 @@ def gpt(layers: int, gather: str, **recipe: Any) -> Run:
         },
     )
     fields: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1, "attention": "math", **recipe}
-    told = from_fields(Recipe, {
+    found = from_fields(Recipe, {
         "seq_len": S, "global_batch": B, "micro_batch": B, "steps": 1, "precision": "bf16",
         "precision.master_weights": True, **fields,
     })  # fmt: skip
     layout = Layout(tensor=T, sequence_parallel=True, sequence_gather=gather)
-    return Run(model=model, recipe=told, layout=layout, cluster=Cluster(count=T))
+    return Run(model=model, recipe=found, layout=layout, cluster=Cluster(count=T))
 
 
 def of_a_layer(gather: str, **recipe: Any) -> Fraction:

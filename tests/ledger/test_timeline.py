@@ -125,5 +125,5 @@ def test_peak_with_loops_is_that_of_every_iteration(entries: list[Entry]) -> Non
         live += each.allocated[0][1]
         highest = max(highest, live + each.scratch)
         live -= each.freed[0][1]
-    told = of(*entries, resident=1000).peak().nbytes
-    assert max(told, 1000) == highest
+    found = of(*entries, resident=1000).peak().nbytes
+    assert max(found, 1000) == highest

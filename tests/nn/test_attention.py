@@ -290,7 +290,7 @@ def test_longrope_is_not_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "how", "told"),
+    ("fields", "how", "sentence"),
     [
         ({"attention.softcap": 2.0}, "sdpa", "capped scores .* math"),
         ({"attention.sinks": True}, "sdpa", "attention sinks.* math"),
@@ -298,8 +298,8 @@ def test_longrope_is_not_built() -> None:
         ({"attention.sinks": True}, "efficient", "accelerators, not of a CPU.* math"),
     ],
 )
-def test_what_a_kernel_cannot_do_is_refused(fields: dict[str, Any], how: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_what_a_kernel_cannot_do_is_refused(fields: dict[str, Any], how: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
         Transformer(with_fields(PLAIN, fields), attention=how)
 
 

@@ -50,5 +50,5 @@ def test_behind_others_tokens_come_one_at_a_time():
     model, ids = model_of("grouped"), torch.zeros(1, 2, dtype=torch.int64)
     cache = Cache(model.spec, model.embed_tokens.weight, 1, 9)
     model(ids, cache=cache)
-    with pytest.raises(ValueError, match="behind 2 tokens one more is taken at a time, not 2"):
+    with pytest.raises(ValueError, match="after 2 cached tokens one token at a time is taken, not 2"):
         model(ids, cache=cache)

@@ -218,10 +218,10 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
         ),
         (
             {"activation_checkpointing": "from-start", "precision": "bf16-mixed"},
-            "recipe.activation_checkpointing = 'from-start': every block before would leave its low-precision copies "
-            "there (precision bf16-mixed); nearest that works: full",
+            "recipe.activation_checkpointing = 'from-start': recomputation of the blocks before would leave "
+            "low-precision copies (precision bf16-mixed); nearest that works: full",
         ),
     ],
 )
-def test_what_does_not_work_is_told(recipe: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_work_is_reported(recipe: dict[str, Any], sentence: str) -> None:
     assert [str(each) for each in run_problems(run_of(LLAMA, **recipe))] == [sentence]

@@ -284,7 +284,7 @@ def test_stacked_experts_as_the_modules_have_them_are_read(name, tmp_path):
     assert_equal_logits(import_model(tmp_path).eval(), theirs)
 
 
-def test_modules_of_multi_token_prediction_are_left_out_and_that_is_told(tmp_path):
+def test_modules_of_multi_token_prediction_are_left_out_and_that_is_reported(tmp_path):
     theirs = saved("deepseek_v3", tmp_path)
     last = len(theirs.model.layers)
 

@@ -228,5 +228,5 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         ),
     ],
 )
-def test_what_does_not_work_is_told(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_work_is_reported(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
     assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]

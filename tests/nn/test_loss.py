@@ -160,5 +160,5 @@ def test_an_evaluation_takes_no_gradients() -> None:
         ),
     ],
 )
-def test_what_does_not_work_is_told(recipe: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_work_is_reported(recipe: dict[str, Any], sentence: str) -> None:
     assert [str(each) for each in run_problems(run_of({}, **recipe))] == [sentence]

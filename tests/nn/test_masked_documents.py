@@ -96,7 +96,7 @@ def test_gradients_are_those_of_the_documents_alone(attention: str) -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_until_it_is_told_which_token_ends_them_a_sequence_is_one_document() -> None:
+def test_until_the_token_that_ends_them_is_set_a_sequence_is_one_document() -> None:
     masked, joined = model({}), model({}, documents=False)
     masked.masks.end_id = Transformer(masked.spec, documents=True).masks.end_id
     with torch.no_grad():

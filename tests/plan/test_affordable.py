@@ -123,7 +123,7 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
         device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2"
     ).affordable.ratio == pytest.approx(80, rel=0.06)
     shown = " ".join(str(found).split())
-    assert "What fits of the model that is asked for, and what its predicted speed affords" in shown
+    assert "What fits of the requested model, and what its predicted speed affords" in shown
 
 
 def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():

@@ -106,7 +106,7 @@ def test_none_is_no_choice_and_an_empty_value_takes_it_out() -> None:
 def test_what_the_search_cannot_keep_is_refused() -> None:
     for given in ({"layout.stage_layers": [6, 6]}, {"layout.gather": "tensor"}):
         (name,) = given
-        with pytest.raises(InvalidInput, match=f"{name} = .* cannot be kept beside auto: leave it out"):
+        with pytest.raises(InvalidInput, match=f"{name} = .* cannot be combined with auto: leave it out"):
             load(GPT2, given)
 
 

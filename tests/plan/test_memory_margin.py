@@ -13,7 +13,7 @@ from trainledger.spec.run import Run
 MARGIN = 20 * 10**9
 
 
-def told(**cluster: Any) -> Run:
+def run_with(**cluster: Any) -> Run:
     return tl.load(
         {
             "model": {"preset": "llama-3.1-8b"},
@@ -27,7 +27,7 @@ def told(**cluster: Any) -> Run:
 
 
 def test_a_plan_fits_beside_what_is_kept_free_and_its_chance_stays() -> None:
-    as_it_is, careful = tl.plan(told()), tl.plan(told(memory_margin_nbytes="20GB"))
+    as_it_is, careful = tl.plan(run_with()), tl.plan(run_with(memory_margin_nbytes="20GB"))
     usable = as_it_is.forecast.usable_nbytes
     assert usable is not None
     assert careful.forecast.usable_nbytes == usable - MARGIN
@@ -35,15 +35,15 @@ def test_a_plan_fits_beside_what_is_kept_free_and_its_chance_stays() -> None:
     assert careful.forecast.chance_of_fitting == as_it_is.forecast.chance_of_fitting
     assert careful.forecast.step_seconds == as_it_is.forecast.step_seconds
     free = usable - (as_it_is.forecast.device_nbytes or 0)
-    assert tl.plan(told(memory_margin_nbytes=free)).forecast.fits
-    assert tl.plan(told(memory_margin_nbytes=free + 1)).forecast.fits is False
+    assert tl.plan(run_with(memory_margin_nbytes=free)).forecast.fits
+    assert tl.plan(run_with(memory_margin_nbytes=free + 1)).forecast.fits is False
 
 
 def test_a_search_has_only_layouts_that_leave_so_much_free() -> None:
     free = []
     for cluster in ({}, {"memory_margin_nbytes": MARGIN}):
-        found = tl.layouts(told(**cluster), fixed={"context": 1, "pipeline": 1, "tensor": 1}, keep=5)
-        usable = tl.plan(told()).forecast.usable_nbytes
+        found = tl.layouts(run_with(**cluster), fixed={"context": 1, "pipeline": 1, "tensor": 1}, keep=5)
+        usable = tl.plan(run_with()).forecast.usable_nbytes
         assert usable is not None
         for each in found.ranked:
             needed = tl.plan(each.run).forecast.device_nbytes
@@ -65,6 +65,6 @@ def test_a_search_has_only_layouts_that_leave_so_much_free() -> None:
 )  # fmt: skip
 def test_margins_that_leave_nothing_are_refused(cluster: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        tl.plan(told(**cluster))
+        tl.plan(run_with(**cluster))
     assert "cluster.memory_margin_nbytes" in str(refused.value)
     assert said in str(refused.value)

@@ -33,11 +33,11 @@ def run_of(name: str, count: int, **recipe: Any) -> tl.Run:
 @pytest.mark.parametrize(
     ("count", "recipe", "why"),
     [
-        (8, {}, "1 sequence a step cannot be spread over 8 devices"),
-        (8, {"global_batch": 6}, "6 sequences a step cannot be spread over 8 devices"),
-        (4, {"global_batch": 6}, "6 sequences a step do not go evenly over 4 devices"),
+        (8, {}, "1 sequence a step cannot be divided among 8 devices"),
+        (8, {"global_batch": 6}, "6 sequences a step cannot be divided among 8 devices"),
+        (4, {"global_batch": 6}, "6 sequences a step cannot be divided evenly among 4 devices"),
         (4, {"global_batch": 8, "micro_batch": 4},
-         "8 sequences a step do not go evenly over 4 devices, in micro-batches of 4"),
+         "8 sequences a step cannot be divided evenly among 4 devices, in micro-batches of 4"),
     ],
 )  # fmt: skip
 def test_a_batch_that_cannot_be_spread_has_no_bill(count: int, recipe: dict[str, Any], why: str) -> None:
@@ -107,7 +107,7 @@ def test_a_plan_says_it_before_any_number() -> None:
     out = str(plan(run_of("llama-3-70b", 512)))
     costs = " ".join(out.partition("What it costs")[2].partition("Where the time")[0].split())
     first, step = (
-        costs.index("impossible without a [layout]: 1 sequence a step cannot be spread"),
+        costs.index("impossible without a [layout]: 1 sequence a step cannot be divided"),
         costs.index(" step "),
     )
     assert first < step
@@ -133,11 +133,11 @@ def test_programs_read_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     words = [str(file)]
     assert main(["plan", *words, "--json"]) == 2
     answer = json.loads(capsys.readouterr().out)["forecast"]
-    assert answer["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert answer["impossible"] == ["1 sequence a step cannot be divided among 8 devices"]
     assert answer["money"] is None
     assert main(["advise", *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert answer["impossible"] == ["1 sequence a step cannot be divided among 8 devices"]
     assert answer["total_seconds"] is None
 
 
@@ -170,14 +170,14 @@ def test_a_batch_that_fits_nowhere_is_advised_a_layout_first() -> None:
 def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
     found = tl.breaks(run_of("gpt2", 8), along=["devices", "depth"], reach=4)
     first = found.already[0]
-    assert (first.limit, first.why) == (RULE, "1 sequence a step cannot be spread over 8 devices")
+    assert (first.limit, first.why) == (RULE, "1 sequence a step cannot be divided among 8 devices")
     assert first.remedy == "--set layout=auto looks for a layout"
     devices = found.along[0]
     (broken,) = devices.breaks
     assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
     assert "8 data ranks" in broken.why
     out = str(found)
-    assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be spread")
+    assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be divided")
     assert "divisibility         -       8     1x" in out
 
 
@@ -195,7 +195,7 @@ def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
     assert found.of == "one step"
     assert sum(each.b for each in found.times) == nanoseconds(found.forecast_b.step_seconds or 0.0)
     said = " ".join(str(found).split())
-    assert "B is impossible without a [layout]: 60 sequences a step do not go evenly over 8 devices" in said
+    assert "B is impossible without a [layout]: 60 sequences a step cannot be divided evenly among 8 devices" in said
     assert "its step and its tokens/s are of one device alone" in said
     assert "The whole run" not in said
 

@@ -120,7 +120,7 @@ def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
     run = run_of({"preset": "llama-3.2-1b"}, layout={"replicate": 2, "shard": 2}, micro_batch=2)
     fit = tl.fit(run, of=["model", "memory"])
     assert [row.name for row in fit.rows] == [
-        "as it is", "+ states sharded in full", "+ micro-batch 1", "+ full recomputation", "+ loss in chunks",
+        "unchanged", "+ states sharded in full", "+ micro-batch 1", "+ full recomputation", "+ loss in chunks",
     ]  # fmt: skip
     for before, after in zip(fit.rows, fit.rows[1:], strict=False):
         assert set(before.settings) < set(after.settings)
@@ -135,7 +135,7 @@ def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
 
 def test_a_run_that_saves_already_has_no_changes():
     run = run_of(micro_batch=1, activation_checkpointing="full", loss="chunked")
-    assert [each.name for each in saving_recipes(run)] == ["as it is"]
+    assert [each.name for each in saving_recipes(run)] == ["unchanged"]
 
 
 def test_nothing_fits():

@@ -34,9 +34,9 @@ def test_what_the_run_file_says_goes_before_what_was_published():
 def test_what_is_assumed_is_named_with_its_source():
     (note,) = conditions(run(), H100).notes
     assert note == (
-        "assumed, as the run file does not say: an interruption every 50,677 device-hours "
+        "assumed, since the run file does not say: an interruption every 50,677 device-hours "
         "[Llama 3 (arXiv 2407.21783)]; 11 min to restart [Lablup 2026 (arXiv 2605.09370)]; "
-        "checkpoints at 122 MB/s for each device [Llama 3 (arXiv 2407.21783)]; [cluster] has a field for yours"
+        "checkpoints at 122 MB/s for each device [Llama 3 (arXiv 2407.21783)]; [cluster] has fields to set them"
     )
     (more,) = conditions(run(**{"recipe.compile": True}), H100).notes
     assert "19.37 s to compile [vllm-project/vllm#11005]" in more
@@ -50,7 +50,7 @@ def test_a_machine_that_was_measured_has_its_own_storage_and_no_failures():
     answer = conditions(run(), machine)
     assert (answer.storage_bytes_per_second, answer.mtbf_seconds, answer.notes) == (3e8, None, ())
     (compiling,) = conditions(run(**{"recipe.compile": True}), machine).notes
-    assert compiling == "compiling is not in it: how long it takes was not measured here"
+    assert compiling == "compilation is not included: its time was not measured here"
     own = conditions(run(**{"cluster.mtbf_device_hours": 64, "cluster.storage_bytes_per_second": "1GB"}), machine)
     assert (own.storage_bytes_per_second, own.mtbf_seconds) == (1e9, 3600.0)
 

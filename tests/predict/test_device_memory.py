@@ -59,7 +59,7 @@ def test_what_is_not_known_of_a_device_is_not_invented() -> None:
     assert [each.name for each in amd.lines] == ["tensors"]
     unknown = device_memory(10**9, replace(catalog.device("a100-sxm-80gb"), usable_nbytes=None), OVERHEADS)
     assert unknown.usable_nbytes == 80 * 10**9
-    assert "number on the box" in unknown.usable_source
+    assert "nominal size" in unknown.usable_source
     nothing = replace(catalog.device("a100-sxm-80gb"), usable_nbytes=None, memory_nbytes=None)
     assert device_memory(10**9, nothing, OVERHEADS).fits is None
 

@@ -107,7 +107,7 @@ def test_one_step_has_no_interval_of_a_run() -> None:
     assert set(forecast.intervals) == {"step_seconds", "device_nbytes"}
 
 
-def test_two_runs_on_one_device_are_told_apart_better_than_by_their_own_intervals() -> None:
+def test_two_runs_on_one_device_are_distinguished_better_than_by_their_own_intervals() -> None:
     assert ERRORS.one_device.ratio**2 < ERRORS.step.high / ERRORS.step.low
     assert ERRORS.one_device.ratio < ERRORS.two_devices.ratio
     quick, slow = run_on("h100-sxm"), run_on("h100-sxm", activation_checkpointing="full")

@@ -100,7 +100,7 @@ def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
         return validated(replace(run, recipe=with_fields(recipe, {"precision": "bf16-mixed", "compile": False})))
 
 
-def told_of(run: Run, **changes: Any) -> Any:
+def forecast_of(run: Run, **changes: Any) -> Any:
     machine = replace(DEVICES[run.cluster.device], **changes)
     return predict(run, machine, backend="cuda")
 
@@ -108,7 +108,7 @@ def told_of(run: Run, **changes: Any) -> Any:
 @SOME
 @given(runs() | runs(alone=True))
 def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None:
-    answer = told_of(run)
+    answer = forecast_of(run)
     if answer.step_seconds is None:
         assert any("network" in each for each in answer.notes)  # not known for the device, and the layout needs one
         return
@@ -154,17 +154,17 @@ def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None
 @given(runs())
 def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
     device = DEVICES[run.cluster.device]
-    answer = told_of(run)
+    answer = forecast_of(run)
     better: dict[str, Any] = {"memory_bytes_per_second": 2 * (device.memory_bytes_per_second or 0)}
     if answer.step_seconds is None:
         return
-    yield_of = [told_of(run, **better)]
+    yield_of = [forecast_of(run, **better)]
     if device.fabric is not None:
         node = replace(device.fabric.node, bytes_per_second=2 * device.fabric.node.bytes_per_second)
         network = device.fabric.network
         if network is not None:
             network = replace(network, bytes_per_second=2 * network.bytes_per_second)
-        yield_of.append(told_of(run, fabric=replace(device.fabric, node=node, network=network)))
+        yield_of.append(forecast_of(run, fabric=replace(device.fabric, node=node, network=network)))
     for seen in yield_of:
         assert seen.step_seconds <= answer.step_seconds * (1 + 1e-9)
         assert seen.mfu >= answer.mfu * (1 - 1e-9)
@@ -185,14 +185,14 @@ def test_memory_falls_with_sharding(run: Run, axis: str) -> None:
         return
     if axis == "shard" and layout.shard_ranks == 1:
         return  # the first ranks that share bring buffers to gather into, which a small model is smaller than
-    before, after = told_of(run), told_of(wider)
+    before, after = forecast_of(run), forecast_of(wider)
     assert after.peak_nbytes <= before.peak_nbytes
 
 
 @SOME
 @given(runs())
 def test_money_and_energy_follow_the_device_hours(run: Run) -> None:
-    answer = told_of(run)
+    answer = forecast_of(run)
     if answer.device_hours is None:
         return
     price = run.cluster.price_per_device_hour
@@ -208,7 +208,7 @@ def test_a_layout_and_one_device_tell_the_same_model() -> None:
     recipe = {"seq_len": 2048, "global_batch": 16, "micro_batch": 1, "tokens": "1B", "precision": "bf16-mixed"}
     alone = load({**fields, "recipe": recipe})
     spread = load({**fields, "recipe": recipe, "layout": {"shard": 8}}, {"cluster.count": 8})
-    one, many = told_of(alone), told_of(spread)
+    one, many = forecast_of(alone), forecast_of(spread)
     assert (one.parameters, one.model_flops, one.tokens_per_step) == (
         many.parameters, many.model_flops, many.tokens_per_step,
     )  # fmt: skip
@@ -221,7 +221,7 @@ def test_a_bottleneck_has_the_name_of_what_takes_most() -> None:
     def named(**changes: Any) -> str:
         table: dict[str, Any] = {"model": {"preset": "gpt2"}, "cluster": {"device": "h100-sxm"}}
         recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 8, "tokens": "1B", "precision": "bf16-mixed"}
-        answer = told_of(load({**table, "recipe": recipe}, changes))
+        answer = forecast_of(load({**table, "recipe": recipe}, changes))
         assert answer.bottleneck is not None
         shares = {"compute": 0.0}
         for each in answer.waterfall:
@@ -249,7 +249,7 @@ def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:
             "cluster": {"device": "h100-sxm", "count": 18432},
         }
     )  # fmt: skip
-    answer = told_of(run)
+    answer = forecast_of(run)
     assert answer.goodput is not None
     assert 0.90 < answer.goodput < 0.95
     assert answer.interruptions == pytest.approx(answer.total_seconds / 86400 / 54 * 419 * 18432 / 16384, rel=1e-3)
@@ -271,7 +271,7 @@ def test_a_device_without_a_published_rate_says_so() -> None:
     run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
     answer = predict(run, sheet, backend="cuda")
     assert answer.interruptions is None
-    said = "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
+    said = "interruptions are not included: no rate is published for this device (cluster.mtbf_device_hours sets it)"
     assert said in answer.notes
 
 

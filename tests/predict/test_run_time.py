@@ -55,8 +55,8 @@ def test_the_end_of_a_run_counts_once(every, times):
 
 def test_what_a_run_time_leaves_out_is_named():
     assert run_time(run(), 1.0).notes == (
-        "evaluation is not in it: the step is not split by phase",
-        "checkpoints and failures are not in it: how fast the storage is, is not known "
+        "evaluation is not included: the step is not split by phase",
+        "checkpoints and failures are not included: the rate of the storage is not known "
         "(cluster.storage_bytes_per_second)",
     )
 
@@ -103,7 +103,7 @@ def test_where_the_run_file_is_silent_checkpoints_are_written_as_often_as_costs_
     assert whole.checkpoint_every == round(daly(1.0, 1000.0)) == 44
     assert whole.parts["checkpoints"] == 228.0  # after every 44 of 10,000 steps, and at the end
     assert whole.notes[-1] == (
-        "assuming checkpoints every 44 steps (44 s), the interval that costs least time (Daly 2006); "
+        "assuming checkpoints every 44 steps (44 s), the interval that costs the least time (Daly 2006); "
         "--set recipe.checkpoints.every=44 makes it explicit"
     )
     others = [

@@ -14,16 +14,16 @@ from error_model import (
     PATH,
     fitting,
     measured_memory,
-    memory_told,
-    pairs_told,
-    steps_told,
+    memory_intervals,
+    pair_intervals,
+    step_intervals,
     text,
 )
 from error_rows import MEMORY, memory_text, predicted_memory, step_rows
-from error_statistics import Told, conformal, coverage, quantile, sources_left_out, student
+from error_statistics import Interval, conformal, coverage, quantile, sources_left_out, student
 from left_out import bound_of, read_left_out
+from throughput_predictions import percent
 from throughput_times import cases
-from throughput_told import percent
 
 from trainledger.spec.error_model import SHARE
 
@@ -53,11 +53,11 @@ def drawn(seed: int, sources: int, between: float, inside: float, *, most: int =
 def test_intervals_hold_the_share_that_they_say_on_drawn_errors(between: float, inside: float) -> None:
     """Of many worlds, so that the mean says what the method gives and not what one draw did."""
     for method, sources in ((conformal, 24), (lambda rows: student(rows)[""].bounds, 7)):
-        told: list[Told] = []
+        found: list[Interval] = []
         shares = []
         for seed in range(12):
-            told = sources_left_out(drawn(seed, sources, between, inside), _same(method))
-            shares.append(coverage(told).of_sources)
+            found = sources_left_out(drawn(seed, sources, between, inside), _same(method))
+            shares.append(coverage(found).of_sources)
         assert SHARE - 0.06 < sum(shares) / len(shares) < SHARE + 0.09, method
 
 
@@ -84,19 +84,19 @@ def test_a_source_with_many_rows_weighs_as_one_with_few() -> None:
 
 def test_of_80_percent_intervals_75_to_85_hold_the_truth() -> None:
     """Of the rows of runs.csv, each with its source left out; of sources alike; of peaks."""
-    steps = [each for each in steps_told() if each.row.name.startswith("R")]
+    steps = [each for each in step_intervals() if each.row.name.startswith("R")]
     assert len(steps) >= 420
-    for told, most in ((steps, 0.85), (memory_told(), 0.90)):  # six sources of memory: each is a sixth
-        found = coverage(told)
+    for shown, most in ((steps, 0.85), (memory_intervals(), 0.90)):  # six sources of memory: each is a sixth
+        found = coverage(shown)
         assert 0.75 <= found.of_rows <= 0.85
         assert 0.75 <= found.of_sources <= most
     for basis in ("own", "other", "bound"):
-        assert 0.75 <= coverage(steps_told(basis)).of_sources <= 0.90, basis
+        assert 0.75 <= coverage(step_intervals(basis)).of_sources <= 0.90, basis
 
 
 @pytest.mark.published
 def test_of_80_percent_intervals_of_ratios_75_to_85_hold_the_truth() -> None:
-    found = coverage(pairs_told())
+    found = coverage(pair_intervals())
     assert 0.75 <= found.of_rows <= 0.85
     assert 0.75 <= found.of_sources <= 0.85
 
@@ -127,17 +127,17 @@ def test_the_file_of_the_catalog_is_what_would_be_written_today() -> None:
 
 def test_the_readme_says_these_figures() -> None:
     said = " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    steps, memory = steps_told(), memory_told()
+    steps, memory = step_intervals(), memory_intervals()
     inside = coverage([each for each in steps if each.row.name.startswith("R")]).of_rows
     for figure in (
-        f"Of {len(steps)} published steps", f"median error is {percent(_off(steps))}",
-        f"of {len(memory)} published memory peaks, by the rules that you get, {percent(_off(memory))}",
-        f"held {inside:.0%} of the steps of the main table and {coverage(memory).of_rows:.0%} of the peaks",
+        f"The median error of {len(steps)} published steps is {percent(_off(steps))}",
+        f"that of {len(memory)} published memory peaks is {percent(_off(memory))}",
+        f"contain {inside:.0%} of the steps of the main table and {coverage(memory).of_rows:.0%} of the peaks",
     ):  # fmt: skip
         assert figure.replace("%", " %").replace("  %", " %") in said, figure
 
 
-def _off(some: Sequence[Told]) -> float:
+def _off(some: Sequence[Interval]) -> float:
     """The median of predicted over measured, less one, without its sign."""
     return median(abs(exp(-each.row.error) - 1) for each in some)
 

@@ -12,8 +12,8 @@ from trainledger.predict.predict import memory_of_device
 
 pytestmark = pytest.mark.published
 
-# Not by the account, and why: losses of tensor ranks over 256,000 tokens are told at 16 bytes a logit, and what 8-bit
-# products keep of their inputs in 16 bits; Nemotron 340B of 2024 is told 35 GB of optimizer state on a device.
+# Not by the account, and why: losses of tensor ranks over 256,000 tokens are predicted at 16 bytes a logit, and the
+# inputs that 8-bit matmuls keep in 16 bits; Nemotron 340B of 2024 has a predicted optimizer state of 35 GB.
 ABOVE = {
     "N008": "Nemotron-8B, 24.07", "N010": "Nemotron-340B, 24.07", "N066": "Nemotron-340B, 24.09",
     "N071": "Nemotron-340B, 24.09", "N146": "Nemotron-15B, 25.02.01", "N154": "Nemotron-15B, 25.02.01",

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.published
 
 
 def test_peaks_of_dense_decoders_are_within_2_percent_in_the_median_and_5_in_nine_of_ten() -> None:
-    told, _ = golden_values()
-    errors = [abs(each.error) for each in told]
-    dense = [abs(each.error) for each in told if not each.of_experts]
+    predicted, _ = golden_values()
+    errors = [abs(each.error) for each in predicted]
+    dense = [abs(each.error) for each in predicted if not each.of_experts]
     assert len(dense) >= 200
     assert median(errors) <= 0.02
     assert median(dense) <= 0.01
@@ -25,7 +25,7 @@ def test_peaks_above_8_gb_are_within_3_percent_in_the_median() -> None:
     assert median(large) <= 0.03
 
 
-def test_most_decoders_are_told() -> None:
+def test_most_decoders_are_predicted() -> None:
     known = {each.row["case"] for each in golden_values()[0]}
     every = {each["case"] for each in read_cases()}
     dense = {each for each in every if each.startswith("gpt/")}

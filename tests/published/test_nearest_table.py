@@ -8,7 +8,7 @@ from nearest_table import RUNS, SOURCES, predicted_memory, table, texts
 from published_page import PAGE as MEMORY_PAGE
 from throughput_case import TimeCase
 from throughput_page import PAGE as THROUGHPUT_PAGE
-from throughput_told import percent, told
+from throughput_predictions import percent, predicted_cases
 from unseen_page import PAGE as UNSEEN_PAGE
 from unseen_runs import unseen
 
@@ -30,7 +30,7 @@ def stored() -> dict[str, dict[str, str]]:
 
 @cache
 def cases() -> dict[str, TimeCase]:
-    return {each.case.name: each.case for each in (*told()[0], *unseen())}
+    return {each.case.name: each.case for each in (*predicted_cases()[0], *unseen())}
 
 
 def compare(memory: dict[str, int]) -> None:
@@ -96,7 +96,7 @@ def test_two_runs_are_as_far_apart_seen_from_either() -> None:
 
 
 def test_where_constants_are_fitted_on_a_run_it_is_predicted_by_others() -> None:
-    left_out = {each.case.name: each.stored.left_out for each in told()[0]}
+    left_out = {each.case.name: each.stored.left_out for each in predicted_cases()[0]}
     fitted = [name for name, each in stored().items() if each["fitted"] == "yes"]
     assert len(fitted) > 450
     assert all(float(stored()[name]["predicted_step_seconds"]) == left_out[name] for name in fitted)

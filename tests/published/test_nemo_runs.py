@@ -1,4 +1,4 @@
-"""NVIDIA's rows of NeMo: what was copied of them says the same twice, and what they are told as can run."""
+"""NVIDIA's rows of NeMo: what was copied of them says the same twice, and the runs made of them can run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_printed_rates_say_the_same_as_printed_times() -> None:
         assert tokens * flops_per_token(case) == pytest.approx(printed, rel=0.012), row
 
 
-def test_what_is_told_is_what_the_row_says() -> None:
+def test_runs_are_what_the_row_says() -> None:
     cases = nemo_cases()
     assert len({each.name for each in cases}) == len(cases) == 169
     assert {each.source for each in cases} == set(SOURCES)

@@ -27,15 +27,15 @@ def test_every_source_above_20_percent_has_its_reason() -> None:
 
 
 def test_every_row_far_off_and_every_miss_has_its_reason_and_no_other_has() -> None:
-    told, _ = predictions()
-    assert {each.case.name for each in far_off(told)} == set(ROW_REASONS)
-    assert {each.case.name for each in told if each.case.too_large and each.fits} == set(MISSED_REASONS)
+    predicted, _ = predictions()
+    assert {each.case.name for each in far_off(predicted)} == set(ROW_REASONS)
+    assert {each.case.name for each in predicted if each.case.too_large and each.fits} == set(MISSED_REASONS)
 
 
-def test_every_row_is_told_or_has_a_reason() -> None:
+def test_every_row_is_predicted_or_has_a_reason() -> None:
     rows = read_rows()
-    told, left_out = predictions()
-    names = {each.case.name for each in told}
+    predicted, left_out = predictions()
+    names = {each.case.name for each in predicted}
     assert len(rows) == 670
     for row in rows:
         found = case_of(row)
@@ -43,8 +43,10 @@ def test_every_row_is_told_or_has_a_reason() -> None:
             assert row["id"] in names
             assert not list(run_problems(found.run)), row["id"]
         else:
-            assert found != "not told", row["id"]
-    assert len(left_out) + len(told) == len(rows) + 2  # R0051 has no figure of its own; both of its labels are told
+            assert found != "not predicted", row["id"]
+    assert (
+        len(left_out) + len(predicted) == len(rows) + 2
+    )  # R0051 has no figure of its own; both of its labels are predicted
     for beginning, _ in LEFT_OUT:
         assert any(beginning in row["source"] for row, _ in left_out), beginning
 

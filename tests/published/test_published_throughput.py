@@ -17,17 +17,28 @@ from throughput_fit import BOUNDS, changed, prior_of
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import predicted_hours, read_hours, whole_runs
 from throughput_page import PAGE, families, page
+from throughput_predictions import (
+    COUNTS,
+    HOURS,
+    MEDIAN,
+    RANKS,
+    SHARE,
+    WITHIN,
+    counting,
+    errors,
+    predicted_cases,
+    sources,
+)
 from throughput_ranks import RANK_REASONS, agreement, ranked, unseen_of
 from throughput_runs import LEFT_OUT, SOURCES, time_case_of
 from throughput_times import predicted, ranks_agree
-from throughput_told import COUNTS, HOURS, MEDIAN, RANKS, SHARE, WITHIN, counting, errors, sources, told
 
 from trainledger import catalog
 from trainledger.spec.rules.run import run_problems
 
 pytestmark = pytest.mark.published
 
-TOLD = {each.case.name: each for each in told()[0]}
+TOLD = {each.case.name: each for each in predicted_cases()[0]}
 SAMPLE = list(TOLD)[::6]  # what is predicted again by default
 
 
@@ -53,7 +64,7 @@ def test_all_that_a_source_has_is_ranked_as_measured() -> None:
         assert agreement([*some, *unseen_of(source)]) >= RANKS, source.title
 
 
-def test_every_row_is_told_or_has_a_reason() -> None:
+def test_every_row_is_predicted_or_has_a_reason() -> None:
     stored = read_predicted()
     for row in read_rows():
         found = time_case_of(row)
@@ -61,7 +72,7 @@ def test_every_row_is_told_or_has_a_reason() -> None:
             assert row["id"] in stored
             assert stored[row["id"]].measured == pytest.approx(found.seconds, rel=1e-5)
         else:
-            assert found != "not told", row["id"]
+            assert found != "not predicted", row["id"]
             assert row["id"] not in stored
     for beginning, _ in LEFT_OUT:
         assert any(beginning in row["source"] for row in read_rows()), beginning
@@ -89,7 +100,7 @@ def _compare(name: str) -> None:
 
 
 def test_runs_are_of_the_devices_of_their_rows() -> None:
-    for each in told()[0]:
+    for each in predicted_cases()[0]:
         case = each.case
         assert case.run.layout.devices == int(case.row["n_devices"]), case.name
         assert not list(run_problems(case.run)), case.name
@@ -150,7 +161,7 @@ def test_calibrations_are_within_their_bounds_and_say_what_they_rest_on() -> Non
 
 def test_columns_give_what_was_timed_exactly() -> None:
     """Around the constants that they were timed with; and nearly so with others near by."""
-    some = [each.case for each in told()[0] if each.case.calibration == "v100-sxm"][:4]
+    some = [each.case for each in predicted_cases()[0] if each.case.calibration == "v100-sxm"][:4]
     prior = prior_of(PRIORS["v100-sxm"])
     near = around(Columns(some), prior)
     assert near.seconds(prior) == pytest.approx(near.exact, rel=1e-9)
@@ -160,7 +171,7 @@ def test_columns_give_what_was_timed_exactly() -> None:
 
 
 def test_conventions_turn_rates_into_seconds() -> None:
-    case = next(each.case for each in told()[0] if each.case.name == "R0161")
+    case = next(each.case for each in predicted_cases()[0] if each.case.name == "R0161")
     # 1T on 3,072 A100 at 163 TFLOP/s: 450B tokens in 84 days (Narayanan et al. 2021, section 5.1).
     seconds = from_gpt_flops(case.row, case.run)
     days = 450e9 / case.run.recipe.tokens_per_step * seconds / 86400

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from published_case import read_rows
 from throughput_case import gpt_flops
+from throughput_predictions import MEDIAN, SHARE, WITHIN, predicted_cases
 from throughput_times import predicted
-from throughput_told import MEDIAN, SHARE, WITHIN, told
 from unseen_page import PAGE, errors_of, page
 from unseen_runs import HERE, unseen, unseen_cases, unseen_rows
 
@@ -49,11 +49,11 @@ def test_no_step_is_one_that_constants_were_fitted_on() -> None:
 
     megatron = [row for row in unseen_rows() if row["id"][0] in "BV"]
     assert not {key(row) for row in megatron} & {key(row) for row in read_rows()}
-    assert not {each.name for each in unseen_cases()} & {each.case.name for each in told()[0]}
+    assert not {each.name for each in unseen_cases()} & {each.case.name for each in predicted_cases()[0]}
     assert max(Counter(each.name for each in unseen_cases()).values()) == 1
 
 
-def test_every_step_is_told() -> None:
+def test_every_step_is_predicted() -> None:
     rows = [row["id"] for row in unseen_rows()]
     assert set(rows) <= {each.name for each in unseen_cases()}
     for each in unseen_cases():

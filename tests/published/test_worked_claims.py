@@ -30,7 +30,7 @@ def test_the_command_prints_the_number(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in IDS if ROWS[name]["verdict"] == "wrong"])
-def test_a_wrong_number_is_told_how_it_comes_about(name: str) -> None:
+def test_a_wrong_number_has_its_cause(name: str) -> None:
     row, claim = ROWS[name], claim_of(ROWS[name])
     assert claim.how
     printed = numbers_in(row["published_value"])

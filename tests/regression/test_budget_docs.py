@@ -50,10 +50,10 @@ def run_here(command: str, project: Path) -> tuple[int, str]:
     """The same in this process, which has torch already: with the project's modules as they are now."""
     words = shlex.split(command)
     call = {"trainledger": main, "pytest": lambda rest: pytest.main(["-q", "-p", "no:cacheprovider", *rest])}[words[0]]
-    told = io.StringIO()
+    printed = io.StringIO()
     path, modules = sys.path[:], set(sys.modules)
     try:
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(told):
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
             patch.delenv("PYTEST_ADDOPTS", raising=False)
             patch.setenv("COLUMNS", "80")
             patch.chdir(project)
@@ -64,7 +64,7 @@ def run_here(command: str, project: Path) -> tuple[int, str]:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and Path(file).is_relative_to(project):
                 del sys.modules[name]
-    return code, told.getvalue()
+    return code, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run_here("trainledger init run.toml", folder)[0] == 0
     (lock, _), (check, _) = consoles()[0]
     assert (lock, check) == ("trainledger lock", "trainledger check")
-    code, told = run_here(lock, folder)
-    assert code == 0, told
+    code, printed = run_here(lock, folder)
+    assert code == 0, printed
     return folder
 
 
@@ -105,9 +105,9 @@ def test_as_the_page_tells_it(project: Path) -> None:
     (step,) = workflow_steps()
     assert step == f"{check} --tight"
     assert run_here(step, project) == (0, unchanged)
-    code, told = run_here("pytest test_budget.py", project)
-    assert code == 0, told
-    assert "2 passed" in told
+    code, printed = run_here("pytest test_budget.py", project)
+    assert code == 0, printed
+    assert "2 passed" in printed
 
     edit(project)
     assert run(changed_check, project) == (1, changed)
@@ -115,9 +115,9 @@ def test_as_the_page_tells_it(project: Path) -> None:
 
 def test_targets_by_name(project: Path) -> None:
     for command, says in consoles()[2]:
-        code, told = run_here(command, project)
-        assert code == 0, told
-        assert says in ("", told)
+        code, printed = run_here(command, project)
+        assert code == 0, printed
+        assert says in ("", printed)
 
 
 def test_the_hooks_run(project: Path) -> None:

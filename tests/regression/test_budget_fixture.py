@@ -45,11 +45,11 @@ def test_a_byte_more_is_over(resource_budget: Any) -> None:
     ledger = resource_budget(model(), X, loss=total, peak="1GB")
     with pytest.raises(OverBudget) as over:
         resource_budget(ledger, kept=ledger.kept_nbytes - 1, peak="1GB")
-    told = str(over.value)
-    assert told.startswith("the step is over its budget in kept for backward\n")
-    assert "51,203    51,204      1 B" in told  # equal as they are shown, so shown in full
-    assert "kept 51.2 kB at module 1 (aten::relu)" in told
-    assert "test_budget_fixture.py" in told
+    sentence = str(over.value)
+    assert sentence.startswith("the step is over its budget in kept for backward\n")
+    assert "51,203    51,204      1 B" in sentence  # equal as they are shown, so shown in full
+    assert "kept 51.2 kB at module 1 (aten::relu)" in sentence
+    assert "test_budget_fixture.py" in sentence
     assert isinstance(over.value, AssertionError)
     with pytest.raises(OverBudget, match="over its budget in FLOPs done, peak memory"):
         resource_budget(ledger, flops=1, peak="1kB", kept="1GB")

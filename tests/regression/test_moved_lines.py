@@ -1,4 +1,4 @@
-"""Changes planted in a module, and the lines that are told for them."""
+"""Changes planted in a module, and the lines that are reported for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def locked(folder: Path, source: str = MODEL) -> Locked:
 
 
 def changed(folder: Path, old: str, new: str, **allowed: Tolerance) -> tuple[Difference, str]:
-    """What is told of a source in which one text is another, against the source as it was."""
+    """The report of a source in which one text is another, against the source as it was."""
     before = locked(folder)
     assert old in MODEL
     source = MODEL.replace(old, new)
@@ -47,12 +47,12 @@ def written(content: Content) -> str:
     return text(Document("", sections(content)))
 
 
-def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
+def test_a_line_with_many_operations_is_reported_in_80_columns() -> None:
     many = tuple(f"operation_of_a_long_name_{at}" for at in range(6))
     moves = [Move("kept", "a/folder/that/is/deep/model.py:41", "h = many(x)", 16_780_000, many)]
-    told = written(moved_at(moves)).splitlines()
-    assert max(map(len, told)) <= 80
-    assert all(each in " ".join(told) for each in many)
+    printed = written(moved_at(moves)).splitlines()
+    assert max(map(len, printed)) <= 80
+    assert all(each in " ".join(printed) for each in many)
 
 
 def test_the_table_of_a_difference_has_a_line_for_each_quantity() -> None:
@@ -77,12 +77,12 @@ def test_an_operation_that_keeps_one_more_activation(folder: Path) -> None:
     here, above = f"model.py:{line_of(source, new)}", f"model.py:{line_of(source, 'h = self.up(x)')}"
     assert {place: each.change for place, each in kept.items()} == {here: KEPT_OF_H, above: KEPT_OF_H}
     assert kept[here].operations == ("mul", "sigmoid")
-    told = text(checked([difference]))
-    assert f"kept +1.024 MB at {here} (aten::mul, aten::sigmoid)\n    {new}\n" in told
-    assert max(len(line) for line in told.splitlines()) <= 80
+    printed = text(checked([difference]))
+    assert f"kept +1.024 MB at {here} (aten::mul, aten::sigmoid)\n    {new}\n" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
 
 
-def test_a_tensor_that_python_holds_is_told_with_the_line_that_holds_it(folder: Path) -> None:
+def test_a_tensor_that_python_holds_is_reported_with_the_line_that_holds_it(folder: Path) -> None:
     """Without an operation of its own: the ledger has the line that made the tensor, the lock the one that is new."""
     difference, source = changed(folder, "y = self.down(h)", "y = self.down(h)\n        self.last = y")
     assert change(difference, "kept") == KEPT_OF_Y
@@ -92,8 +92,8 @@ def test_a_tensor_that_python_holds_is_told_with_the_line_that_holds_it(folder: 
     assert "\nmodel.py:16\n    self.last = y\n" in text(checked([difference]))
 
 
-def test_where_the_saving_line_is_another_than_the_making_one_both_are_told(folder: Path) -> None:
-    """silu keeps its input, which the line before made; the edited line is told beside it."""
+def test_where_the_saving_line_is_another_than_the_making_one_both_are_reported(folder: Path) -> None:
+    """silu keeps its input, which the line before made; the edited line is reported with it."""
     difference, source = changed(folder, "h = F.relu(h)", "h = F.silu(h)")
     assert [each.place for each in difference.moves if each.quantity == "kept"] == ["model.py:13"]
     assert difference.edited == ((f"model.py:{line_of(source, 'h = F.silu(h)')}", "h = F.silu(h)"),)
@@ -128,7 +128,7 @@ def test_a_renamed_class_moves_nothing(folder: Path) -> None:
     assert not any(each.gone for each in flops)
 
 
-def test_parameters_are_told_by_name(folder: Path) -> None:
+def test_parameters_are_reported_by_name(folder: Path) -> None:
     difference, _ = changed(folder, "nn.Linear(64, 128)", "nn.Linear(64, 128, bias=False)")
     assert change(difference, "parameters") == -2 * 128
     (move,) = [each for each in difference.moves if each.quantity == "parameters"]
@@ -171,18 +171,18 @@ def test_a_line_twice_in_one_function_is_one_place(folder: Path) -> None:
     assert dict(exps[0].kept) == {"exp": 2 * KEPT_OF_H}
 
 
-def test_what_is_told_of_lines_that_went_and_of_many() -> None:
+def test_the_report_of_lines_that_went_and_of_many() -> None:
     places = tuple(Place("model.py f", f"a{at} = x", flops=10 + at) for at in range(5))
     totals = {"parameters": 0, "flops": 60, "model_flops": 0, "kept": 0, "peak": 0}
     before = Summary(totals, {}, {}, {}, places, {})
     after = Summary({**totals, "flops": 0}, {}, {}, {}, (), {})
-    told = text(checked([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())]))
-    assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in told
-    assert "FLOPs -21 FLOP at 2 other places together" in told
+    printed = text(checked([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())]))
+    assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in printed
+    assert "FLOPs -21 FLOP at 2 other places together" in printed
 
 
 def test_a_lock_without_tensors_one_by_one_is_not_set_against_one_with_them(folder: Path) -> None:
-    """Where identical blocks were traced once, the peak has no places: its rise is told, and no line blamed for it."""
+    """Where identical blocks were traced once, the peak has no places: its rise is reported, and no line blamed."""
     before = locked(folder)
     places = tuple(replace(each, peak=0, parameters=0) for each in before.summary.places)
     folded = replace(before, summary=replace(before.summary, places=places))

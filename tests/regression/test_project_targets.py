@@ -45,7 +45,7 @@ def test_settings_that_are_no_table(text: str, tmp_path: Path) -> None:
         read(tmp_path, text)
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         read(tmp_path, """
             [tool.trainledger]
@@ -65,7 +65,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
             k = { hf = "config.json", world_size = 4 }
             l = { trace = "x:y" }
         """)  # fmt: skip
-    told = str(error.value)
+    printed = str(error.value)
     at = "tool.trainledger.targets"
     for sentence in (
         "tool.trainledger.target = 1: is unknown; there are targets and allow; nearest that works: targets",
@@ -85,8 +85,8 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         f"{at}.j.rank = 4: must be from 0 to 3",
         f"{at}.k.world_size = 4: is for a module that is a program of many ranks",
     ):
-        assert sentence in told
-    assert told.startswith(str(tmp_path / "pyproject.toml"))
+        assert sentence in printed
+    assert printed.startswith(str(tmp_path / "pyproject.toml"))
 
 
 @pytest.mark.parametrize("text", ["[tool]\ntrainledger = 1", "[tool.trainledger]\ntargets = 1"])

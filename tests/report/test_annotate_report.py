@@ -28,18 +28,18 @@ def annotation(ended: str = "") -> Annotation:
 
 @given(st.integers(0, 10**20) | st.floats(0.001, 1e19))
 def test_a_number_takes_at_most_five_characters_and_is_right(value: float) -> None:
-    told = short(value)
-    assert len(told) <= 5
-    if told and told[0] != "<":
-        scale = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}.get(told[-1], 1)
-        assert float(told.rstrip("kMGTPE")) * scale == pytest.approx(value, rel=0.06, abs=0.006)
+    printed = short(value)
+    assert len(printed) <= 5
+    if printed and printed[0] != "<":
+        scale = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}.get(printed[-1], 1)
+        assert float(printed.rstrip("kMGTPE")) * scale == pytest.approx(value, rel=0.06, abs=0.006)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_wider_than_asked_for(width: int) -> None:
-    told = text(document(annotation("it broke")), width=width)
-    assert max(map(len, told.splitlines())) <= width
-    words = " ".join(told.split())
+    printed = text(document(annotation("it broke")), width=width)
+    assert max(map(len, printed.splitlines())) <= width
+    words = " ".join(printed.split())
     assert "^ copy 3 kB (3 times): non-contiguous by reshape" in words
     assert "^ sync: .item()" in words
     assert "Not counted: 3 x lib::op at a.py:2." in words

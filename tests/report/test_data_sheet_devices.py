@@ -1,4 +1,4 @@
-"""What is told of a device of which only the data sheet is known: bounds are called bounds, wherever they stand."""
+"""Reports of a device of which only the data sheet is known: bounds are called bounds everywhere."""
 
 from __future__ import annotations
 

@@ -15,17 +15,17 @@ from trainledger.plan.serving import Inference
 from trainledger.report.serving import about, figures
 
 
-def _told(device: str = "h100-sxm", **given: Any) -> Inference:
+def _served(device: str = "h100-sxm", **given: Any) -> Inference:
     recipe = {"seq_len": 8192, "global_batch": 1, "steps": 1}
     run = tl.load({"model": {"preset": "llama-3-8b"}, "recipe": recipe, "cluster": {"device": device}})
     return inference(run, **{"phase": "decode", **given})
 
 
 def test_times_and_rates_are_those_of_the_batches_that_fit() -> None:
-    told = _told()
-    latency, throughput, memory = figures(told).values()
-    fit = [each for each in told.batches if each.fits]
-    assert fit[-1].batch == told.largest_batch
+    found = _served()
+    latency, throughput, memory = figures(found).values()
+    fit = [each for each in found.batches if each.fits]
+    assert fit[-1].batch == found.largest_batch
     for bound, expected in (latency["data"], throughput["data"]):
         assert [bound["name"], expected["name"]] == ["at least, by the data sheet", "expected"]
     bound, expected = latency["data"]
@@ -34,25 +34,25 @@ def test_times_and_rates_are_those_of_the_batches_that_fit() -> None:
     assert all(least < most for least, most in zip(bound["y"], expected["y"], strict=True))
     for milliseconds, rate, batch in zip(*(throughput["data"][1][name] for name in "xy"), bound["x"], strict=True):
         assert rate == pytest.approx(1e3 * batch / milliseconds)
-    assert memory["data"][0]["x"] == [f"{each.batch:,}" for each in told.batches]
+    assert memory["data"][0]["x"] == [f"{each.batch:,}" for each in found.batches]
 
 
 @pytest.mark.parametrize("given", [{}, {"weights": "int4", "batch": 3}, {"phase": "prefill", "context": 2048}])
 def test_bars_add_up_to_what_each_batch_holds(given: dict[str, Any]) -> None:
-    told = _told(**given)
-    figure = figures(told)["Batch and memory"]
+    found = _served(**given)
+    figure = figures(found)["Batch and memory"]
     held = [sum(parts) for parts in zip(*(each["y"] for each in figure["data"]), strict=True)]
-    assert held == pytest.approx([each.device_nbytes / 1e9 for each in told.batches])
+    assert held == pytest.approx([each.device_nbytes / 1e9 for each in found.batches])
     assert min(min(each["y"]) for each in figure["data"]) > 0
     over = [each > figure["layout"]["shapes"][0]["y0"] for each in held]
-    assert over == [not each.fits for each in told.batches]
+    assert over == [not each.fits for each in found.batches]
 
 
 def test_a_device_that_holds_no_sequence_has_a_figure_of_its_memory_alone() -> None:
-    told = _told("rtx-4090", context=8192, weights="fp32", compute="fp32")
-    assert told.largest_batch == 0
-    assert list(figures(told)) == ["Batch and memory"]
-    assert about(told)[-1] == "Not even one sequence fits."
+    found = _served("rtx-4090", context=8192, weights="fp32", compute="fp32")
+    assert found.largest_batch == 0
+    assert list(figures(found)) == ["Batch and memory"]
+    assert about(found)[-1] == "Not even one sequence fits."
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

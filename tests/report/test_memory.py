@@ -1,4 +1,4 @@
-"""The memory figure and the peak's composition: what is drawn and told sums to the ledger's own live bytes."""
+"""The memory figure and the peak's composition: what is drawn and printed sums to the ledger's live bytes."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def test_nothing_recorded_is_a_sentence() -> None:
 def test_tensors_sum_to_the_timeline_at_every_entry() -> None:
     for ledger in (traced(), traced(grad_accum=3), traced(first_step=True), traced(backward=False)):
         assert not ledger.partial
-        for told, moment in zip(live_of(ledger), timeline(ledger), strict=True):
-            assert told == {name: nbytes for name, nbytes in moment.live.items() if nbytes}
+        for found, moment in zip(live_of(ledger), timeline(ledger), strict=True):
+            assert found == {name: nbytes for name, nbytes in moment.live.items() if nbytes}
 
 
 def allocated_by_a_real_step(step: Callable[[], None]) -> list[int]:
@@ -218,15 +218,15 @@ def test_every_allocation_of_a_real_step_finds_as_many_bytes_live_as_the_tensors
         optimizer.zero_grad(set_to_none=True)
     ledger = tl.trace(model, x_BD, loss=loss, optimizer=optimizer)
     resident = sum(nbytes for _, nbytes in ledger.resident)
-    live, told = 0, []
+    live, found = 0, []
     for at in range(len(ledger)):
         for each in ledger.tensors:
             if each.born == at:
                 live += each.nbytes
-                told.append(live)
+                found.append(live)
         assert live + resident == timeline(ledger)[at].nbytes
         live -= sum(each.nbytes for each in ledger.tensors if each.died == at)
-    assert allocated_by_a_real_step(step) == told
+    assert allocated_by_a_real_step(step) == found
 
 
 @settings(deadline=None, max_examples=60)
@@ -253,15 +253,15 @@ def test_groups_of_tensors_and_what_is_uncounted_sum_to_the_peak(data: st.DataOb
         )  # fmt: skip
     resident = amounts((each, 1) for each in tensors if each.born < 0)
     ledger = Ledger(tuple(entries), resident=resident, tensors=tuple(tensors))
-    told = peak_data(ledger)
+    drawn = peak_data(ledger)
     peak = ledger.peak()
-    assert told["nbytes"] == peak.nbytes == sum(told["by_category"].values())
-    assert sum(each["nbytes"] for each in told["tensors"]) + sum(told["uncounted"].values()) == peak.nbytes
-    for category, nbytes in told["by_category"].items():
-        of_tensors = sum(each["nbytes"] for each in told["tensors"] if each["category"] == category)
-        assert of_tensors + told["uncounted"].get(category, 0) == nbytes
-    assert set(told["uncounted"]) <= {"scratch"}
-    assert sum(each["count"] for each in told["tensors"]) == sum(
+    assert drawn["nbytes"] == peak.nbytes == sum(drawn["by_category"].values())
+    assert sum(each["nbytes"] for each in drawn["tensors"]) + sum(drawn["uncounted"].values()) == peak.nbytes
+    for category, nbytes in drawn["by_category"].items():
+        of_tensors = sum(each["nbytes"] for each in drawn["tensors"] if each["category"] == category)
+        assert of_tensors + drawn["uncounted"].get(category, 0) == nbytes
+    assert set(drawn["uncounted"]) <= {"scratch"}
+    assert sum(each["count"] for each in drawn["tensors"]) == sum(
         each.lives(peak.index) and each.category != "host" for each in tensors
     )
     shown = tensors_at_peak(ledger).live
@@ -269,8 +269,8 @@ def test_groups_of_tensors_and_what_is_uncounted_sum_to_the_peak(data: st.DataOb
 
 
 def test_tensors_alike_are_one_line_with_where_and_until_when(ledger: Ledger) -> None:
-    told = peak_data(ledger)
-    gelu = next(each for each in told["tensors"] if each["name"] == "gelu")
+    data = peak_data(ledger)
+    gelu = next(each for each in data["tensors"] if each["name"] == "gelu")
     assert (gelu["count"], gelu["shape"], gelu["dtype"], gelu["path"]) == (3, [4, 8, 64], "fp32", "*")
     assert gelu["nbytes"] == 3 * 4 * 8 * 64 * 4
     assert gelu["line"].partition(":")[0].endswith("test_memory.py")
@@ -317,8 +317,8 @@ def test_a_closed_form_says_why_it_has_no_tensors() -> None:
     assert "not single tensors" in " ".join(text.split())
     assert f"{ledger.peak().nbytes:,}" in text
     assert peak_figure(ledger) is None
-    told = peak_data(ledger)
-    assert told["uncounted"] == told["by_category"]
+    data = peak_data(ledger)
+    assert data["uncounted"] == data["by_category"]
     lane = lane_of(ledger)
     assert lane.totals[lane.peak] == ledger.peak().nbytes
     assert not lane.gaps
@@ -342,8 +342,8 @@ def test_a_partial_ledger_has_a_peak_and_says_that_it_is_partial() -> None:
     assert "PARTIAL: the highest moment of what ran before forward ended at" in text
     assert "until the end" in text  # what was live when it broke off: nobody knows until when
     assert "PARTIAL" in memory_figure(ledger)["layout"]["xaxis"]["title"]["text"]
-    for told, moment in zip(live_of(ledger), timeline(ledger), strict=True):
-        assert sum(told.values()) == moment.nbytes
+    for found, moment in zip(live_of(ledger), timeline(ledger), strict=True):
+        assert sum(found.values()) == moment.nbytes
 
 
 def test_the_page_draws_the_step_and_its_peak(ledger: Ledger, tmp_path: Path) -> None:

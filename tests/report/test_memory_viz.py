@@ -76,13 +76,13 @@ def ledgers(draw: st.DrawFn) -> Ledger:
     return Ledger(entries, resident=resident, tensors=tuple(tensors))
 
 
-def replayed(told: dict[str, Any], device: int) -> list[int]:
+def replayed(found: dict[str, Any], device: int) -> list[int]:
     """Live bytes after each event of a device; fails where the allocator could not have done so."""
-    segments = [each for each in told["segments"] if each["device"] == device]
+    segments = [each for each in found["segments"] if each["device"] == device]
     live: dict[int, int] = {}
     mapped: list[tuple[int, int]] = []
     sizes = []
-    for event in told["device_traces"][device]:
+    for event in found["device_traces"][device]:
         start, end = event["addr"], event["addr"] + event["size"]
         if event["action"] == "segment_alloc":
             mapped.append((start, end))
@@ -104,11 +104,11 @@ def replayed(told: dict[str, Any], device: int) -> list[int]:
 @settings(deadline=None, max_examples=60)
 @given(ledgers())
 def test_events_replay_to_the_segments_and_their_highest_sum_is_the_peak(ledger: Ledger) -> None:
-    told = snapshot(ledger)
-    assert max(replayed(told, 0)) == ledger.peak().nbytes
-    if len(told["device_traces"]) > 1:
-        assert max(replayed(told, 1)) == max(each.live.get("host", 0) for each in timeline(ledger))
-    for segment in told["segments"]:
+    stored = snapshot(ledger)
+    assert max(replayed(stored, 0)) == ledger.peak().nbytes
+    if len(stored["device_traces"]) > 1:
+        assert max(replayed(stored, 1)) == max(each.live.get("host", 0) for each in timeline(ledger))
+    for segment in stored["segments"]:
         assert segment["total_size"] % (2 << 20) == 0
         place = segment["address"]
         for block in segment["blocks"]:
@@ -137,22 +137,22 @@ def test_a_file_has_only_what_the_viewer_can_read(ledger: Ledger, tmp_path: Path
 
 
 def test_torch_s_own_readers_take_it_and_sum_to_what_the_step_leaves(ledger: Ledger) -> None:
-    told = snapshot(ledger)
+    stored = snapshot(ledger)
     *_, last = timeline(ledger)
     left = last.nbytes - last.entry.scratch - sum(nbytes for _, nbytes in last.entry.freed)
-    summary = torch_viz.segsum(told)  # asserts that blocks, gaps and rounding fill each segment
+    summary = torch_viz.segsum(stored)  # asserts that blocks, gaps and rounding fill each segment
     assert f"total_allocated: {torch_viz.Bytes(left)}" in summary
-    lines = torch_viz.memory(told, format_flamegraph=lambda lines: lines).splitlines()
+    lines = torch_viz.memory(stored, format_flamegraph=lambda lines: lines).splitlines()
     active = [each for each in lines if ";active_allocated;" in each and "<gaps>" not in each]
     assert sum(int(each.rpartition(" ")[2]) for each in active) == left
     assert any("layers.0.weight fp32[32, 32]" in each for each in active)
-    listing = torch_viz.trace(told)
+    listing = torch_viz.trace(stored)
     assert listing.startswith("Device 0")
     assert "oom" not in listing
-    kept = torch_viz.filter_alloc_free_pairs(copy.deepcopy(told))["device_traces"][0]
+    kept = torch_viz.filter_alloc_free_pairs(copy.deepcopy(stored))["device_traces"][0]
     assert sum(each["size"] for each in kept if each["action"] == "alloc") == left
     assert not [each for each in kept if each["action"].startswith("free")]
-    for page in (torch_viz.trace_plot(told), torch_viz.segment_plot(told)):
+    for page in (torch_viz.trace_plot(stored), torch_viz.segment_plot(stored)):
         assert "snapshot.pickle" in page
 
 

@@ -45,16 +45,16 @@ def test_short_sequences_say_nothing_of_it(capsys: pytest.CaptureFixture[str]) -
     assert "dense" not in costs
 
 
-def test_programs_are_always_told_and_half_of_attention_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_are_always_reported_and_half_of_attention_goes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "llama-3-8b", "--device", "a100-sxm-80gb", "--set", "recipe.activation_checkpointing=full"]
     assert main([*words, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
-    told, causal = found["forecast"], found["causal"]
+    shown, causal = found["forecast"], found["causal"]
     # (T + 1) / 2T of all pairs are left; recomputed attention goes by the same share as the first.
-    attention, products = told["flops"]["attention"], told["flops"]["attention"] + told["flops"]["matmul"]
+    attention, products = shown["flops"]["attention"], shown["flops"]["attention"] + shown["flops"]["matmul"]
     gone = (1 - (8192 + 1) / (2 * 8192)) * attention / products
-    assert causal["hfu"] == pytest.approx(told["hfu"] * (1 - gone))
-    assert causal["mfu"] < told["mfu"]
+    assert causal["hfu"] == pytest.approx(shown["hfu"] * (1 - gone))
+    assert causal["mfu"] < shown["mfu"]
 
 
 def test_of_layers_with_and_without_a_mask_only_these_leave_pairs_out() -> None:
@@ -102,18 +102,18 @@ WAITING = {
 
 def test_a_run_that_waits_for_tokens_says_its_own_speed_too(capsys: pytest.CaptureFixture[str]) -> None:
     made = plan(tl.load(WAITING))
-    told, free = made.forecast, tl.predict(tl.load(WAITING, {"cluster.loader_tokens_per_second": 10**9}))
-    assert (told.tokens_per_second, told.step_seconds, told.mfu) == (
+    forecast, free = made.forecast, tl.predict(tl.load(WAITING, {"cluster.loader_tokens_per_second": 10**9}))
+    assert (forecast.tokens_per_second, forecast.step_seconds, forecast.mfu) == (
         free.tokens_per_second, free.step_seconds, free.mfu
     )  # fmt: skip
     assert (free.run_tokens_per_second, free.run_step_seconds) == (free.tokens_per_second, free.step_seconds)
-    assert told.run_tokens_per_second == pytest.approx(10_000)
-    assert told.run_step_seconds == pytest.approx(64 * 1024 / 10_000)
-    assert told.run_step_seconds * made.run.recipe.total_steps == pytest.approx(
-        told.seconds_by_phase["data"] + made.run.recipe.total_steps * told.step_seconds
+    assert forecast.run_tokens_per_second == pytest.approx(10_000)
+    assert forecast.run_step_seconds == pytest.approx(64 * 1024 / 10_000)
+    assert forecast.run_step_seconds * made.run.recipe.total_steps == pytest.approx(
+        forecast.seconds_by_phase["data"] + made.run.recipe.total_steps * forecast.step_seconds
     )
     said = " ".join(str(made).split())
-    assert f" {told.tokens_per_second:,.0f} tokens/s; MFU " in said
+    assert f" {forecast.tokens_per_second:,.0f} tokens/s; MFU " in said
     assert " with the wait for tokens 10,000 tokens/s; MFU " in said
     assert ", 6.554 s with the wait for tokens; goodput " in said
     assert "with the wait" not in str(plan(tl.load(WAITING, {"cluster.loader_tokens_per_second": 10**9})))
@@ -125,8 +125,8 @@ def test_of_one_step_the_wait_is_said_as_well(capsys: pytest.CaptureFixture[str]
     assert ", 1.024 s with the wait for tokens" in costs
     assert " with the wait for tokens 1,000 tokens/s" in costs
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["forecast"]
-    assert (told["run_step_seconds"], told["run_tokens_per_second"]) == (1.024, 1000.0)
+    forecast = json.loads(capsys.readouterr().out)["forecast"]
+    assert (forecast["run_step_seconds"], forecast["run_tokens_per_second"]) == (1.024, 1000.0)
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "deepseek-v3"])

@@ -77,9 +77,9 @@ def test_images_hold_a_figure_each_and_it_is_said_which(tmp_path: Path, suffix: 
             pytest.skip("no Chromium or Chrome here, so no image was drawn")
     where = tmp_path / f"out.{suffix}"
     keyed = _dots() | {"layout": arranged(meta={"key": ["what one is"]})}
-    told = write_plot({"First": _dots(), "Second": keyed}, where, title="a run")
+    printed = write_plot({"First": _dots(), "Second": keyed}, where, title="a run")
     files = [where, tmp_path / f"out-2.{suffix}"]
-    assert " ".join(told.split()) == f"Written to {files[0]} (First) Written to {files[1]} (Second)"
+    assert " ".join(printed.split()) == f"Written to {files[0]} (First) Written to {files[1]} (Second)"
     first, second = (each.read_bytes() for each in files)
     if suffix == "png":
         for content in (first, second):

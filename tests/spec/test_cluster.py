@@ -1,4 +1,4 @@
-"""Rates of a cluster: what is written without a unit is bytes per second, and too little of that is told."""
+"""Rates of a cluster: what is written without a unit is bytes per second, and too little of that is an error."""
 
 import pytest
 
@@ -34,9 +34,9 @@ def test_slow_networks_that_there_are_can_be_planned() -> None:
     """Ethernet of 1 Gbit/s and of 100 Mbit/s, shared by the eight devices of a node."""
     seconds = []
     for rate in ("1Gbit/s", "125Mbit/s", "12.5Mbit/s"):
-        told = tl.predict(tl.load(TABLE, {"cluster.network_bytes_per_second": rate}))
-        assert told.step_seconds is not None
-        seconds.append(told.step_seconds)
+        forecast = tl.predict(tl.load(TABLE, {"cluster.network_bytes_per_second": rate}))
+        assert forecast.step_seconds is not None
+        seconds.append(forecast.step_seconds)
     assert seconds == sorted(seconds)
 
 

@@ -43,7 +43,7 @@ def test_fits_are_read_in_their_order_and_taken_back_byte_by_byte(path, made):
     for left in reversed(range(len(made))):
         assert undo_fit(path) == left
         assert path.read_bytes() == versions[left]
-    with pytest.raises(InvalidInput, match="has no fit to take back"):
+    with pytest.raises(InvalidInput, match="has no fit to undo"):
         undo_fit(path)
 
 

@@ -120,8 +120,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {},
             {},
             4,
-            "layout.pipeline = 4: the 6 layers do not go evenly over 4 chunks; layout.stage_layers says another way, "
-            "such as [2, 2, 1, 1]"
+            "layout.pipeline = 4: the 6 layers cannot be divided evenly among 4 chunks; layout.stage_layers sets "
+            "another division, such as [2, 2, 1, 1]"
             "; nearest that works: 3",
         ),
         (
@@ -192,16 +192,15 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {},
             {"attention": "math"},
             2,
-            "recipe.attention = 'math': context ranks put attention together from parts, which written-out "
-            "attention does "
-            "not do; nearest that works: sdpa",
+            "recipe.attention = 'math': context ranks combine attention from parts, which unfused attention does not "
+            "do; nearest that works: sdpa",
         ),
         (
             {"context": 2},
             {"attention.window": 8},
             {"precision": "bf16-mixed"},
             2,
-            "recipe.attention = 'sdpa': between context ranks only the flash kernel knows windows and ALiBi without a "
+            "recipe.attention = 'sdpa': between context ranks only the flash kernel has windows and ALiBi without a "
             "mask of all tokens; nearest that works: flash",
         ),
         (
@@ -235,15 +234,15 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             EIGHT,
             {"loss": "compiled"},
             2,
-            "recipe.loss = 'compiled': tensor ranks take the loss of their own columns each, which is not followed "
-            "through a compiler; nearest that works: full",
+            "recipe.loss = 'compiled': tensor ranks each compute the loss over their columns, which is not accounted "
+            "for when compiled; nearest that works: full",
         ),
         (
             {"tensor": 2},
             EIGHT,
             {"loss": "chunked"},
             2,
-            "recipe.loss = 'chunked': tensor ranks take the loss of all logits at once, each of its own columns"
+            "recipe.loss = 'chunked': tensor ranks compute the loss of all logits at once, each over its columns"
             "; nearest that works: full",
         ),
         (
@@ -295,8 +294,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {**EIGHT, "d_model": 64},
             {"precision": "fp8-block"},
             2,
-            "layout.sequence_gather = 'again': products of precision fp8-block keep copies of their own in 8 "
-            "bits of what "
+            "layout.sequence_gather = 'again': products of precision fp8-block keep separate 8-bit copies of what "
             "was gathered; nearest that works: kept",
         ),
         (
@@ -304,7 +302,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {**EIGHT, "d_model": 64, "attention.n_heads": 4, "attention.n_kv_heads": 4, "feed_forward.d_ff": 96},
             {"precision": "fp8-tensorwise"},
             4,
-            "layout.tensor = 4: products in 8 bits take multiples of 16, and of d_ff = 96 each tensor rank has 24"
+            "layout.tensor = 4: 8-bit matmuls need multiples of 16, and each tensor rank has 24 of d_ff = 96"
             "; nearest that works: 2",
         ),
         (
@@ -327,7 +325,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {**EIGHT, "d_model": 55},
             {"seq_len": 63},
             8,
-            "layout.split_sends = true: the 3465 numbers of a sequence do not go evenly over 4 tensor ranks"
+            "layout.split_sends = true: the 3465 numbers of a sequence cannot be divided evenly among 4 tensor ranks"
             "; nearest that works: false",
         ),
         (
@@ -335,8 +333,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {},
             {},
             5,
-            "layout.pipeline = 5: the 6 layers do not go evenly over 5 chunks; layout.stage_layers says another way, "
-            "such as [2, 1, 1, 1, 1]; nearest that works: 6",
+            "layout.pipeline = 5: the 6 layers cannot be divided evenly among 5 chunks; layout.stage_layers sets "
+            "another division, such as [2, 1, 1, 1, 1]; nearest that works: 6",
         ),
         (
             {"shard": 2, "expert_send": "nodes"},
@@ -366,9 +364,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             EXPERTS,
             {},
             4,
-            "layout.schedule = '1f1b': overlap of experts needs a schedule in which a forward has another "
-            "micro-batch's "
-            "backward beside it: interleaved or zero-bubble; nearest that works: zero-bubble",
+            "layout.schedule = '1f1b': overlap of experts needs a schedule that runs a forward together with another "
+            "micro-batch's backward: interleaved or zero-bubble; nearest that works: zero-bubble",
         ),
         (
             {"shard": 2, "expert": 2, "overlap": "experts"},

@@ -54,13 +54,13 @@ def written(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
 )  # fmt: skip
 @given(written())
 def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str, Any]]) -> None:
-    told = []
+    shown = []
     for _ in range(MOST):
         try:
             load(table, search=False)
             return
         except InvalidInput as error:
-            told.append(str(error))
+            shown.append(str(error))
             found = [each for each in error.problems if each.nearest is not None]
         if not found:
             return  # a sentence says what else there is to change
@@ -72,7 +72,7 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
         left = {path: each for path, each in table.get(section, {}).items() if not whole or f"{name}." not in path}
         left[name] = list(nearest) if isinstance(nearest, tuple) else nearest
         table[section] = {path: each for path, each in left.items() if (path, each) != (name, "none")}
-    pytest.fail("\n".join(told))
+    pytest.fail("\n".join(shown))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
          "layout.tensor = 16: sequence parallelism splits the 100 tokens of a rank, so it must divide them; nearest "
          "that works: 4"),
         ("deepseek-v2-lite", {"layout": {"tensor": 8}, "recipe": {"precision": "fp8-tensorwise"}},
-         "layout.tensor = 8: products in 8 bits take multiples of 16, and of d_ff = 10944 each tensor rank has 1368; "
+         "layout.tensor = 8: 8-bit matmuls need multiples of 16, and each tensor rank has 1368 of d_ff = 10944; "
          "nearest that works: 4"),
         ("llama-3-8b", {"layout": {"tensor": 4, "shard": 2, "overlap": ["gradients", "tensor"]}},
          "layout.overlap = ['gradients', 'tensor']: tensor: only what sequence-parallel ranks gather and scatter is "
@@ -92,7 +92,7 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
         ("llama-13b", {"layout": {"tensor": 7}},
          "layout.tensor = 7: must divide model.attention.n_heads = 40; nearest that works: 8"),
         ("gpt2", {"recipe": {"precision": "fp8-rowwise", "seq_len": 100, "micro_batch": 2}},
-         "recipe.seq_len = 100: products in 8 bits take multiples of 16, and a micro-batch has 200 tokens; nearest "
+         "recipe.seq_len = 100: 8-bit matmuls need multiples of 16, and a micro-batch has 200 tokens; nearest "
          "that works: 96"),
     ],
 )  # fmt: skip

@@ -24,8 +24,8 @@ def test_a_file_is_replaced_in_one_motion_and_no_draft_stays(tmp_path):
 @pytest.mark.parametrize(
     ("named", "rule"),
     [
-        ("fifo", "is not a regular file, and only such a one is replaced"),
-        ("link", "is not a regular file, and only such a one is replaced"),
+        ("fifo", "is not a regular file, and only regular files are replaced"),
+        ("link", "is not a regular file, and only regular files are replaced"),
         ("", "is a directory; name a file in it"),
         ("no/where/x.json", "there is no directory "),
         ("file/x.json", " is not a directory"),

@@ -18,7 +18,7 @@ RUN = {
 }  # fmt: skip
 
 
-def told(**cluster):
+def run_with(**cluster):
     return load({**RUN, "cluster": {**RUN["cluster"], **cluster}})
 
 
@@ -42,7 +42,7 @@ def test_a_limit_slows_products_and_attention_and_nothing_else():
 
 
 def test_a_plan_under_a_limit_is_slower_takes_less_energy_and_says_so():
-    full, capped = plan(told()).forecast, plan(told(power_limit_watts=250)).forecast
+    full, capped = plan(run_with()).forecast, plan(run_with(power_limit_watts=250)).forecast
     assert full.total_seconds < capped.total_seconds < full.total_seconds / clock_share(250, 400)
     assert capped.kwh < full.kwh
     assert capped.mfu < full.mfu  # of the same peak
@@ -52,7 +52,7 @@ def test_a_plan_under_a_limit_is_slower_takes_less_energy_and_says_so():
 
 
 def test_a_limit_at_the_rated_power_changes_nothing():
-    assert machine_of(told(power_limit_watts=400)) == machine_of(told())
+    assert machine_of(run_with(power_limit_watts=400)) == machine_of(run_with())
 
 
 def test_a_device_without_a_calibration_keeps_its_bound():
@@ -67,7 +67,7 @@ def test_a_device_without_a_calibration_keeps_its_bound():
         ({"power_limit_watts": 450}, "is above the 400 W of NVIDIA A100 SXM 80GB; nearest that works: 400"),
         (
             {"power_limit_watts": 100},
-            "is below 30 % of the 400 W of NVIDIA A100 SXM 80GB, where nothing is known of the clock; "
+            "is below 30 % of the 400 W of NVIDIA A100 SXM 80GB, where the clock is not known; "
             "nearest that works: 120",
         ),
         (
@@ -78,12 +78,12 @@ def test_a_device_without_a_calibration_keeps_its_bound():
 )  # fmt: skip
 def test_limits_that_cannot_be_are_refused_with_the_nearest(cluster, said):
     with pytest.raises(InvalidInput) as refused:
-        machine_of(told(**cluster))
+        machine_of(run_with(**cluster))
     assert f"cluster.power_limit_watts = {float(cluster['power_limit_watts'])}" in str(refused.value)
     assert said in str(refused.value)
 
 
 def test_a_device_without_a_rated_power_says_that_it_is_missing():
     device = replace(catalog.device("a100-sxm-80gb"), power_watts=None)
-    with pytest.raises(InvalidInput, match="means nothing without the rated power of NVIDIA A100 SXM 80GB"):
+    with pytest.raises(InvalidInput, match="needs the rated power of NVIDIA A100 SXM 80GB, which is not known"):
         catalog.placed(device, Cluster(device="a100-sxm-80gb", power_limit_watts=300))

@@ -119,7 +119,7 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
 
 
 EITHER = "give either tokens or steps"
-NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
+NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= removes one)"
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
         ),
         ({"norm": 3}, {}, "model.norm = 3: must be a table of fields, or one of rmsnorm, layernorm"),
         ({"name": ""}, {}, "model.name = '': must not be empty"),
-        ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not hold a NUL character"),
+        ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not contain a NUL character"),
         (
             {"name": "a\x1b[31m\nb"},
             {},
-            "model.name = 'a\\x1b[31m\\nb': must hold printable characters only; nearest that works: a [31m b",
+            "model.name = 'a\\x1b[31m\\nb': must contain only printable characters; nearest that works: a [31m b",
         ),
         ({"name": "\udc80"}, {}, "model.name = '\\udc80': must be Unicode text"),
         ({"feed_forward.gated": 1}, {}, "model.feed_forward.gated = 1: must be true or false"),
@@ -625,7 +625,7 @@ def test_the_commented_file_shows_every_field_and_reads_as_the_same_run():
         for field in dataclasses.fields(cls):
             is_table = kinds_of(field) and field.default is not None
             assert f"{field.name}{'.' if is_table else ' = '}" in text
-            assert rule_of(field)["doc"].split()[0] in text
+            assert is_table or rule_of(field)["doc"].split()[0] in text  # a table shows its fields alone
     short = commented(given_fields, {**MODEL, "name": "p"})
     assert parse(tomllib.loads(short), presets=presets) == parse(given_fields, presets=presets)
     assert len(short.splitlines()) < 20
@@ -706,27 +706,27 @@ def test_any_bytes_are_a_run_file_or_sentences(tmp_path, content):
         read(path)
 
 
-def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
+def test_a_layout_that_is_a_text_and_a_section_is_distinguished(tmp_path):
     both = tmp_path / "both.toml"
     both.write_text('layout = "auto"\n[model]\npreset = "gpt2"\n[layout]\nshard = 2\n')
-    with pytest.raises(InvalidInput, match="there is no section \\[layout\\]: write auto = true in it instead"):
+    with pytest.raises(InvalidInput, match="excludes a section \\[layout\\]: write auto = true in it instead"):
         read(both)
     below = tmp_path / "below.toml"
     below.write_text('[recipe]\nseq_len = 8\nglobal_batch = 1\nsteps = 1\nlayout = "auto"\n')
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         read(below)
-    (problem,) = [each for each in told.value.problems if each.field == "recipe.layout"]
-    assert str(problem).endswith("stands above all sections; nearest that works: auto = true in [layout]")
+    (problem,) = [each for each in caught.value.problems if each.field == "recipe.layout"]
+    assert str(problem).endswith("belongs above all sections; nearest that works: auto = true in [layout]")
 
 
-def test_a_name_of_a_model_that_is_taken_for_a_file_is_told_how_models_are_named(tmp_path):
+def test_a_model_name_that_is_taken_for_a_file_gets_a_hint_of_how_models_are_named(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"cannot be read: .*; a model is a name of .* or the path of its config.json"
     ):
         read(tmp_path / "meta-llama" / "Llama-3-8B")
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         read(tmp_path / "run.toml")
-    assert "a model is a name" not in str(told.value)
+    assert "a model is a name" not in str(caught.value)
 
 
 # Several texts
@@ -765,7 +765,7 @@ def test_sources_of_a_mixture_are_in_the_order_of_their_names_and_come_back_from
         'data.mixture={one={path=["x","y"],weight=1}}',
     ],
 )
-def test_a_changed_mixture_is_told_and_made_by_overrides(change):
+def test_a_changed_mixture_is_reported_and_made_by_overrides(change):
     usual, other = parse(mixed()), parse(mixed(), [change])
     assert other != usual
     found = [each.field for each in differences(usual, other)]
@@ -787,18 +787,21 @@ def changed_by(run, changes):
         (["data.mixture.code.weight=-1"], "data.mixture.code.weight = -1: must be above 0"),
         (["data.mixture.code.weight="], "data.mixture.code.weight: is missing"),
         (["data.mixture.code.weigth=1"], "nearest that works: data.mixture.code.weight"),
-        (["data.mixture.a b.weight=1"], "data.mixture.a b: is no name"),
+        (["data.mixture.a b.weight=1"], "data.mixture.a b: is not a name"),
         (["data.mixture.code=3"], "data.mixture.code = 3: must be a table of fields"),
         (["data.mixture=a.txt"], "data.mixture = 'a.txt': must be tables by name"),
         (["data.mixture={}"], "data.mixture = a table: must be tables by name"),
-        (["data.mixture.code.weight=0.0003"], "gives it none of 1,000 sequences, as all weights together are 0.7003"),
+        (
+            ["data.mixture.code.weight=0.0003"],
+            "gives it none of 1,000 sequences, since all weights together are 0.7003",
+        ),
     ],
 )
 def test_a_wrong_mixture_is_a_sentence(changes, sentence):
     assert any(sentence in each for each in refusal(mixed(), changes))
 
 
-def test_the_nearest_weight_that_is_told_works():
+def test_the_nearest_weight_that_is_named_works():
     for weight in (1e-9, 0.0003, 1e-4):
         with pytest.raises(InvalidInput) as caught:
             parse(mixed(), {"data.mixture.code.weight": weight})

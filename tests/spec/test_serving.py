@@ -220,18 +220,18 @@ SPEC = from_fields(
 @pytest.mark.parametrize("quantized", ["linear", "experts"])
 @pytest.mark.parametrize("name", REAL)
 def test_a_whole_model_quantized_for_real(name, quantized):
-    told = Serving(weights=name, batch=3, context=17, quantized=quantized)
+    serving = Serving(weights=name, batch=3, context=17, quantized=quantized)
     model = Transformer(SPEC).to(torch.bfloat16)
     nbytes = 0
     for path, parameter in model.named_parameters():
-        if is_quantized(Leaf(path.partition("layers.")[2].partition(".")[2] or path, tuple(parameter.shape)), told):
+        if is_quantized(Leaf(path.partition("layers.")[2].partition(".")[2] or path, tuple(parameter.shape)), serving):
             for matrix in parameter.detach().float().reshape(-1, *parameter.shape[-2:]):
                 codes, scales, _ = REAL[name][0](matrix)
                 nbytes += codes.nbytes + sum(each.nbytes for each in scales)
         else:
             nbytes += parameter.nbytes
     run = Run(model=SPEC, recipe=Recipe(seq_len=1, global_batch=1, steps=1))
-    resident = dict(account_serving(run, told).resident)
+    resident = dict(account_serving(run, serving).resident)
     assert resident["frozen weights"] == nbytes
     assert resident["cache"] == Cache(model.spec, model.embed_tokens.weight, 3, 17).nbytes
 
@@ -250,15 +250,15 @@ def test_bytes_of_a_quantized_cache_are_those_of_real_tensors(name, bits):
 def test_examples_and_sentences():
     failed, tried = doctest.testmod(serving)
     assert (failed, tried > 1) == (0, True)
-    told = Serving(phase="decod", weights="int5", cache="fp9", compute="bf17", quantized="all", batch=0)
-    sentences = [str(each) for each in told.problems()]
+    found = Serving(phase="decod", weights="int5", cache="fp9", compute="bf17", quantized="all", batch=0)
+    sentences = [str(each) for each in found.problems()]
     assert sentences[0] == "phase = 'decod': must be one of prefill, decode; nearest that works: decode"
     assert sentences[1].endswith("nearest that works: int4")
-    assert [each.field for each in told.problems()] == [
+    assert [each.field for each in found.problems()] == [
         "phase", "weights", "cache", "compute", "quantized", "batch",
     ]  # fmt: skip
 
 
-def test_what_follows_the_format_of_the_products_is_told_once():
-    told = Serving(weights="bf17", cache="bf17", compute="bf17")
-    assert [each.field for each in told.problems()] == ["compute"]
+def test_what_follows_the_format_of_the_products_is_reported_once():
+    serving = Serving(weights="bf17", cache="bf17", compute="bf17")
+    assert [each.field for each in serving.problems()] == ["compute"]

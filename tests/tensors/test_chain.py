@@ -208,14 +208,14 @@ def agree(ours, x, y):
 
 
 def test_the_example_of_the_issue():
-    told = chain(read_tensor("float32[4,8]"), ["transpose", "view"])
-    assert [(each.kind, each.result.stride) for each in told.steps] == [("view", (1, 8))]
-    assert str(told.failure) == (
+    chained = chain(read_tensor("float32[4,8]"), ["transpose", "view"])
+    assert [(each.kind, each.result.stride) for each in chained.steps] == [("view", (1, 8))]
+    assert str(chained.failure) == (
         "step 2, view: fp32[8, 4] with strides [1, 8] cannot be viewed as [32]: dims 0 and 1 would be merged into one, "
         "for which dim 0 would need stride 32, and it has stride 1; "
         "nearest that works: reshape(32), a copy of 128 bytes"
     )
-    assert "view fails: step 2, view: fp32[8, 4]" in repr(told)
+    assert "view fails: step 2, view: fp32[8, 4]" in repr(chained)
 
 
 @pytest.mark.parametrize("operations", [
@@ -224,11 +224,11 @@ def test_the_example_of_the_issue():
     ["transpose(dim0=0, dim1=1)", "reshape((32,))", "view([2,16])"], ["t", "reshape", "view(2,-1)"],
 ])  # fmt: skip
 def test_ways_to_write_the_same(operations):
-    told = chain(read_tensor("float32[4,8]"), operations)
-    assert [(each.result.shape, each.kind, each.written_nbytes) for each in told.steps] == [
+    chained = chain(read_tensor("float32[4,8]"), operations)
+    assert [(each.result.shape, each.kind, each.written_nbytes) for each in chained.steps] == [
         ((8, 4), "view", 0), ((32,), "copy", 128), ((2, 16), "view", 0)
     ]  # fmt: skip
-    assert (told.written_nbytes, told.shares) == (128, False)
+    assert (chained.written_nbytes, chained.shares) == (128, False)
 
 
 @pytest.mark.parametrize(("named", "plain"), [
@@ -279,9 +279,9 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
     ("fp32[4,8]", "as_strided((8,8),(8,1))", "would reach element 63 of a storage that holds 32"),
     ("fp32[4,8]", "chunk(2,0,2)", "makes 2 pieces, and piece 2 is none of them; nearest that works: 1"),
     ("fp32[4,8]", "narrow(0,2,3)", "asks for 3 from 2 on of dim 0, which has 4; nearest that works: narrow(0, 2, 2)"),
-    ("fp32[4,8]", "flatten(1,0)", "begins at dim 1, behind its end at dim 0; nearest that works: flatten(0, 1)"),
+    ("fp32[4,8]", "flatten(1,0)", "begins at dim 1, after its end at dim 0; nearest that works: flatten(0, 1)"),
     ("fp32[4,8]", "contiguous(channels_last)", "channels_last is an order of 4 dims, and fp32[4, 8] has 2"),
-    ("fp32[4,8]", "to(nvfp4)", "an element of nvfp4 has no address of its own"),
+    ("fp32[4,8]", "to(nvfp4)", "an element of nvfp4 has no address"),
     ("fp32[4,8]", "to(5)", "takes a dtype, a device or a memory format, not 5"),
     ("fp32[4,8]", "transpose(a=0)", "has no argument a; it is transpose(dim0, dim1)"),
     ("fp32[4,8]", "unsqueeze", "lacks dim; it is unsqueeze(dim)"),
@@ -290,10 +290,10 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
     ("fp32[4,8]", "repeat(10000000000,10000000000)", "makes more than 1e18 elements"),
 ])  # fmt: skip
 def test_failures_are_sentences_and_the_steps_before_stay(tensor, operations, sentence):
-    told = chain(read_tensor(tensor), operations)
-    assert told.failure is not None
-    assert any(each in str(told.failure) for each in sentence.split("|")), told.failure
-    assert len(told.steps) == len(read_chain(operations)) - 1
+    chained = chain(read_tensor(tensor), operations)
+    assert chained.failure is not None
+    assert any(each in str(chained.failure) for each in sentence.split("|")), chained.failure
+    assert len(chained.steps) == len(read_chain(operations)) - 1
 
 
 @pytest.mark.parametrize(("operations", "sentence"), [
@@ -327,17 +327,17 @@ def test_formats_that_share_bytes_have_no_addresses():
 
 
 def test_devices():
-    told = chain(read_tensor("fp32[4,8]"), "cpu cuda to(cuda) to(cuda,bf16) cpu")
-    assert [(each.kind, each.result.device, each.written_nbytes) for each in told.steps] == [
+    chained = chain(read_tensor("fp32[4,8]"), "cpu cuda to(cuda) to(cuda,bf16) cpu")
+    assert [(each.kind, each.result.device, each.written_nbytes) for each in chained.steps] == [
         ("same", "", 0), ("copy", "cuda", 128), ("same", "cuda", 0), ("copy", "cuda", 64), ("copy", "cpu", 64)
     ]  # fmt: skip
 
 
 def test_the_element_of_an_index():
-    told = chain(read_tensor("bf16[4,8]"), "transpose [2:] contiguous flatten")
-    assert places(told, read_index("1,2")) == [10, 17, 19, 6, None]
-    assert places(told, read_index("-1,-1")) == [31, 31, 31, 23, None]
-    assert told.steps[0].result.byte((1, 2)) == 34
+    chained = chain(read_tensor("bf16[4,8]"), "transpose [2:] contiguous flatten")
+    assert places(chained, read_index("1,2")) == [10, 17, 19, 6, None]
+    assert places(chained, read_index("-1,-1")) == [31, 31, 31, 23, None]
+    assert chained.steps[0].result.byte((1, 2)) == 34
     with pytest.raises(InvalidInput, match=r"--at = '4,8': bf16\[4, 8\] has 4 in dim 0, and the index asks for 4; "
                                            "nearest that works: 3,7"):  # fmt: skip
         places(chain(read_tensor("bf16[4,8]"), ""), (4, 8))

@@ -147,11 +147,11 @@ def test_a_reduction_changes_the_format_as_torch_does():
 
 
 def test_patterns_are_steps_of_a_chain_too():
-    told = chain(read_tensor("fp32[2,64,10]"), [
+    chained = chain(read_tensor("fp32[2,64,10]"), [
         "transpose(1,2)", "rearrange('b t (h d) -> b h t d', h=8)", "reduce('b h t d -> b h', 'sum')",
         "repeat('b h -> b h n', n=3)", "repeat(1, 1, 2)",
     ])  # fmt: skip
-    assert [(each.kind, each.result.shape) for each in told.steps] == [
+    assert [(each.kind, each.result.shape) for each in chained.steps] == [
         ("view", (2, 10, 64)), ("view", (2, 8, 10, 8)), ("result", (2, 8)), ("view", (2, 8, 3)), ("copy", (2, 8, 6)),
     ]  # fmt: skip
 

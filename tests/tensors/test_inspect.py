@@ -52,10 +52,10 @@ def test_the_facts_are_those_of_torch(shape, data, dtype):
 def test_one_vocabulary_with_the_verb():
     x = torch.zeros(4, 8)
     real = tl.inspect(x, x.t(), x.t()[2:], x.t()[2:].contiguous())
-    told = chain(read_tensor("fp32[4,8]"), "t [2:] contiguous")
+    chained = chain(read_tensor("fp32[4,8]"), "t [2:] contiguous")
     assert isinstance(real, Chain)
     layout = ("dtype", "shape", "stride", "offset", "storage", "storage_nbytes", "itemsize")
-    for one, other in zip(real.steps, told.steps, strict=True):
+    for one, other in zip(real.steps, chained.steps, strict=True):
         assert [getattr(one.result, each) for each in layout] == [getattr(other.result, each) for each in layout]
         assert (one.kind, one.written_nbytes, one.shares) == (other.kind, other.written_nbytes, other.shares)
     assert real.start.drawing() == start_of(read_tensor("fp32[4,8]")).drawing()
@@ -88,13 +88,13 @@ def test_contiguity_in_words(x, contiguity):
 def test_views_copies_and_results_of_several_tensors():
     x = torch.randn(4, 8, requires_grad=True)
     y = x.t()
-    told = tl.inspect(x, x, y, y.contiguous(), x @ y, x[:1])
-    assert [(each.kind, each.written_nbytes) for each in told.steps] == [
+    found = tl.inspect(x, x, y, y.contiguous(), x @ y, x[:1])
+    assert [(each.kind, each.written_nbytes) for each in found.steps] == [
         ("same", 0), ("view", 0), ("copy", 128), ("result", 64), ("view", 0)
     ]  # fmt: skip
-    assert "written by Clone" in told.steps[2].why
-    assert "written by Mm" in told.steps[3].why
-    assert told.steps[4].why == "over the storage of tensor 3, in a part that meets it over 32 bytes"
+    assert "written by Clone" in found.steps[2].why
+    assert "written by Mm" in found.steps[3].why
+    assert found.steps[4].why == "over the storage of tensor 3, in a part that meets it over 32 bytes"
     parts = tl.inspect(x[:2], x[2:], x[1:3])
     assert parts.steps[0].why == "over the same storage, in another part of it"
     assert parts.steps[1].why == "over the same storage, in a part that meets it over 32 bytes"

@@ -108,8 +108,8 @@ def test_words_are_letters_by_other_names(inputs, data):
         return " -> ".join(sides)
 
     words = einsum(in_words(letters.equation), shapes)
-    told = [each.equation.split() for each in words.steps if each.equation != ",->"]
-    assert told == [in_words(each.equation).split() for each in letters.steps if each.equation != ",->"]
+    found = [each.equation.split() for each in words.steps if each.equation != ",->"]
+    assert found == [in_words(each.equation).split() for each in letters.steps if each.equation != ",->"]
     assert (words.flops, words.nbytes, words.shape, words.at_once_flops) == (
         letters.flops, letters.nbytes, letters.shape, letters.at_once_flops
     )  # fmt: skip

@@ -16,7 +16,7 @@ from transformers_reasons import REASONS, reasons_of
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 
 HEAD = """\
-# The modules of transformers beside the closed form
+# The modules of transformers and the closed form
 
 Written by `python tests/trace/transformers_modules.py`; a test compares it with what it would write today.
 
@@ -26,9 +26,9 @@ is transformers' own modules, traced on fake tensors; a test shows that the modu
 is the closed form of the same `config.json`. Parameters, the FLOPs of matmuls and those of attention kernels are
 equal as integers for every type. Differences are bytes that theirs has beyond ours.
 
-Attention is *fused* where transformers' code reaches PyTorch's kernel and *written out* where scores are tensors: by
+Attention is *fused* where transformers' code reaches PyTorch's kernel and *unfused* where scores are tensors: by
 the model's choice (gptj, bloom, mpt, gemma2, gpt_oss), or because the kernel of a CPU refuses key-value heads that
-are broadcast (falcon) and values that are not as wide as keys (deepseek_v2, deepseek_v3). Ours is told to do the same.
+are broadcast (falcon) and values that are not as wide as keys (deepseek_v2, deepseek_v3). Ours is set to the same.
 """
 KEPT = """
 ## Kept for backward
@@ -57,10 +57,10 @@ PEAKS = """
 ## Peak
 
 Where the backward of the loss begins, live bytes differ by what is kept and what is resident, as integers for every
-type, and so do the peaks of these models where both stand at the same operation; tests hold both. *Resident* are
+type, and so do the peaks of these models where both are at the same operation; tests check both. *Resident* are
 tables of cosines and sines (ours) against inverse frequencies and embedding scales (theirs), and 4 bytes of AdamW's
 step counter for each weight that one side has in parts. *Later* is how much higher a peak of theirs is that comes
-later, in the backward of a GELU that is written out in full width (bloom writes out only the backward); a test bounds
+later, in the backward of an unfused GELU of full width (in bloom only the backward is unfused); a test bounds
 it by the scratch that is live there.
 
 | model type | peak, theirs | at | peak, ours | at | difference | kept | resident | later |
@@ -81,7 +81,7 @@ def page(compared: Sequence[Comparison]) -> str:
 
 
 def _kept(c: Comparison) -> str:
-    attention = "fused" if c.fused else "written out"
+    attention = "fused" if c.fused else "unfused"
     kept = f"{c.theirs.kept_nbytes:,} | {c.ours.kept_nbytes:,} | {c.kept:+,}"
     return f"| {c.kind} | {attention} | {c.theirs.parameters:,} | {c.theirs.matmul_flops:,} | {kept} |"
 

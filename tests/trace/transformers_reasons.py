@@ -103,10 +103,10 @@ def routing(c: Comparison) -> int:
 
 REASONS = (
     Reason(
-        "angles", "angles made again",
+        "angles", "angles recomputed",
         "Cosines and sines of the rotation are computed in every forward and kept, each of them twice (once in gpt_oss"
-        " and, as one complex number, in deepseek_v2). Ours are a table that is made once; it stands under the"
-        " resident bytes.",
+        " and, as one complex number, in deepseek_v2). Ours are a table that is made once; it is counted in the "
+        "resident bytes.",
         angles,
     ),
     Reason(
@@ -117,32 +117,32 @@ REASONS = (
     ),
     Reason(
         "attention", "heads repeated",
-        "A fused kernel with a mask is given keys and values copied for every query head. Ours lets the kernel share"
-        " them.",
+        "A fused kernel with a mask gets keys and values copied for every query head. In ours the kernel shares them.",
         repeated_heads,
     ),
     Reason(
         "mask", "mask of each layer",
-        "The mask of a window is true or false for each sequence, and in each layer it is made into numbers for the"
-        " kernel, which keeps them. Ours makes numbers once for all layers and sequences.",
+        "The mask of a window is boolean for each sequence, and each layer converts it to numbers for the kernel, "
+        "which keeps them. Ours converts it once for all layers and sequences.",
         masks_of_layers,
     ),
     Reason(
         "attention", "output copied",
-        "Where only a part of each head turns, the parts are joined heads first, the kernel's output takes that order,"
+        "Where only a part of each head rotates, the parts are joined heads first, the kernel's output takes that "
+        "order,"
         " and it is copied to tokens first for the projection that follows. Kernel and projection each keep theirs.",
         copied_mixtures,
     ),
     Reason(
         "attention", "whole projection",
-        "Values are a view of the one projection of queries, keys and values, so all of it stays; ours projects values"
-        " apart.",
+        "Values are a view of the one projection of queries, keys and values, so all of it is kept; ours projects "
+        "values separately.",
         whole_projections,
     ),
     Reason(
         "attention", "places of the highest scores",
-        "The highest score is subtracted before softmax, and where it stood is kept for its gradient; softmax does"
-        " the same inside, without.",
+        "The highest score is subtracted before softmax, and its position is kept for its gradient; softmax "
+        "subtracts it internally and keeps none.",
         places_of_highest,
     ),
     Reason(
@@ -156,8 +156,9 @@ REASONS = (
         bool_masks,
     ),
     Reason(
-        "mlp", "GELU written out",
-        "GELU's tanh form runs as eight operations, of which four results are kept beside the input; ours is one"
+        "mlp", "unfused GELU",
+        "GELU's tanh form runs as eight operations, of which four results are kept in addition to the input; ours is "
+        "one"
         " kernel that keeps one.",
         written_out_gelu,
     ),
@@ -168,8 +169,8 @@ REASONS = (
     ),
     Reason(
         "experts", "order of routes",
-        "The token of each place is one more index that is kept, as gradients are added up by it; ours goes back by the"
-        " inverse order. Where experts end is int32, ours int64.",
+        "The token of each place is one more index that is kept, since gradients are added up by it; ours uses the "
+        "inverse order. Where experts end is int32, ours int64.",
         routing,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ REASONS = {
     "for the kernels of CUDA does.",
     "groups": "`convolution_backward` with groups: the weights' gradient is counted as if every output channel met "
     "every input channel, `groups` times too many. With a rule that counts each wanted gradient as often as the "
-    "forward (`custom_mapping`), FlopCounterMode tells our number.",
+    "forward (`custom_mapping`), FlopCounterMode gives our number.",
     "experts": "`_grouped_mm`, the products of many experts at once, has no formula and counts 0. Ours counts every "
     "row once.",
     "recurrent": "`mkldnn_rnn_layer`, oneDNN's LSTM, and its backward have no formula and count 0. Ours counts the "

@@ -137,5 +137,5 @@ def test_without_one_there_is_a_sentence(tmp_path: Path) -> None:
     finished = train(tiny_run(), tmp_path / "run", open_feed=CountingFeed)
     with pytest.raises(InvalidInput, match=r"has no average of its weights: recipe\.ema was absent"):
         load_trained(finished.checkpoint, print, averaged=True)
-    with pytest.raises(InvalidInput, match=r"recipe\.ema = 0\.9.*: would stand still in bf16"):
+    with pytest.raises(InvalidInput, match=r"recipe\.ema = 0\.9.*: would not change in bf16"):
         parse(resolved(tiny_run()), {"recipe.ema.decay": 0.9, "recipe.precision": "bf16"})

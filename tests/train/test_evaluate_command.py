@@ -88,7 +88,7 @@ def test_a_model_that_no_run_trained_needs_text(run_dir, tmp_path, capsys):
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "out")]) == 2
-    assert "is no run with held-out text of its own; name files, directories or globs" in capsys.readouterr().err
+    assert "is not a run with held-out text; name files, directories or globs" in capsys.readouterr().err
     text = run_dir.parent.parent / "texts"
     ours, theirs = (
         evaluated(capsys, run_dir, "--text", text, "--context", 64),

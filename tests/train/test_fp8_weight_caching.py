@@ -279,8 +279,9 @@ def test_kept_weights_need_a_precision_in_8_bits() -> None:
 
 def test_sharded_parameters_are_not_kept_whole_in_8_bits() -> None:
     with saying(
-        "recipe.precision.weight_caching = true: keeps whole weights in 8 bits, and parameters sharded at zero = 3 are "
-        "gathered for each use and let go (Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them "
+        "recipe.precision.weight_caching = true: keeps whole weights in 8 bits, and parameters sharded at zero = 3 "
+        "are gathered for each use and freed (Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have "
+        "them "
         "whole"
     ):
         loaded({"shard": 2}, precision="fp8-tensorwise")

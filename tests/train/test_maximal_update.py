@@ -152,9 +152,12 @@ def test_a_resumed_run_keeps_the_rates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"recipe.optimizer": "sgd"}, r"recipe\.mup\.base_width = 64: scales rates as Adam's steps ask for"),
+        (
+            {"recipe.optimizer": "sgd"},
+            r"recipe\.mup\.base_width = 64: scales learning rates for optimizers with normalized steps",
+        ),
         ({"recipe.optimizer": "muon"}, r"and recipe\.optimizer is muon; nearest that works: recipe\.optimizer = adamw"),
-        ({"model.tie_embeddings": True}, r"model\.tie_embeddings = true: needs a head of its own"),
+        ({"model.tie_embeddings": True}, r"model\.tie_embeddings = true: needs an untied head"),
         ({"recipe.lora.rank": 4}, r"has no rule here for adapters"),
     ],
 )

@@ -158,8 +158,8 @@ def test_scales_by_row_that_a_torch_has_not_are_a_sentence(
     [
         ({"precision": "bf16", "precision.gradient_dtype": "fp32"}, "recipe.precision.gradient_dtype = 'fp32': belongs "
          "to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true; nearest that works: none"),
-        ({"precision": "fp8-rowwise", "seq_len": 15, "micro_batch": 1}, "recipe.seq_len = 15: products in 8 bits take "
-         "multiples of 16, and a micro-batch has 15 tokens; nearest that works: 16"),
+        ({"precision": "fp8-rowwise", "seq_len": 15, "micro_batch": 1}, "recipe.seq_len = 15: 8-bit "
+         "matmuls need multiples of 16, and a micro-batch has 15 tokens; nearest that works: 16"),
     ],
 )  # fmt: skip
 def test_formats_that_do_not_go_together(fields: dict[str, Any], sentence: str) -> None:
@@ -172,8 +172,8 @@ def test_8_bit_products_need_sizes_that_they_can_tile() -> None:
         for each in run_problems(tiny_run({"feed_forward.d_ff": 50, "attention.head_dim": 6}, precision="fp8-rowwise"))
     ]
     assert problems == [
-        "model.feed_forward.d_ff = 50: products in 8 bits take multiples of 16; nearest that works: 64",
-        "model.attention.head_dim = 6: products in 8 bits take multiples of 16, and n_heads x head_dim is 24; "
+        "model.feed_forward.d_ff = 50: 8-bit matmuls need multiples of 16; nearest that works: 64",
+        "model.attention.head_dim = 6: 8-bit matmuls need multiples of 16, and n_heads x head_dim is 24; "
         "nearest that works: 16",
     ]
 

@@ -89,7 +89,7 @@ def test_the_two_drawings_agree(shape: list[int], operations: str) -> None:
     [
         ({"shape": "4,x"}, "shape = '4,x': has dims that are no whole numbers of elements"),
         ({"dtype": "bfloat17"}, "nearest that works: bfloat16"),
-        ({"dtype": "mxfp4"}, "so that no element has an address of its own"),
+        ({"dtype": "mxfp4"}, "so that no element has an address"),
         ({"operations": "viiew"}, "operations = 'viiew': is no operation that is known here ("),
         ({"at": "9,9,9"}, "at = '9,9,9': fp32[4, 8] has 2 dims, and the index has 3"),
         ({"draw": "second"}, "draw = 'second': is no step of the chain: 0 is the tensor itself, 2 the last that works"),

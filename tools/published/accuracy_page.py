@@ -21,20 +21,20 @@ from error_model import (
     fitting,
     kind_of_peak,
     measured_memory,
-    memory_told,
+    memory_intervals,
+    pair_intervals,
     pairs_of_one_device,
     pairs_of_two_devices,
-    pairs_told,
-    steps_told,
+    step_intervals,
     widening,
     with_factor,
 )
 from error_rows import step_rows
-from error_statistics import Told, conformal, coverage, student
+from error_statistics import Interval, conformal, coverage, student
 from published_case import read_rows
 from published_runs import case_of
 from throughput_hours import read_hours, whole_runs
-from throughput_told import percent, told
+from throughput_predictions import percent, predicted_cases
 from unseen_page import left_out_of
 from unseen_runs import unseen
 
@@ -59,22 +59,24 @@ def page() -> str:
 def _summary() -> Iterator[str]:
     yield "\n| prediction | known of it | rows | sources | median absolute error | 80 %: measured over predicted | "
     yield "median width | inside: of rows | of sources |\n|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
-    csv = [each for each in steps_told() if each.row.name.startswith("R")]
+    csv = [each for each in step_intervals() if each.row.name.startswith("R")]
     for basis in BASES:
         low, high = conformal(step_rows(basis))
-        yield _line("**step time**" if basis == "own" else "step time", KNOWN[basis], steps_told(basis), (low, high))
+        yield _line(
+            "**step time**" if basis == "own" else "step time", KNOWN[basis], step_intervals(basis), (low, high)
+        )
         if basis == "own":
             yield _line("of these the rows of `runs.csv`", KNOWN[basis], csv, None)
     memory = measured_memory()
     known = student(memory, kind_of_peak)
-    yield _line("**memory**", "peaks of other sources", memory_told(), None)
-    dense = [each for each in memory_told() if each.row.group == PRETRAINING]
+    yield _line("**memory**", "peaks of other sources", memory_intervals(), None)
+    dense = [each for each in memory_intervals() if each.row.group == PRETRAINING]
     for name, some in ("adapters", "adapters on frozen weights"), ("memory", "all weights trained"):
-        told = [each for each in memory_told() if kind_of_peak(each.row) == name]
-        yield _line(f"of these {some}", "peaks of other sources", told, known[name].bounds)
+        shown = [each for each in memory_intervals() if kind_of_peak(each.row) == name]
+        yield _line(f"of these {some}", "peaks of other sources", shown, known[name].bounds)
     yield _line(f"of these {PRETRAINING}", "peaks of other sources", dense, None)
     ratio = apart(pairs_of_one_device())
-    found = coverage(pairs_told())
+    found = coverage(pair_intervals())
     yield (
         f"| ratio of two steps | pairs of other sources, each on one device | {found.rows:,} | {found.sources} | "
         f"{percent(exp(_middle_of_pairs()) - 1)} | {exp(-ratio):.2f} to {exp(ratio):.2f} | "
@@ -91,7 +93,7 @@ def _middle_of_pairs() -> float:
     return median(each.error for each in pairs_of_one_device())
 
 
-def _line(name: str, known: str, some: Sequence[Told], bounds: tuple[float, float] | None) -> str:
+def _line(name: str, known: str, some: Sequence[Interval], bounds: tuple[float, float] | None) -> str:
     found = coverage(some)
     error = median(abs(exp(-each.row.error) - 1) for each in some)
     between = "" if bounds is None else f"{exp(bounds[0]):.2f} to {exp(bounds[1]):.2f}"
@@ -104,18 +106,19 @@ def _line(name: str, known: str, some: Sequence[Told], bounds: tuple[float, floa
 
 def _in_sample() -> Iterator[str]:
     """What the constants make of the rows that they are fitted on, and whole runs."""
-    inside = median(abs(each.error) for each in told()[0])
-    outside = median(abs(each.error_left_out) for each in told()[0])
+    inside = median(abs(each.error) for each in predicted_cases()[0])
+    outside = median(abs(each.error_left_out) for each in predicted_cases()[0])
     yield (
-        f"\nIn the sample (by the catalog's constants, which are fitted on them) {len(told()[0])} steps have a median "
-        f"absolute error of {percent(inside)}; with their source left out {percent(outside)}. The first says how "
+        f"\nIn the sample (by the catalog's constants, which are fitted on them) {len(predicted_cases()[0])} "
+        f"steps have a median absolute error of {percent(inside)}; with their source left out {percent(outside)}. The "
+        "first says how "
         "well twelve constants describe many runs, the second what to expect of yours.\n"
     )
     catalogs = median(abs(each.error) for each in unseen())
     yield (
         f"\nOf {len(unseen())} further steps, on which no constant is fitted, the median is {percent(catalogs)} by the "
-        f"catalog's constants, which have met most of their sources, and {percent(left_out_of(unseen()).median)} by "
-        "constants that have not (docs/unseen_throughput.md).\n"
+        "catalog's constants, fitted on other rows of most of their sources, and "
+        f"{percent(left_out_of(unseen()).median)} by constants fitted without those (docs/unseen_throughput.md).\n"
     )
     whole = {each.row["id"]: each for each in whole_runs()}
     hours = [each for each in read_hours() if not whole[each.row].at_most]
@@ -130,7 +133,7 @@ def _in_sample() -> Iterator[str]:
 
 
 def _factors() -> Iterator[str]:
-    before = coverage(steps_told())
+    before = coverage(step_intervals())
     yield "\n| step times by | | rows | sources | median absolute error | inside: of rows | of sources | "
     yield "score if widths followed |\n|---|---|--:|--:|--:|--:|--:|--:|\n"
     for factor in FACTORS:
@@ -147,18 +150,18 @@ def _factors() -> Iterator[str]:
     yield f"\nFactors that would make the score at least {percent(GAIN)} better: {', '.join(gains) or 'none'}.\n"
 
 
-def _split(factor: Factor) -> dict[str, list[Told]]:
-    split: dict[str, list[Told]] = defaultdict(list)
-    for each in steps_told():
+def _split(factor: Factor) -> dict[str, list[Interval]]:
+    split: dict[str, list[Interval]] = defaultdict(list)
+    for each in step_intervals():
         split[factor.group(each.row)].append(each)
     return dict(sorted(split.items()))
 
 
 def _by_source() -> Iterator[str]:
-    yield "\n## By source\n\nEach with the interval that all other sources give it.\n\n"
+    yield "\n## By source\n\nEach with the interval from all other sources.\n\n"
     yield "| source | of | rows | median error | worst | in the interval |\n|---|---|--:|--:|--:|--:|\n"
-    for what, some in (("step", steps_told()), ("memory", memory_told())):
-        split: dict[str, list[Told]] = defaultdict(list)
+    for what, some in (("step", step_intervals()), ("memory", memory_intervals())):
+        split: dict[str, list[Interval]] = defaultdict(list)
         for each in some:
             split[each.row.source].append(each)
         for source, rows in split.items():
@@ -176,9 +179,9 @@ def _fits() -> Iterator[str]:
     some = fitting()
     ran_out = sum(not each.fitted for each in some)
     yield (
-        f"Of {len(some)} published runs {len(some) - ran_out} fitted and {ran_out} ran out of memory. The chance that "
-        "each was given by the other sources, and how many fitted:\n\n"
-        "| chance said | runs | mean chance | fitted |\n|---|--:|--:|--:|\n"
+        f"Of {len(some)} published runs {len(some) - ran_out} fitted and {ran_out} ran out of memory. The chance "
+        "predicted from the other sources, and how many fitted:\n\n"
+        "| predicted chance | runs | mean chance | fitted |\n|---|--:|--:|--:|\n"
     )
     for low, high in pairwise(BINS):
         inside = [each for each in some if low <= each.chance < high or each.chance == high == 1]
@@ -187,25 +190,26 @@ def _fits() -> Iterator[str]:
             yield f"| {100 * low:.0f} to {100 * high:.0f} % | {len(inside)} | {percent(chance)} | {percent(fitted)} |\n"
     brier = mean((each.chance - each.fitted) ** 2 for each in some)
     yield (
-        f"\nBrier's score is {brier:.3f}. Runs that are published mostly fitted, for which reason more fit here than "
-        "the chances say; runs near the edge are few.\n"
+        f"\nBrier's score is {brier:.3f}. Most published runs fitted, so more fit here than the chances say; few runs "
+        "are near the limit.\n"
     )
 
 
 def _unlike() -> Iterator[str]:
     yield (
         f"\n## Runs unlike all published ones\n\nIntervals are {widening():.2g} times as wide (of logarithms) where a "
-        "run has what no published run with a figure has: experts, adapters (step time), fp32 matmuls, more devices "
-        "than any of them or longer sequences. The factor is measured where it can be: so much wider is the interval "
-        "of a step by the constants of another device of its maker. That it holds for other kinds of novelty is "
-        "assumed.\n"
+        "run has a property that no published run with a figure has: experts, adapters (step time), fp32 matmuls, "
+        "more devices "
+        "than any of them or longer sequences. The factor is measured where possible: the interval of a step "
+        "predicted by the constants of another device of its maker is that much wider. That it holds for other "
+        "differences is assumed.\n"
     )
 
 
 def _left_out() -> Iterator[str]:
     yield "\n## Rows that are left out\n\n"
     rows, silent = read_rows(), "no throughput figure"
-    counts = Counter(why for _, why in told()[1])
+    counts = Counter(why for _, why in predicted_cases()[1])
     reasons = "; ".join(f"{count} {why}" for why, count in counts.most_common() if why != silent)
     yield (
         f"Of the {len(rows)} rows of `runs.csv` {counts[silent]} have no time of a step or of a run and "

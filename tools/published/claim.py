@@ -67,10 +67,10 @@ def output(command: str) -> str:
     """What a command prints; it must end well."""
     words = shlex.split(command)
     assert words[0] == "trainledger"
-    told = io.StringIO()
-    with redirect_stdout(told):
+    printed = io.StringIO()
+    with redirect_stdout(printed):
         assert main(words[1:]) == 0, command
-    return told.getvalue()
+    return printed.getvalue()
 
 
 def line_of(shown: Shown) -> str:

@@ -14,12 +14,12 @@ from worked_claims import claim_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 HEAD = """\
-# Worked examples of others, worked out again
+# Published worked examples, checked
 
 Written by `python tools/published/claims_page.py`; a test compares it with what it would write today, and runs every
 command. The rows are those of `tools/published/worked_examples.csv`: numbers that notes, lectures and papers on
-training print. A claim holds where our number agrees within {agrees}; where it does not, the right number stands beside
-it, and how the printed one comes about where that could be found. {counts}
+training print. A claim holds where our number agrees within {agrees}; where it does not, the table has the right
+number, and the cause of the printed one where it was found. {counts}
 
 | topic | claim | printed | ours | verdict |
 |---|---|--:|--:|---|
@@ -29,13 +29,13 @@ WORDS = {"holds": "holds", "wrong": "**wrong**", "answered": "answered"}
 
 def page() -> str:
     """docs/claims.md."""
-    told = [(row, claim_of(row)) for row in rows()]
-    counts = Counter(verdict(row, claim) for row, claim in told)
-    said = f"Of {len(told)} claims {counts['holds']} hold, {counts['wrong']} do not"
+    found = [(row, claim_of(row)) for row in rows()]
+    counts = Counter(verdict(row, claim) for row, claim in found)
+    said = f"Of {len(found)} claims {counts['holds']} hold, {counts['wrong']} do not"
     said += f", and {counts['answered']} was a question." if counts["answered"] else "."
     head = HEAD.format(counts=said, agrees=f"{100 * AGREES:g} %")
-    parts = [head, *(_row(row, claim) for row, claim in told), "\n## The commands\n"]
-    return "".join((*parts, *(part for row, claim in told for part in _commands(row, claim))))
+    parts = [head, *(_row(row, claim) for row, claim in found), "\n## The commands\n"]
+    return "".join((*parts, *(part for row, claim in found for part in _commands(row, claim))))
 
 
 def number(value: float) -> str:

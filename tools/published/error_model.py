@@ -15,7 +15,7 @@ from math import exp, log
 from pathlib import Path
 
 from error_rows import ErrorRow, MemoryRow, memory_rows, step_rows
-from error_statistics import Bounds, Row, Told, conformal, quantile, sources_left_out, student, weighted
+from error_statistics import Bounds, Interval, Row, conformal, quantile, sources_left_out, student, weighted
 
 from trainledger import catalog
 from trainledger.predict.interval import student_share
@@ -24,8 +24,8 @@ from trainledger.spec.error_model import SHARE
 PATH = Path(catalog.__file__).parent / "errors.toml"
 BASES = ("own", "other", "bound")
 HEAD = """\
-# Written by tools/published/error_model.py: how far predictions were from published runs whose source had taught them
-# nothing. Errors are measured over predicted; steps: 80 % lie between low and high; memory: Student's t of the
+# Written by tools/published/error_model.py: how far predictions were from published runs whose source was left out.
+# Errors are measured over predicted; steps: 80 % lie between low and high; memory: Student's t of the
 # logarithm. docs/accuracy.md has the method, and how often such intervals held.
 """
 
@@ -53,13 +53,13 @@ def kind_of_peak(row: MemoryRow) -> str:
 
 
 @cache
-def steps_told(basis: str = "own") -> tuple[Told, ...]:
+def step_intervals(basis: str = "own") -> tuple[Interval, ...]:
     """Every step with the interval that other sources give it."""
     return tuple(sources_left_out(step_rows(basis), of_steps))
 
 
 @cache
-def memory_told() -> tuple[Told, ...]:
+def memory_intervals() -> tuple[Interval, ...]:
     """Every peak with the interval that other sources give it."""
     return tuple(sources_left_out(measured_memory(), of_memory))
 
@@ -108,7 +108,7 @@ def of_pairs(others: Sequence[Pair]) -> Callable[[Pair], Bounds]:
 
 
 @cache
-def pairs_told() -> tuple[Told, ...]:
+def pair_intervals() -> tuple[Interval, ...]:
     """Every pair with what the pairs of other sources say of it."""
     return tuple(sources_left_out(pairs_of_one_device(), of_pairs))
 
@@ -171,7 +171,7 @@ MODEL_RANKS = ("tensor ranks", "pipeline stages", "context ranks")
 
 
 @cache
-def with_factor(factor: Factor) -> list[Told]:
+def with_factor(factor: Factor) -> list[Interval]:
     """Every step with an interval whose width follows a factor: its scale learnt of other sources too.
 
     The scale of a group is the median absolute error of its rows, each source alike, over that of all, drawn towards 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from left_out import read_left_out
 from published_memory import predictions
 from throughput_case import TimeCase
-from throughput_told import told
+from throughput_predictions import predicted_cases
 from unseen_runs import unseen
 
 from trainledger.predict.interval import kinds_of
@@ -28,7 +28,7 @@ MEMORY = Path(__file__).parent / "memory_predicted.csv"
 class ErrorRow:
     """A row: ``error`` is the logarithm of measured over predicted; ``of_runs_csv`` whether it is of that table.
 
-    ``device`` is the catalog's, ``recipe`` whether it is told as eager and how much of its row is blank.
+    ``device`` is the catalog's, ``recipe`` whether it is modelled as eager and how much of its row is blank.
     """
 
     name: str
@@ -53,7 +53,7 @@ def step_rows(basis: str = "own") -> tuple[ErrorRow, ...]:
     """The rows whose step is published, predicted by what ``basis`` says is known (`spec.error_model.StepErrors`)."""
     stored = read_left_out()
     found = []
-    for each in told()[0]:
+    for each in predicted_cases()[0]:
         other = stored.get(each.case.name)
         if basis == "own":
             seconds = each.stored.left_out
@@ -108,7 +108,7 @@ class MemoryRow:
 
 
 def predicted_memory() -> list[MemoryRow]:
-    """Every row that is told, predicted today."""
+    """Every predicted row, predicted today."""
     return [
         MemoryRow(
             name=each.case.name, source=each.case.source.title, group=each.case.source.group,

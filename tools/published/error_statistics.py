@@ -111,7 +111,7 @@ def student(rows: Sequence[Any], kind: Callable[[Any], str] = lambda row: "") ->
 
 
 @dataclass(frozen=True)
-class Told:
+class Interval:
     """A row with the interval that all other sources give it."""
 
     row: Row
@@ -132,12 +132,12 @@ class Told:
 Method = Callable[[Sequence[Any]], Callable[[Any], Bounds]]  # what rows say of another row
 
 
-def sources_left_out(rows: Sequence[Row], method: Method) -> list[Told]:
+def sources_left_out(rows: Sequence[Row], method: Method) -> list[Interval]:
     """Every row with the interval that is made of all rows of other sources."""
     found = []
     for source in dict.fromkeys(each.source for each in rows):
         interval = method([each for each in rows if each.source != source])
-        found += [Told(each, *interval(each)) for each in rows if each.source == source]
+        found += [Interval(each, *interval(each)) for each in rows if each.source == source]
     return found
 
 
@@ -153,13 +153,13 @@ class Coverage:
     score: float
 
 
-def coverage(told: Sequence[Told]) -> Coverage:
-    split: dict[str, list[Told]] = defaultdict(list)
-    for each in told:
+def coverage(predicted: Sequence[Interval]) -> Coverage:
+    split: dict[str, list[Interval]] = defaultdict(list)
+    for each in predicted:
         split[each.row.source].append(each)
     return Coverage(
-        rows=len(told), sources=len(split), of_rows=mean(each.inside for each in told),
+        rows=len(predicted), sources=len(split), of_rows=mean(each.inside for each in predicted),
         of_sources=mean(mean(each.inside for each in some) for some in split.values()),
-        width=median(each.high - each.low for each in told),
+        width=median(each.high - each.low for each in predicted),
         score=mean(mean(each.score for each in some) for some in split.values()),
     )  # fmt: skip

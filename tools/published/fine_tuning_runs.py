@@ -27,10 +27,11 @@ LITGPT = Source(
     unit_why="finetune/lora.py prints torch.cuda.max_memory_allocated() / 1e9",
     assumed=(
         "LoRA of rank 8 on queries and values with dropout 0.05, all in bf16 (bf16-true), AdamW without clipping",
-        "flash attention; logits in chunks of 128 tokens, told as a chunked loss",
+        "flash attention; logits in chunks of 128 tokens, modelled as a chunked loss",
         "the longest sequence of the data is the peak's",
-        "nf4-dq is 4 bits with double quantization; plain nf4 is told like it",
-        "what litgpt keeps beyond ours is not told: RMSNorm in fp32, adapters put among zeros as wide as queries, keys "
+        "nf4-dq is 4 bits with double quantization; plain nf4 is modelled like it",
+        "litgpt's further saved tensors are not modelled: RMSNorm in fp32, adapters put among zeros as wide as "
+        "queries, keys "
         "and values together, inputs of frozen 4-bit products (bitsandbytes 0.41, MatMul4Bit.forward)",
     ),
 )
@@ -40,13 +41,13 @@ QWEN = Source(
     group="fine-tuning",
     figure="driver",
     unit=GIB,
-    unit_why="printed as G; what was read is not said and taken for nvidia-smi in GiB",
+    unit_why="printed as G; what was read is not said: assuming nvidia-smi in GiB",
     assumed=(
         "LoRA of rank 64 on all linear layers with dropout 0.05 (finetune.py), weights and adapters in bf16",
-        "Q-LoRA: nf4 with double quantization, told for GPTQ's int4",
-        "adapters of Q-LoRA are in fp32 there (PEFT leaves them so beside integers), which is not told",
+        "Q-LoRA: nf4 with double quantization, in place of GPTQ's int4",
+        "adapters of Q-LoRA are in fp32 there (PEFT leaves them so next to integers), which is not modelled",
         "full: bf16 parameters with an fp32 master copy (DeepSpeed ZeRO-3)",
-        "flash attention, every block run again in backward, logits upcast to fp32",
+        "flash attention, every block recomputed, logits upcast to fp32",
     ),
 )
 CHUNK = 128

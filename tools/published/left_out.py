@@ -6,7 +6,7 @@
 
 - ``left_out``: an unseen row (`unseen_runs.py`) by constants fitted without the rows of its source;
 - ``other``: a row by the constants of another device of its maker (`OTHER`), as if nothing were known of its own;
-- ``bound``: a row by the data sheet alone, as a device is told that has no calibration.
+- ``bound``: a row by the data sheet alone, as for a device without a calibration.
 """
 
 from __future__ import annotations

@@ -77,17 +77,17 @@ def device_of(row: Row) -> Device:
 
 
 @cache
-def _told(case: str, args: str, env: str, kernels: str, devices: int) -> tuple[Run, RankAccount, int]:
+def _account_of(case: str, args: str, env: str, kernels: str, devices: int) -> tuple[Run, RankAccount, int]:
     run = load(from_arguments(arguments_of({"case": case, "args": args, "env": env}), devices=devices).table)
     last = [each for each in accounts(run, backend=kernels) if each.last][-1]
     return run, last, int(peak_nbytes(last.ledger))
 
 
-def told(row: Row, devices: int) -> Golden:
+def golden_of(row: Row, devices: int) -> Golden:
     """A row on so many devices; raises `InvalidInput` where its arguments are not accounted for."""
     device = device_of(row)
     kernels = kernels_of_capability(device.compute_capability)
-    run, last, peak = _told(row["case"], row["args"], row["env"], kernels, devices)
+    run, last, peak = _account_of(row["case"], row["args"], row["env"], kernels, devices)
     return Golden(row, run, last, int(device_memory(peak, device, OVERHEADS, recipe=run.recipe).allocated_nbytes))
 
 
@@ -98,13 +98,13 @@ def with_devices(row: Row) -> Golden:
     than the row says, `allocated_bytes`, there were more: as many as come nearest to that. The peak is no part of it.
     """
     if row["nodes"]:
-        return told(row, int(row["nodes"]) * int(row["gpus_per_node"]))
+        return golden_of(row, int(row["nodes"]) * int(row["gpus_per_node"]))
     found: list[Golden] = []
     problem: InvalidInput | None = None
     devices = 8
     while devices <= MOST_DEVICES:
         try:
-            found.append(told(row, devices))
+            found.append(golden_of(row, devices))
         except InvalidInput as error:
             problem = problem or error
         if devices == 8 and found and _between_steps(found[0]) < MORE * int(row["allocated_bytes"]):
@@ -124,7 +124,7 @@ def _between_steps(golden: Golden) -> int:
 
 @cache
 def golden_values() -> tuple[tuple[Golden, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that can be told with its prediction, and the others with the reason."""
+    """Every row that can be predicted, with its prediction, and the others with the reason."""
     rows = read_cases()
     unusable = dict(_unusable(rows))
     found: list[Golden] = []

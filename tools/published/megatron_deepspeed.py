@@ -18,7 +18,7 @@ _DEEPSPEED = (
     "sharded (deepspeed/runtime/zero/stage_1_and_2.py)",
     "every block run again in backward, its input kept whole on every tensor rank (--checkpoint-activations "
     "--deepspeed-activation-checkpointing, no partitioning); 1F1B",
-    "tensor parallelism without sequence parallelism; attention written out, softmax fused in 16 bits, attention and "
+    "tensor parallelism without sequence parallelism; unfused attention, softmax fused in 16 bits, attention and "
     "hidden dropout 0.1 (Megatron's defaults; the slurm scripts set neither)",
     "a norm after the embedding (--embed-layernorm), tied embeddings on the first and the last stage",
 )

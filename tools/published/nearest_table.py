@@ -16,7 +16,7 @@ from published_case import Case, Row, read_rows
 from published_memory import predictions
 from published_runs import case_of
 from throughput_case import TimeCase
-from throughput_told import told
+from throughput_predictions import predicted_cases
 from unseen_runs import unseen
 
 from trainledger import catalog
@@ -44,10 +44,10 @@ def predicted_memory() -> dict[str, int]:
 def table(memory: Mapping[str, int]) -> list[Values]:
     """Every published run as fields of `PublishedRun`; ``memory`` are the predicted bytes by row."""
     measured = {each.name: each for each in memory_cases()}
-    found = [_timed(each.case, each.stored.left_out, fitted=each.case.fitted) for each in told()[0]]
+    found = [_timed(each.case, each.stored.left_out, fitted=each.case.fitted) for each in predicted_cases()[0]]
     found += [_timed(each.case, each.seconds, fitted=False) for each in unseen()]
     timed = {each["id"] for each in found}
-    found += [_told(each.row, each.run) for each in measured.values() if each.name not in timed]
+    found += [_printed(each.row, each.run) for each in measured.values() if each.name not in timed]
     return [each | _memory(measured.get(each["id"]), memory) for each in found]
 
 
@@ -55,13 +55,13 @@ def _timed(case: TimeCase, seconds: float, *, fitted: bool) -> Values:
     row, model = case.row, case.row["model_family"]
     if "container" in row:  # NVIDIA's pages: the title of a row has the container, which is where a figure was read
         row, model = {**row, "source": f"{case.source.name}, {row['container']}"}, row["model"]
-    return _told(row, case.run) | {
+    return _printed(row, case.run) | {
         "model": model, "step_seconds": f"{case.seconds:.6g}", "predicted_step_seconds": f"{seconds:.6g}",
         "fitted": fitted,
     }  # fmt: skip
 
 
-def _told(row: Row, run: Run) -> Values:
+def _printed(row: Row, run: Run) -> Values:
     """What a row says of its run, and the figures as its source prints them."""
     mfu = row.get("measured_mfu") or row.get("mfu")
     return {each.name: None for each in fields(PublishedRun)} | described(run) | {

@@ -65,7 +65,7 @@ class Case:
 
     @property
     def measured(self) -> int | None:
-        """Bytes of the printed figure; None for a run that is known not to fit, or to fit in an amount not told."""
+        """Bytes of the printed figure; None for a run that is known not to fit, or to fit in an unknown amount."""
         printed = self.row["measured_peak_mem_gib"]
         return round(float(printed) * self.source.unit) if printed else None
 

@@ -87,18 +87,18 @@ def _was_read(source: Source, rank: RankAccount) -> bool:
 
 @cache
 def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that can be told with its prediction, in the order of the file, and the others with their reason."""
+    """Every row that can be predicted, with its prediction, in the file's order, and the others with their reason."""
     rows = read_rows()
-    told: list[Prediction] = []
+    found: list[Prediction] = []
     left_out: list[tuple[Row, str]] = []
     for row in rows:
         case = case_of(row)
         if isinstance(case, str):
             left_out.append((row, case))
         else:
-            told.append(predict(case))
-    told += [predict(each) for each in labels_beside(rows)]
-    return tuple(told), tuple(left_out)
+            found.append(predict(case))
+    found += [predict(each) for each in labels_beside(rows)]
+    return tuple(found), tuple(left_out)
 
 
 @dataclass(frozen=True, kw_only=True)

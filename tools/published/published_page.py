@@ -34,18 +34,18 @@ FIGURES = {
 }
 
 HEAD = """\
-# Published memory beside the ledger's
+# Published memory and the ledger's
 
 Written by `python tools/published/published_page.py`; a test compares it with what it would write today. The rows are
 those of `tools/published/runs.csv`, facts read from public repositories, each with its source.
 
-Of every row that says enough, a run is made, and of every rank of its layout an account in closed form on a GPU
-(`ledger.ranks.accounts`). To the rank's peak comes what stands around the tensors (`predict.device_memory`: cuBLAS's
-workspaces, fragmentation, the CUDA context, NCCL's buffers, and what the recipe's framework reserves). That is what
-`trainledger plan` predicts, and the error of a user. The figure is the one that the source measured: what the driver
-counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows: each is a
-source's own, the catalog's with its source, or follows from code that is named. The rows were looked at, though, to
-find out which mechanisms were missing.
+Each row that says enough becomes a run, with an account in closed form on a GPU for every rank of its layout
+(`ledger.ranks.accounts`). Memory outside the tensors is added to the rank's peak (`predict.device_memory`: cuBLAS's
+workspaces, fragmentation, the CUDA context, NCCL's buffers, and what the recipe's framework reserves). `trainledger
+plan` predicts the same number, so its users see the same error. The figure is the one that the source measured: what
+the driver counts, what PyTorch's allocator has reserved, or what it has allocated. No number was fitted to these rows:
+each is the source's, the catalog's with its source, or follows from code that is named. The rows were looked at,
+though, to find out which mechanisms were missing.
 
 The median absolute error over the {rows} rows of dense pretraining in 16 bits is **{median}**. docs/accuracy.md has the
 intervals, of sources left out.
@@ -58,28 +58,28 @@ intervals, of sources left out.
 FITS = """
 ## What fits
 
-"Does not fit" is said where the lines of the heaviest rank are more than what the device leaves to a process. Runs with
+"Does not fit" is predicted where the peak rank needs more than the device's usable memory. Runs with
 a measured figure did fit; those marked as out of memory by their source did not. docs/accuracy.md has the chances.
 
-| runs | said and so | said in vain | missed | rightly not said | precision | recall |
+| runs | true positives | false positives | missed | true negatives | precision | recall |
 |---|--:|--:|--:|--:|--:|--:|
 """
 
 
 def page() -> str:
     """The whole page."""
-    told, left_out = predictions()
+    predicted, left_out = predictions()
     found = by_source()
     rows = sum(len(each.errors) for each in found if each.source.group == COUNTS)
     parts = [HEAD.format(rows=rows, median=percent(median_that_counts())), *map(_source_row, found)]
     parts += ["\n", *_sensitivity(), FITS, _labels_row(COUNTS, labels(COUNTS)), _labels_row("all", labels())]
-    missed = [each for each in told if each.case.too_large and each.fits]
+    missed = [each for each in predicted if each.case.too_large and each.fits]
     parts += ["\nMissed:\n\n", *(f"- {each.case.name}: {MISSED_REASONS[each.case.name]}.\n" for each in missed)]
-    parts += ["\n## Above 20 %\n\n", *_above(found, told)]
+    parts += ["\n## Above 20 %\n\n", *_above(found, predicted)]
     parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in found)]
     parts += [
         "\n## All rows\n",
-        *_all_rows(told),
+        *_all_rows(predicted),
         "\n## Left out\n\n",
         *_left_out(left_out),
     ]
@@ -109,9 +109,9 @@ def _sensitivity() -> Iterator[str]:
     def at_both_ends(case: Case) -> Case:
         return replace(case, source=replace(case.source, stages="all"))
 
-    yield "What hangs on the assumptions: that median, if\n\n"
-    yield f"- BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
-    yield f"- every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
+    yield "How the assumptions change that median:\n\n"
+    yield f"- if BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
+    yield f"- if every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
 
 
 def _labels_row(name: str, each: Labels) -> str:
@@ -119,19 +119,19 @@ def _labels_row(name: str, each: Labels) -> str:
     return f"| {name} | {' | '.join(map(str, counts))} | {percent(each.precision)} | {percent(each.recall)} |\n"
 
 
-def _above(found: tuple[SourceErrors, ...], told: tuple[Prediction, ...]) -> Iterator[str]:
+def _above(found: tuple[SourceErrors, ...], predicted: tuple[Prediction, ...]) -> Iterator[str]:
     """Sources whose median is above 20 %, and rows of pretraining that are, each with its reason."""
     sources = [each for each in found if each.median > 0.2]
     yield from (f"- {each.source.title}: {each.source.reason}\n" for each in sources)
     if not sources:
         yield "No source has a median above 20 %. Rows of pretraining that are further off:\n\n"
-    for each in far_off(told):
+    for each in far_off(predicted):
         yield f"- {each.case.name} ({percent(each.error, sign=True)}): {ROW_REASONS[each.case.name]}.\n"
 
 
-def far_off(told: tuple[Prediction, ...]) -> list[Prediction]:
+def far_off(predicted: tuple[Prediction, ...]) -> list[Prediction]:
     """Rows of pretraining that are more than 20 % off."""
-    measured = [each for each in told if each.case.measured is not None]
+    measured = [each for each in predicted if each.case.measured is not None]
     return [each for each in measured if each.case.source.group != "fine-tuning" and abs(each.error) > 0.2]
 
 
@@ -141,13 +141,13 @@ def _assumed(each: SourceErrors) -> str:
     return "".join([*lines, *(f"- {line}\n" for line in source.assumed)])
 
 
-def _all_rows(told: tuple[Prediction, ...]) -> Iterator[str]:
-    for source in dict.fromkeys(each.case.source for each in told):
+def _all_rows(predicted: tuple[Prediction, ...]) -> Iterator[str]:
+    for source in dict.fromkeys(each.case.source for each in predicted):
         yield f"\n### {source.title}: rows\n\n"
         yield "GiB; `tensors` are the peak of the ledger, `reserved` what the framework holds more.\n\n"
         yield "| row | model | devices | layout | batch x length | precision | measured | predicted | error | tensors |"
         yield " reserved | rank |\n|---|---|--:|---|--:|---|--:|--:|--:|--:|--:|---|\n"
-        yield from (_row(each) for each in told if each.case.source is source)
+        yield from (_row(each) for each in predicted if each.case.source is source)
 
 
 def _row(each: Prediction) -> str:

@@ -1,4 +1,4 @@
-"""Which published runs are told how, and why others are not."""
+"""How published runs are modelled, and why others are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEFT_OUT = (
 
 # Rows of pretraining that are more than 20 % off.
 _ONE_STAGE = (
-    "not found: with one stage 4 to 5 GiB more than told, whatever the batch and the tensor ranks; over two and "
+    "not found: with one stage 4 to 5 GiB more than predicted, for any batch and tensor ranks; over two and "
     "more stages the same states are within 15 %"
 )
 ROW_REASONS = {
@@ -45,8 +45,10 @@ ROW_REASONS = {
 # Runs that did not fit and were said to.
 MISSED_REASONS = {
     "R0382": "not found: R0376 has as many parameters on as many devices and ran in 67 GB",
-    "R0397": "the last stage is told 30 GiB of 31.7; its loss is the largest part, and what the allocator loses there "
-    "is told as 2.4 % only",
+    "R0397": (
+        "the prediction of the last stage is 30 GiB of 31.7; its loss is the largest part, and the allocator's "
+        "fragmentation there is predicted as only 2.4 %"
+    ),
     "R0783": "adapters of litgpt: see its assumptions",
 }
 
@@ -71,11 +73,11 @@ def case_of(row: Row) -> Case | str:
         return "adapters are accounted for on one device only" if row["n_devices"] != "1" else litgpt_case(row)
     if "QwenLM" in source:
         if "(emb)" in family:
-            return "trains embedding and head beside the adapters, which no recipe says"
+            return "trains embedding and head in addition to the adapters, which no recipe has"
         if row["n_devices"] != "1" and "Full" not in family:
             return "adapters are accounted for on one device only"
         return qwen_case(row)
-    return "not told"
+    return "not predicted"
 
 
 def labels_beside(rows: list[Row]) -> Iterator[Case]:

@@ -1,7 +1,7 @@
 """NVIDIA's own figures of its DGX Cloud recipes, NeMo and Megatron Bridge on GB200 and B200.
 
-Rows are in ``blackwell_runs.csv``, which has the columns of ``nemo_runs.csv`` and the device, and are told as those are
-(`throughput_nemo`). A rack joins 72 GB200; its programs run in blocks of 64.
+Rows are in ``blackwell_runs.csv``, which has the columns of ``nemo_runs.csv`` and the device, and are modelled like
+those (`throughput_nemo`). A rack joins 72 GB200; its programs run in blocks of 64.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from throughput_case import TimeCase, TimeSource
-from throughput_nemo import BRIDGE, DGX_CLOUD, NEMO_LONG, rows_of, told
+from throughput_nemo import BRIDGE, DGX_CLOUD, NEMO_LONG, case_of, rows_of
 
 BLOCK = 64  # of the 72 devices that the links of a rack join
 _GB200 = (("network", "ndr"), ("devices_per_node", BLOCK))
@@ -50,8 +50,11 @@ _SOURCE_OF: dict[tuple[str, str], TimeSource] = {
 }  # fmt: skip
 LEFT_OUT = (
     ("MXFP8, NVFP4", "a scale for 32 or 16 numbers, which no precision here has"),
-    ("Llama 3 70B and 405B with Megatron FSDP", "activations are offloaded to the host's memory, which is not told"),
-    ("mixtures of experts", "the fraction of a step that runs beside dispatch is not stated"),
+    (
+        "Llama 3 70B and 405B with Megatron FSDP",
+        "activations are offloaded to the host's memory, which is not modelled",
+    ),
+    ("mixtures of experts", "the fraction of a step that overlaps with dispatch is not stated"),
     ("GB300, B300", "no calibration of this device"),
 )
 
@@ -59,5 +62,5 @@ LEFT_OUT = (
 def blackwell_cases() -> tuple[TimeCase, ...]:
     """Every row as a run."""
     return tuple(
-        told(row, _SOURCE_OF[row["source"], row["device"]], row["device"]) for row in rows_of("blackwell_runs.csv")
+        case_of(row, _SOURCE_OF[row["source"], row["device"]], row["device"]) for row in rows_of("blackwell_runs.csv")
     )

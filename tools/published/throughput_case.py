@@ -1,4 +1,4 @@
-"""A published throughput: its row, the run it is told as, and the seconds of a step by the row's own convention.
+"""A published throughput: its row, the run that models it, and the seconds of a step by the row's own convention.
 
 What a row does not say is assumed for all rows of its source alike, in words, in its `TimeSource`. Nothing here is
 fitted, and no constant belongs to a source.
@@ -125,7 +125,7 @@ def case(
     row: Row, source: TimeSource, device: str, model: ModelSpec, recipe: Recipe, layout: Layout, seconds: Convention,
     *, devices_per_node: int | None = None, **changed: Any,
 ) -> TimeCase:  # fmt: skip
-    """A row told as a run; ``changed`` are fields of the device that are not the catalog's."""
+    """A row as a run; ``changed`` are fields of the device that are not the catalog's."""
     network = dict(source.network)
     if devices_per_node is not None:
         network["devices_per_node"] = devices_per_node

@@ -50,7 +50,7 @@ class WholeRun:
         return f"{self.row['model_family']} ({self.row['id']})"
 
 
-# Rows whose hours are not told, and why.
+# Rows whose hours are not predicted, and why.
 LEFT_OUT = {
     "R0224": "the same run as R0982",
     "R0233": "distilled: the teachers' work is in the hours (its notes)",
@@ -62,7 +62,8 @@ LEFT_OUT = {
 
 _META_A100 = (
     "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, sums of "
-    "inputs' gradients beside those of weights (LLaMA's section 2.4: all_reduce operations overlapped as much as "
+    "inputs' gradients overlapped with those of weights (LLaMA's section 2.4: all_reduce operations overlapped as "
+    "much as "
     "possible), optimizer sharded (ZeRO-1), outputs of products kept (selective recomputation), 4M tokens in a step, "
     "those of a data rank in micro-batches as large as fit; {devices:,} devices; {network}"
 )
@@ -94,7 +95,7 @@ def _meta(row: Row) -> tuple[Run, str]:
         shard=devices // tensor, zero=1, tensor=tensor, **sequence_parallel(tensor),
         overlap=("gradients", "parameters", *(("input-gradients",) if tensor > 1 else ())),
     )  # fmt: skip
-    told = {**row, "seq_len": str(length)}
+    fields = {**row, "seq_len": str(length)}
     recipe = _recipe(
         row, length, total * tensor // devices, total, attention="efficient" if first else "flash",
         activation_checkpointing="selective", precision="bf16",
@@ -103,8 +104,8 @@ def _meta(row: Row) -> tuple[Run, str]:
     network = "hdr" if first else "roce-200"
     words = "InfiniBand or RoCE of 200 Gb/s for each GPU"
     if first:
-        words += "; xformers' attention told as `efficient`"
-    model = llama({**told, "n_heads": row["n_heads"] or "64"})
+        words += "; xformers' attention modelled as `efficient`"
+    model = llama({**fields, "n_heads": row["n_heads"] or "64"})
     run = _run(row, model, recipe, layout, A100_80, network)
     if size == "34B":
         words += "; limited to 350 W (Llama 2's table 2; the others had 400 W)"
@@ -121,23 +122,23 @@ def _llama_3(row: Row) -> tuple[Run, str]:
             stage_layers=(0, *(1,) * 126, 0), reshard_after_forward=False,
         )  # fmt: skip
         recipe = _recipe(row, 8192, 1, 2048, steps=None)
-        told = (
+        assumed = (
             "table 4 of the paper: 16,384 devices, tensor 8, 16 stages, 128 data ranks, 16M tokens in a step (other "
             "batches and the longer sequences left out); interleaved with a layer to a chunk, none in the first and "
             "the last (section 3.3.2)"
         )
-        return _run(row, model, recipe, layout, H100, "roce-400"), told
+        return _run(row, model, recipe, layout, H100, "roce-400"), assumed
     tensor, devices = (8, 2048) if model.n_layers == 80 else (1, 1024)
     layout = Layout(shard=devices // tensor, tensor=tensor, **sequence_parallel(tensor))
     recipe = _recipe(
         row, 8192, 1024 * tensor // devices, 1024, activation_checkpointing="selective",
         **{"activation_checkpointing.keep": ("mm", "attention")},
     )  # fmt: skip
-    told = (
+    assumed = (
         f"{devices:,} devices, tensor {tensor}, fully sharded over the rest, 8M tokens in a step, those of a data rank "
         "in micro-batches as large as fit; nothing of it stated"
     )
-    return _run(row, model, recipe, layout, H100, "roce-400"), told
+    return _run(row, model, recipe, layout, H100, "roce-400"), assumed
 
 
 def _phi(row: Row) -> tuple[Run, str]:
@@ -149,10 +150,10 @@ def _phi(row: Row) -> tuple[Run, str]:
 
 def _bloom(row: Row) -> tuple[Run, str]:
     final = next(each for each in read_rows() if each["id"] == "R0389")
-    told = bigscience_case(final)
-    assert not isinstance(told, str)
-    recipe = replace(told.run.recipe, steps=None, tokens=int(row["tokens_total"]))
-    return replace(told.run, recipe=recipe), f"the run of R0389; {CHRONICLES.assumed[-1]}"
+    case = bigscience_case(final)
+    assert not isinstance(case, str)
+    recipe = replace(case.run.recipe, steps=None, tokens=int(row["tokens_total"]))
+    return replace(case.run, recipe=recipe), f"the run of R0389; {CHRONICLES.assumed[-1]}"
 
 
 def _bloomberg(row: Row) -> tuple[Run, str]:
@@ -162,14 +163,15 @@ def _bloomberg(row: Row) -> tuple[Run, str]:
         **{"precision.master_weights": True},
     )  # fmt: skip
     run = _run(row, model, recipe, Layout(replicate=4, shard=128), A100_40, "efa-v1")
-    told = (
+    assumed = (
         "SageMaker's ZeRO-3 within groups of 128 (MiCS), four copies, 2,048 sequences of 2,048 in a step, every block "
-        "recomputed, attention written out (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
+        "recomputed, unfused attention (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
         "of 1,024 sequences, two to a device, and the two-hop sums of gradients that it names are for steps of more "
-        "than one micro-batch (told with four: 31 % too short, with one: more than twice as long). Not told: its head "
+        "than one micro-batch (predicted with four: 31 % too short, with one: more than twice as long). Not modelled: "
+        "its head "
         "in fp32"
     )
-    return run, told
+    return run, assumed
 
 
 def _mpt(row: Row) -> tuple[Run, str]:
@@ -186,8 +188,10 @@ def _mpt(row: Row) -> tuple[Run, str]:
     )
     recipe = _recipe(row, 2048, 2, 1760, attention="efficient")
     run = _run(row, model, recipe, Layout(shard=440), A100_40, "roce-200")
-    told = "llm-foundry as in its tables, 1,760 sequences in a step (from memory of the model card), no recomputation"
-    return run, told
+    assumed = (
+        "llm-foundry as in its tables, 1,760 sequences in a step (from memory of the model card), no recomputation"
+    )
+    return run, assumed
 
 
 def _smol(row: Row) -> tuple[Run, str]:
@@ -199,12 +203,12 @@ def _smol(row: Row) -> tuple[Run, str]:
         recipe, {"precision": "bf16", "precision.master_weights": True, "precision.gradient_dtype": "fp32"}
     )
     run = _run(row, model, recipe, layout, H100, "efa-v2")
-    told = (
-        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients beside those of "
-        "weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
+    assumed = (
+        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients overlapped with "
+        "those of weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
         "fused kernels (from memory of its report)"
     )
-    return run, told
+    return run, assumed
 
 
 def _glm(row: Row) -> tuple[Run, str]:
@@ -241,16 +245,17 @@ def _deepseek(row: Row) -> tuple[Run, str]:
         "activation_checkpointing.keep": ("attention", "mm", "_scaled_mm", "_scaled_grouped_mm",
                                                               "all_to_all")},
     )  # fmt: skip
-    told = (
-        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, products in 8 bits by block, "
-        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, beside the compute of another "
-        "micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left out). "
+    assumed = (
+        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, 8-bit matmuls by block, "
+        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, overlapped with the compute of "
+        "another micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left "
+        "out). "
         "Assumed: a sequence to a micro-batch, 4 layers to a stage (3 in the first, 2 in the last), FlashAttention-2, "
         "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of products kept and the rest run again "
         "(the paper also drops the up-projections of latent attention and keeps in 8 bits what SwiGLU reads; without "
         "that the run does not fit), no module of multi-token prediction (4 % of the FLOPs)"
     )
-    return _run(row, model, recipe, layout, H800, "ndr"), told
+    return _run(row, model, recipe, layout, H800, "ndr"), assumed
 
 
 def _fms(row: Row) -> tuple[Run, str]:
@@ -303,11 +308,11 @@ def _found() -> Iterator[WholeRun]:
             continue
         hours = float(printed)
         if "Pythia" in family or row["id"] == "R0846":
-            told = pythia_case(row) if "Pythia" in family else nano_case(row)
-            recipe = replace(told.run.recipe, steps=None, tokens=int(row["tokens_total"]))
+            case = pythia_case(row) if "Pythia" in family else nano_case(row)
+            recipe = replace(case.run.recipe, steps=None, tokens=int(row["tokens_total"]))
             words = "as its row of step times; the hours are those of steps"
             reason = REASONS.get(row["id"], "")
-            yield WholeRun(row, replace(told.run, recipe=recipe), hours, words, steps_only=True, reason=reason)
+            yield WholeRun(row, replace(case.run, recipe=recipe), hours, words, steps_only=True, reason=reason)
             continue
         if row["id"] == "R0765":
             run, words = _fms(row)
@@ -342,14 +347,14 @@ class PredictedHours:
 def predicted_hours(whole: WholeRun) -> PredictedHours:
     """Device-hours of a run and what they go to, with the catalog's calibrations."""
     run = whole.run
-    told = _forecast(run)
-    assert told.mfu is not None, told.notes
-    assert told.device_hours is not None, told.notes
+    forecast = _forecast(run)
+    assert forecast.mfu is not None, forecast.notes
+    assert forecast.device_hours is not None, forecast.notes
     devices = run.layout.devices
-    bars = step_waterfall(run, told) if whole.steps_only else told.waterfall
+    bars = step_waterfall(run, forecast) if whole.steps_only else forecast.waterfall
     times = run.recipe.total_steps if whole.steps_only else 1
     found = tuple((each.cause, each.seconds * times * devices / SECONDS_PER_HOUR) for each in bars)
-    return PredictedHours(whole.row["id"], whole.hours, sum(hours for _, hours in found), told.mfu, found)
+    return PredictedHours(whole.row["id"], whole.hours, sum(hours for _, hours in found), forecast.mfu, found)
 
 
 def read_hours() -> tuple[PredictedHours, ...]:
@@ -375,8 +380,8 @@ def write_hours() -> None:
         for each in found:
             bars = dict(each.bars)
             values = (each.hours, each.predicted, each.mfu)
-            told = (f"{bars[cause]:.6g}" if cause in bars else "" for cause in causes)
-            table.writerow((each.row, *(f"{value:.9g}" for value in values), *told))
+            shown = (f"{bars[cause]:.6g}" if cause in bars else "" for cause in causes)
+            table.writerow((each.row, *(f"{value:.9g}" for value in values), *shown))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
 HDR_4 = (("network", "hdr"), ("network_bytes_per_second", 12_500_000_000))  # four 200 Gb/s adapters for eight GPUs
-# Jean Zay has Omni-Path, told as InfiniBand of 100 Gb/s that reaches what the project's own benchmark of all-reduces of
+# Jean Zay has Omni-Path, modelled as InfiniBand of 100 Gb/s that reaches what the project's benchmark of all-reduces of
 # 4 GB over four nodes measured: 40.5 Gb/s through one adapter of eight A100, which have four, and 84.7 Gb/s for a node
 # of four V100 (bigscience-workshop/bigscience: experiments/bandwidth, all_reduce_bench-a100-n4.txt and -32gb-4n.txt).
 OMNIPATH_4 = (("network", "edr-half"), ("network_reached_bytes_per_second", 40_500_000_000 // 8 * 4 // 8))
@@ -36,8 +36,8 @@ OMNIPATH_V100 = (
 NDR_8 = (("network", "ndr"),)
 
 _MEGATRON = (
-    "attention written out; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
-    "each (the repository's fused kernels): told as compile = true",
+    "unfused attention; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
+    "each (the repository's fused kernels): modelled as compile = true",
     "dropout 0.1 everywhere (the defaults); fp16 with a master copy in fp32, Adam; every block run again in backward",
     "tensor parallelism without sequence parallelism; gradients are summed over data ranks after the last backward",
 )  # fmt: skip
@@ -66,12 +66,12 @@ TABLE_2 = TimeSource(
     network=HDR_8,
     assumed=(
         *_MEGATRON,
-        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed of early 2021) gathers one "
-        "parameter after the other in 16 bits, nothing beside compute (overlap_comm was off by default)",
+        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed of early 2021) gathers one parameter after the "
+        "other in 16 bits, nothing overlapped (overlap_comm was off by default)",
         SPLIT_SENDS,
         SELENE,
     ),
-    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is told a half to four fifths of what it took: each of its "
+    reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is predicted at half to four fifths of its time: each of its "
     "gathers waits for a ring through all of them, and more than the links' own latency was lost there; its rows with "
     "pipelines are all within 15 %",
 )
@@ -104,7 +104,8 @@ VTRAIN_MULTI = TimeSource(
         *_MEGATRON,
         "1F1B; data parallel ranks sum gradients after the last micro-batch",
         SPLIT_SENDS,
-        "nodes of eight GPUs with 800 Gb/s (the repository's config/validation/multi), told as four adapters of HDR",
+        "nodes of eight GPUs with 800 Gb/s (the repository's config/validation/multi), modelled as four adapters of "
+        "HDR",
     ),
 )
 CHRONICLES = TimeSource(
@@ -140,7 +141,8 @@ CORE = TimeSource(
     convention="model TFLOP/s by the formula of the code (72 B s l h^2 ...), causality not halved",
     network=NDR_8,
     assumed=(
-        "cuDNN's attention (what Transformer Engine takes on H100), fused kernels told as compile = true, no dropout, "
+        "cuDNN's attention (what Transformer Engine takes on H100), fused kernels modelled as compile = true, no "
+        "dropout, "
         "bf16 with a master "
         "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
         "tensor parallelism with sequence parallelism, overlapped (the README), inputs of products gathered again in "
@@ -156,7 +158,7 @@ LLAMA_FP8 = TimeSource(
     network=NDR_8,
     assumed=(
         "as Megatron Core 0.8, linear layers in fp8 with a scale per tensor; virtual stages as the page says (VP)",
-        "weights are cast to 8 bits once a step and kept (Transformer Engine), told as precision.weight_caching; "
+        "weights are cast to 8 bits once a step and kept (Transformer Engine), modelled as precision.weight_caching; "
         "gradients in bf16 (--grad-reduce-in-bf16 of the repository's train_llama3_8b_h100_fp8.sh); parameters are "
         "gathered in bf16, not in 8 bits (--fp8-param-gather)",
         "the 70B has 128 sequences in a step (the page)",
@@ -236,17 +238,17 @@ def bigscience_case(row: Row) -> TimeCase | str:
     if not row["measured_step_time_s"]:
         return "out of memory: no time"
     final = "final log" in row["source"]  # of BLOOM itself: the trials' code, and the optimizer of the last of them
-    told = megatron_case({**row, "source": "chronicles", "notes": "02-28"} if final else row)
-    data, batch = told.run.layout.data_ranks, told.run.device_batch
+    known = megatron_case({**row, "source": "chronicles", "notes": "02-28"} if final else row)
+    data, batch = known.run.layout.data_ranks, known.run.device_batch
     printed = int(row["global_batch_seqs"])
     if printed % (data * batch):
         printed = round(printed / (data * batch)) * data * batch
-    layout = _splitting(replace(told.run.layout, overlap=None))
+    layout = _splitting(replace(known.run.layout, overlap=None))
     blocking = layout.devices >= BLOCKING_DEVICES
-    recipe = replace(told.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
+    recipe = replace(known.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
     source = CHRONICLES if "tr11" in row["source"] else TR3M
-    found = case(row, source, told.run.cluster.device, told.run.model, recipe, layout, from_step)
-    # A batch that is no whole number of micro-batches is told as the nearest one that is, its time in proportion.
+    found = case(row, source, known.run.cluster.device, known.run.model, recipe, layout, from_step)
+    # A batch that is no whole number of micro-batches is modelled as the nearest one that is, its time in proportion.
     return replace(found, seconds=found.seconds * printed / int(row["global_batch_seqs"]))
 
 
@@ -288,9 +290,9 @@ def llama_fp8_case(row: Row) -> TimeCase:
         schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=chunks // stages,
         stage_layers=split if uneven else None, overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
     )  # fmt: skip
-    told = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
+    fields = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
     recipe = _core_recipe(
-        told, 1, precision="fp8-tensorwise", **{"precision.gradient_dtype": None, "precision.weight_caching": True}
+        fields, 1, precision="fp8-tensorwise", **{"precision.gradient_dtype": None, "precision.weight_caching": True}
     )
     return case(row, LLAMA_FP8, "h100-sxm", llama(row), recipe, layout, from_tokens)
 

@@ -1,6 +1,6 @@
 """NVIDIA's own figures of NeMo and Megatron Bridge on H100.
 
-Rows are in ``nemo_runs.csv``. What a table leaves open is told as NVIDIA's recipe of that container has it. Constants
+Rows are in ``nemo_runs.csv``. What a table leaves open follows NVIDIA's recipe of that container. Constants
 are fitted on the containers of 2024, each layout on the fewest devices that it was run on; the same layouts on more
 devices, and all later containers, are among the steps that nothing was fitted on (`unseen_runs`).
 """
@@ -23,12 +23,12 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 _ALIKE = (
-    "fused kernels told as compile = true, bf16 parameters with a master copy in fp32; distributed optimizer, "
+    "fused kernels modelled as compile = true, bf16 parameters with a master copy in fp32; distributed optimizer, "
     "gradients and parameters overlapped; tensor ranks with sequence parallelism that gather again, overlapped; "
     "context ranks are a ring; cuDNN's attention; gradients in bf16 (grad_sync_dtype=bf16, grad_reduce_in_fp32=False "
     "of the recipes)",
-    "fp8 with a scale per tensor, weights cast once a step; that parameters are gathered in 8 bits (fp8_params) is not "
-    "told: in bf16",
+    "fp8 with a scale per tensor, weights cast once a step; parameters are gathered in 8 bits (fp8_params): modelled "
+    "in bf16",
     "vocabularies padded to 128 for each tensor rank",
 )
 _LAUNCHER = (
@@ -65,8 +65,8 @@ BRIDGE = TimeSource(
     network=NDR_8,
     assumed=(
         *_ALIKE,
-        "scripts/performance/configs: Llama 3 8B with Megatron FSDP, its weights gathered for each micro-batch, told "
-        "in bf16 and cast there; 405B with one layer less in the first and in the last chunk",
+        "scripts/performance/configs: Llama 3 8B with Megatron FSDP, its weights gathered for each micro-batch, "
+        "modelled in bf16 and cast there; 405B with one layer less in the first and in the last chunk",
     ),
 )
 DGX_CLOUD = TimeSource(
@@ -91,9 +91,9 @@ _OF_A_LAYOUT = ("source", "container", "model", "layers", "precision", "tp", "pp
 LEFT_OUT = (
     ("NeMo 24.07, fine-tuning (SFT, LoRA)", "sequences packed to 4,096 tokens: their lengths, which attention depends "
      "on, are not stated"),
-    ("NeMo 24.07, earlier figures of the same 12 runs", "runs told once for a container"),
+    ("NeMo 24.07, earlier figures of the same 12 runs", "each run is listed once for a container"),
     ("NeMo 25.02, 25.04, 25.07", "of their H100 tables only the row of GPT-3 175B was found stored"),
-    ("Megatron Bridge, rows with experts", "the fraction of a step that runs beside dispatch is not stated"),
+    ("Megatron Bridge, rows with experts", "the fraction of a step that overlaps with dispatch is not stated"),
     ("NeMo AutoModel, Llama 3 70B", "what is recomputed is not stated"),
     ("NeMo Megatron 22.08, GPT-3 5B and 175B on A100", "neither batches nor stages are stated"),
 )  # fmt: skip
@@ -197,10 +197,10 @@ def _seconds(row: Row, run: Run) -> float:
 
 def nemo_case(row: Row) -> TimeCase:
     """A row of ``nemo_runs.csv`` as a run."""
-    return told(row, _BY_COLUMN[row["source"]], "h100-sxm")
+    return case_of(row, _BY_COLUMN[row["source"]], "h100-sxm")
 
 
-def told(row: Row, source: TimeSource, device: str) -> TimeCase:
+def case_of(row: Row, source: TimeSource, device: str) -> TimeCase:
     """A row with these columns as a run on a device."""
     named = {**row, "model_family": f"{row['model']}, {row['container']}, {row['precision']}", "n_devices": row["gpus"]}
     return case(named, source, device, _model(row), _recipe(row), _layout(row), _seconds)

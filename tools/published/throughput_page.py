@@ -16,9 +16,21 @@ from throughput_blackwell import LEFT_OUT
 from throughput_case import CALIBRATED, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import PredictedHours, read_hours, whole_runs
+from throughput_predictions import (
+    HOURS,
+    MEDIAN,
+    NAMES,
+    WITHIN,
+    PredictedCase,
+    counting,
+    errors,
+    percent,
+    predicted_cases,
+    sources,
+    ways,
+)
 from throughput_ranks import ranks
 from throughput_runs import NO_FIGURE
-from throughput_told import HOURS, MEDIAN, NAMES, WITHIN, Told, counting, errors, percent, sources, told, ways
 
 from trainledger import catalog
 from trainledger.predict.step import CAUSES
@@ -26,7 +38,7 @@ from trainledger.predict.step import CAUSES
 PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
 
 HEAD = """\
-# Published throughput beside the predictions
+# Published and predicted throughput
 
 Written by `python tools/published/throughput_page.py` from what `python tools/published/fit_devices.py` (step times)
 and `python tools/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
@@ -40,11 +52,11 @@ no constant belongs to a source or a row, and links are the catalog's. {unfitted
 ZeRO-3 of early 2021 over many nodes, whose lost time would be taken for the network's. What a row does not say is
 assumed for its whole source, in words, below. Error is predicted over measured seconds of a step, less one.
 
-"Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to
-expect of a run that nobody has measured yet (docs/accuracy.md: with which interval). "In the sample" are the constants
-of the catalog, which are fitted on these rows. Mechanisms that were missing were looked for in these rows, which the
-second figure does not undo. NVIDIA's sources share a program: predicted from the others all together, before any of
-them was fitted on, they were told 12 % too slow (docs/unseen_throughput.md).
+"Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to expect
+of a run that was not measured yet (docs/accuracy.md has its interval). "In the sample" are the constants of the
+catalog, which are fitted on these rows. Mechanisms that were missing were looked for in these rows, which leaving a
+source out does not undo. NVIDIA's sources share a program: predicted from the others all together, before any of them
+was fitted on, they were predicted 12 % too slow (docs/unseen_throughput.md).
 
 | rows | | left out: median absolute error | within 25 % | in the sample: median | within 25 % |
 |---|--:|--:|--:|--:|--:|
@@ -59,7 +71,7 @@ the end of a tile, `attention_length` the number of keys at which attention reac
 `kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
 added where the program waits for each: `recipe.launch_blocking`); where no row of a type waits for launches it is what
 rows on A100 and steps on an H200 give (47 to 54 microseconds there). `contention_share` of a collective's time is lost
-to compute beside it; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
+to overlapping compute; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
 benchmark of one collective alone reaches between nodes is reached by those of a step, whose ranks come at different
 times and whose groups all talk at once; 1 where the rows show nothing of it.
 
@@ -72,7 +84,7 @@ What the sources below say of their networks and programs are fields of a run fi
 def page() -> str:
     """The whole page."""
     constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
-    unfitted = sum(not each.case.fitted for each in told()[0])
+    unfitted = sum(not each.case.fitted for each in predicted_cases()[0])
     parts = [HEAD.format(constants=constants, unfitted=unfitted), *_totals(), "\n## By source\n\n", *_by_source()]
     parts += ["\n## Ranks\n\n", *ranks(), "\n## What the calibrations say\n\n", *_constants()]
     parts += ["\n## Sources above 15 %\n\n", *_above(), "\n## Whole runs\n\n", *_hours()]
@@ -90,10 +102,10 @@ def _fields() -> tuple[Any, ...]:
 def _totals() -> Iterator[str]:
     yield _total("**A100, H100 and TPU**", counting())
     for name in CALIBRATED:
-        yield _total(NAMES[name], [each for each in told()[0] if each.case.calibration == name])
+        yield _total(NAMES[name], [each for each in predicted_cases()[0] if each.case.calibration == name])
 
 
-def _total(name: str, some: Sequence[Told]) -> str:
+def _total(name: str, some: Sequence[PredictedCase]) -> str:
     inside, outside = errors(some), errors(some, left_out=True)
     cells = (name, str(len(some)), *(percent(each) for each in (
         outside.median, outside.within(WITHIN), inside.median, inside.within(WITHIN))))  # fmt: skip
@@ -155,7 +167,7 @@ def families() -> dict[str, list[PredictedHours]]:
 
 def _hours() -> Iterator[str]:
     yield (
-        "Tokens and device-hours are published, the layout mostly is not: what is assumed stands beside each run. "
+        "Tokens and device-hours are published, the layout mostly is not: each run lists its assumptions. "
         "Failures, checkpoints and evaluations are as published for others on the same devices (`catalog/"
         "reliability.toml`).\n\n"
     )
@@ -197,7 +209,9 @@ def _hours() -> Iterator[str]:
         bars = dict(each.bars)
         shares = (f"{100 * bars[cause] / each.hours:.1f}" if cause in bars else "" for cause in causes)
         yield f"| {runs[each.row].name} | {' | '.join(shares)} | {100 * each.predicted / each.hours:.1f} |\n"
-    yield "\nHours that are not told: " + "; ".join(f"{row} ({why})" for row, why in HOURS_LEFT_OUT.items()) + ".\n"
+    yield (
+        "\nHours that are not predicted: " + "; ".join(f"{row} ({why})" for row, why in HOURS_LEFT_OUT.items()) + ".\n"
+    )
 
 
 def _assumed(source: TimeSource) -> str:
@@ -218,7 +232,7 @@ def _all_rows() -> Iterator[str]:
         yield from (_row(each) for each in some)
 
 
-def _row(each: Told) -> str:
+def _row(each: PredictedCase) -> str:
     case, run, stored = each.case, each.case.run, each.stored
     cells = (
         case.name, case.row["model_family"], str(run.layout.devices), ways(run.layout),
@@ -230,7 +244,7 @@ def _row(each: Told) -> str:
 
 
 def _left_out() -> Iterator[str]:
-    left_out = told()[1]
+    left_out = predicted_cases()[1]
     counts = Counter((row["source"].split("/results/")[0], why) for row, why in left_out if why != NO_FIGURE)
     yield "| source | rows | why |\n|---|--:|---|\n"
     yield from (f"| {source} | {count} | {why} |\n" for (source, why), count in sorted(counts.items()))

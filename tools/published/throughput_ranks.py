@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from throughput_case import CALIBRATED, TimeSource
+from throughput_predictions import RANKS, PredictedCase, sources
 from throughput_times import ranks_agree
-from throughput_told import RANKS, Told, sources
 from unseen_runs import Unseen, unseen
 
 ENOUGH = 10  # rows, from which on a correlation says something
 
 
-def ranked() -> list[tuple[TimeSource, list[Told]]]:
+def ranked() -> list[tuple[TimeSource, list[PredictedCase]]]:
     """The sources with `ENOUGH` rows or more on one type of device."""
     split = [
         (source, [each for each in some if each.case.calibration == name])
@@ -22,10 +22,10 @@ def ranked() -> list[tuple[TimeSource, list[Told]]]:
     return [(source, some) for source, some in split if len(some) >= ENOUGH]
 
 
-def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
+def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[PredictedCase]]]:
     """The rows of a source that have one model in common and different layouts, ten or more."""
     for source, some in ranked():
-        split: dict[str, list[Told]] = {}
+        split: dict[str, list[PredictedCase]] = {}
         for each in some:
             spec = each.case.run.model
             model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.attention.n_heads} heads"
@@ -36,7 +36,7 @@ def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
                 yield source, model, rows
 
 
-def agreement(some: Sequence[Told | Unseen]) -> float:
+def agreement(some: Sequence[PredictedCase | Unseen]) -> float:
     """Spearman's correlation of predicted and measured seconds of a step."""
     return ranks_agree([each.seconds for each in some], [each.measured for each in some])
 
@@ -46,8 +46,8 @@ def unseen_of(source: TimeSource) -> list[Unseen]:
     return [each for each in unseen() if each.case.source == source]
 
 
-def ceiling(some: Sequence[Told], rows: Sequence[str]) -> float:
-    """The correlation if all but the named rows were told as they were measured."""
+def ceiling(some: Sequence[PredictedCase], rows: Sequence[str]) -> float:
+    """The correlation if all but the named rows were predicted as they were measured."""
     exact = [each.seconds if each.case.name in rows else each.measured for each in some]
     return ranks_agree(exact, [each.measured for each in some])
 
@@ -61,7 +61,8 @@ RANK_REASONS = {
         "over six: B054), a micro-batch of one sequence that takes 43 % longer than one of two (R0347 and R0348), "
         "104 and 112 heads that take 14 to 18 % longer than 64 and than 128 (R0373 and R0372, R0374; R0321 and "
         "R0322). Besides, PCI Express and NUMA settings of nodes were improved on 02-25, by 1 to 5 % says the page,"
-        " after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, which is told alike. "
+        " after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, while both are predicted "
+        "alike. "
         "With the spread of what was run twice (2.5 %) and those four, a prediction without any error would reach "
         "0.92",
     ),
@@ -75,8 +76,9 @@ RANK_REASONS = {
 
 LAYOUT_REASONS = (
     "Such layouts often lie within a few percent of each other, so that single rows decide: among BigScience's R0326, "
-    "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than told in one and the same "
-    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were told 8 to 12 % too short, "
+    "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than predicted in the same "
+    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were predicted 8 to 12 % too "
+    "short, "
     "with 6 and 12 8 to 10 % too long, over 16 stages the other way round (before there was a `network_share`, as what "
     "follows)."
 )
@@ -98,8 +100,8 @@ def ranks() -> Iterator[str]:
             rows, why = RANK_REASONS[source.title]
             without = agreement([each for each in some if each.case.name not in rows])
             low.append(
-                f"- {source.title}: {why}. Without {', '.join(rows)} it is {without:.3f}; with them as they are and "
-                f"all others told exactly it would be {ceiling(some, rows):.3f}.\n"
+                f"- {source.title}: {why}. Without {', '.join(rows)} it is {without:.3f}; with them unchanged and all "
+                f"others predicted exactly it would be {ceiling(some, rows):.3f}.\n"
             )
     if low:
         yield f"\nBelow {RANKS} in the rows of `runs.csv`:\n\n"

@@ -1,4 +1,4 @@
-"""Which published throughputs are told as runs, and why others are not."""
+"""Which published throughputs are modelled as runs, and why others are not."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def time_case_of(row: Row) -> TimeCase | str:
     for names, tell in ((_MEGATRON, megatron_time_case), (_SHARDED, sharded_time_case), (_TPU, tpu_case)):
         if any(each in source for each in names):
             return tell(row)
-    return next((why for beginning, why in LEFT_OUT if beginning in source), "not told")
+    return next((why for beginning, why in LEFT_OUT if beginning in source), "not predicted")
 
 
 def time_cases() -> tuple[tuple[TimeCase, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that can be told, in the order of the files, and the others of ``runs.csv`` with their reason."""
-    told: list[TimeCase] = [*fitted_nemo(), *blackwell_cases()]
+    """Every row that can be modelled, in the order of the files, and the others of ``runs.csv`` with their reason."""
+    cases: list[TimeCase] = [*fitted_nemo(), *blackwell_cases()]
     left_out: list[tuple[Row, str]] = []
     for row in read_rows():
         found = time_case_of(row)
         if isinstance(found, str):
             left_out.append((row, found))
         else:
-            told.append(found)
-    return tuple(told), tuple(left_out)
+            cases.append(found)
+    return tuple(cases), tuple(left_out)

@@ -34,7 +34,8 @@ ROCE_3200 = (("network", "roce-400"),)
 _FOUNDRY = (
     "FSDP: parameters gathered in bf16 block by block, gradients reduced in fp32 (Composer's MP=DEFAULT); "
     "SHARD_GRAD_OP keeps gathered parameters from forward to backward",
-    "flash attention in Triton, late 2022, which has about half the speed of FlashAttention-2: told as `efficient`; "
+    "flash attention in Triton, late 2022, which has about half the speed of FlashAttention-2: modelled as "
+    "`efficient`; "
     "biases everywhere, low-precision layer norms, no dropout, eager "
     "PyTorch 1.13; cross entropy in one kernel on 16-bit logits; AdamW",
 )  # fmt: skip
@@ -53,14 +54,14 @@ FOUNDRY_H100 = TimeSource(
     assumed=(
         *_FOUNDRY,
         "3,200 Gb/s between nodes (not stated)",
-        "fp8 rows: linear layers in fp8, a scale per tensor, of what FSDP gathers in bf16; Transformer Engine casts in "
-        "kernels of norms and GELU, told as compile = true",
+        "fp8 rows: linear layers in fp8, a scale per tensor, of what FSDP gathers in bf16; Transformer Engine casts "
+        "in kernels of norms and GELU, modelled as compile = true",
     ),
 )
 _TITAN = (
     "as in docs/published_memory.md; compiled rows with compile = true, selective recomputation included",
     "the device is Meta's H100 of 96 GB: 2.4 TB/s, limited to 500 W of 700 W, which leaves 0.86 of the clock (the "
-    "third root of the power, 150 W of either taken to go elsewhere)",
+    "cube root of the power, assuming that 150 W of either go elsewhere)",
     "400 Gb/s for each GPU",
     "rows with asynchronous tensor parallelism: overlap = tensor",
 )  # fmt: skip
@@ -77,7 +78,7 @@ TITAN_A100 = TimeSource(
     convention="tokens/s and device",
     network=HDR_8,
     assumed=(
-        "as in docs/published_memory.md; torch.compile is not stated and taken to be off",
+        "as in docs/published_memory.md; torch.compile is not stated: assumed off",
         "`selective layer` recomputes every second block whole",
         "200 Gb/s for each GPU (not stated)",
     ),
@@ -98,11 +99,11 @@ FLASH = TimeSource(
     title="FlashAttention-2 Table 1, A100",
     convention="model TFLOP/s, 6N + 12 L d T for a token",
     assumed=(
-        "data parallel on eight GPUs, no recomputation; fused MLP, norm and cross entropy (told as compile = true)",
+        "data parallel on eight GPUs, no recomputation; fused MLP, norm and cross entropy (modelled as compile = true)",
         "16,384 tokens in a micro-batch, 512 sequences of 2,048 or 128 of 8,192 in a step (not stated)",
-        "without FlashAttention: Megatron-LM's attention, written out, softmax one kernel for up to 2,048 keys and "
-        "several operations beyond (told as compile = false)",
-        "rows of FlashAttention's first version are told as `efficient` (about half the speed of the second)",
+        "without FlashAttention: Megatron-LM's unfused attention, softmax one kernel for up to 2,048 keys and "
+        "several operations beyond (modelled as compile = false)",
+        "rows of FlashAttention's first version are modelled as `efficient` (about half the speed of the second)",
     ),
 )
 AZURE = TimeSource(
@@ -111,11 +112,13 @@ AZURE = TimeSource(
     convention="hardware TFLOP/s by the formula of Narayanan et al., recomputation in it",
     network=HDR_8,
     assumed=(
-        "attention written out with fused kernels (Megatron-DeepSpeed), dropout 0.1, every block recomputed",
-        "a vocabulary of 51,200, tied; offloading of activations and optimizer hides entirely (not told)",
+        "unfused attention with fused softmax kernels (Megatron-DeepSpeed), dropout 0.1, every block recomputed",
+        "a vocabulary of 51,200, tied; offloading of activations and optimizer is fully overlapped (not modelled)",
     ),
-    reason="the larger the model, the more of its state and activations goes over the host, which is not told: 175B, "
-    "where nothing has to, is within 3 %, 2T is told a quarter too fast",
+    reason=(
+        "the larger the model, the more of its state and activations goes over the host, which is not modelled: "
+        "175B, which needs no offload, is within 3 %, 2T is predicted a quarter too fast"
+    ),
 )
 NANO = TimeSource(
     name="karpathy/nanoGPT",
@@ -123,7 +126,7 @@ NANO = TimeSource(
     convention="printed seconds of a step",
     assumed=(
         "data parallel, bf16 autocast, flash attention, no dropout, no biases; 480 sequences of 1,024 in a step",
-        "one device: a step of 12 sequences with one forward (bench.py); attention written out, as the comparison is "
+        "one device: a step of 12 sequences with one forward (bench.py); unfused attention, since the comparison is "
         "from before the repository used PyTorch's fused attention (from memory of its history)",
     ),
 )
@@ -146,13 +149,15 @@ MAXTEXT_GPU = TimeSource(
     network=(("network", "ethernet-100"), ("network_bytes_per_second", 25_000_000_000)),
     assumed=(
         "sharded over the eight GPUs of a node, copies over nodes; 4 sequences of 4,096 on a device; remat "
-        "minimal_flash (all products kept) told as no recomputation; cuDNN's attention (cudnn_flash_te); XLA's fusion "
-        "told as compile = true "
+        "minimal_flash (all matmuls kept) modelled as no recomputation; cuDNN's attention (cudnn_flash_te); XLA's "
+        "fusion modelled as compile = true "
         "(MaxText/configs/a3/llama_2_7b/2vm.sh)",
         "GCP A3: eight 200 Gb/s adapters to a node, over TCP",
     ),
-    reason="on one node it is within 10 %; over nodes XLA sums gradients of copies after the backward pass, which is "
-    "told beside it",
+    reason=(
+        "on one node it is within 10 %; over nodes XLA sums gradients of copies after the backward pass, which is "
+        "modelled as overlapped"
+    ),
 )
 JAX_TOOLBOX = TimeSource(
     name="NVIDIA/JAX-Toolbox:docs/frameworks/maxtext/README.md",
@@ -167,12 +172,12 @@ PYTHIA = TimeSource(
     network=(("network", "efa-v1"),),
     assumed=(
         "sizes of micro-batches, tensor ranks, full recomputation and flash attention as the repository's files have "
-        "them, FlashAttention's first version told as `efficient`; 70M and 1B: attention written out, its softmax one "
-        "kernel, told as compile = true",
+        "them, FlashAttention's first version modelled as `efficient`; 70M and 1B: unfused attention, its softmax "
+        "one kernel, modelled as compile = true",
         "ZeRO-1; nodes of eight A100 40 GB with 400 Gb/s of EFA (AWS p4d, not stated)",
     ),
     reason="the repository's files ask for a synchronization of device and program at every block "
-    "(synchronize-each-layer), which nothing here tells",
+    "(synchronize-each-layer), which is not modelled",
 )
 SOURCES = (
     FOUNDRY_A100, FOUNDRY_H100, TITAN_H100, TITAN_A100, FMS, FLASH, AZURE, NANO, QWEN_FULL, MAXTEXT_GPU, JAX_TOOLBOX,
@@ -228,8 +233,8 @@ def titan_time_case(row: Row) -> TimeCase | str:
     if row["id"] == "R1109":
         return "throughput unchanged from the row before, no number of its own"
     if (row["model_family"] == "Llama3-405B" and row["pp"] != "1") or row["cp"] not in ("", "1"):
-        told = titan_case(row)
-        layout, batch, total = told.run.layout, told.run.device_batch, told.run.recipe.global_batch
+        known = titan_case(row)
+        layout, batch, total = known.run.layout, known.run.device_batch, known.run.recipe.global_batch
     else:
         tensor = number(row, "tp")
         if not row["micro_batch_per_device"]:
@@ -248,7 +253,7 @@ def titan_time_case(row: Row) -> TimeCase | str:
 
 def fms_case(row: Row) -> TimeCase | str:
     if not row["global_batch_seqs"]:
-        return "a whole run, told with the other whole runs"
+        return "a whole run, listed with the other whole runs"
     devices = int(row["n_devices"])
     split: dict[str, Any] = {"replicate": devices // 8, "shard": 8} if row["sharding"] == "hsdp" else {"shard": devices}
     kept = {}
@@ -296,7 +301,7 @@ def nano_case(row: Row) -> TimeCase:
 
 def qwen_full_case(row: Row) -> TimeCase | str:
     if "Full" not in row["model_family"]:
-        return "adapters over frozen weights: told with fine-tuning"
+        return "adapters over frozen weights: listed with fine-tuning"
     model = llama(row, **{"attention.bias": True, "attention.output_bias": False})
     recipe = _recipe(row, 1, int(row["global_batch_seqs"]), precision="bf16", **{"precision.master_weights": True})
     layout = Layout(shard=int(row["n_devices"]), zero=3)
@@ -346,7 +351,7 @@ def sharded_time_case(row: Row) -> TimeCase | str:
     for beginning, tell in _TOLD.items():
         if beginning in source:
             return tell(row)
-    return "not told"
+    return "not predicted"
 
 
 _TOLD = {

@@ -22,7 +22,7 @@ from trainledger.spec.efficiency import Efficiency
 
 @cache
 def cases() -> tuple[TimeCase, ...]:
-    """The rows that are told, of devices that have a calibration or are about to get one."""
+    """The modelled rows, of devices that have a calibration or are about to get one."""
     devices = {device for some in CALIBRATED.values() for device in some}
     return tuple(each for each in time_cases()[0] if each.run.cluster.device in devices)
 

@@ -13,10 +13,11 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 
 _MAXTEXT = (
-    "fully sharded within a slice, copies over slices; flash attention (Pallas); XLA's fusion told as compile = true; "
-    "fp32 parameters gathered in bf16, AdamW; the reshapes of sizes that a spec cannot say are left out",
+    "fully sharded within a slice, copies over slices; flash attention (Pallas); XLA's fusion modelled as compile = "
+    "true; "
+    "fp32 parameters gathered in bf16, AdamW; reshapes of sizes that a spec cannot express are left out",
     "TFLOP/s are the model's, 6N + 12 L d T for a token, causality not halved (maxtext of 2023 and 2024)",
-    "remat_policy full = every block run again in backward; minimal (products kept) told as none",
+    "remat_policy full = every block recomputed; minimal (matmuls kept) modelled as none",
 )  # fmt: skip
 V4 = TimeSource(
     name="AI-Hypercomputer/maxtext:src/maxtext/configs/tpu/v4/README.md",

@@ -17,7 +17,7 @@ from trainledger.units import GIB
 
 _TITAN = (
     "FSDP2: fp32 shards gathered in bf16 block by block, gradients reduced in fp32; AdamW in fp32 on the shards",
-    "flash attention; logits upcast to fp32 for the loss; selective = per operation, attention and each second product",
+    "flash attention; logits upcast to fp32 for the loss; selective = per operation, attention and every second matmul",
     "max reserved memory, as torchtitan's log prints it",
 )  # fmt: skip
 TITAN = Source(
@@ -29,7 +29,7 @@ TITAN = Source(
     unit_why="printed as GiB",
     assumed=(
         *_TITAN,
-        "both compiled rows are recomputed selectively: the checkpoint stands inside of the compiled block",
+        "both compiled rows are recomputed selectively: the checkpoint is inside of the compiled block",
         "R1108 and R1109: 8 devices, one sequence, selective (the configuration's defaults, not in the excerpt)",
     ),
 )
@@ -45,7 +45,7 @@ TITAN_FP8 = Source(
         "fp8: torchao's Float8Linear over the parameters gathered in bf16, a scale per tensor (the default of the "
         "`float8` converter); it keeps its bf16 input for backward, and 8-bit copies come and go",
         "compiled blocks on tensor and context ranks are predicted like eager ones, the others as compiled",
-        "R0032 gathers the weights of blocks in 8 bits (enable_fsdp_float8_all_gather), which is not told",
+        "R0032 gathers the weights of blocks in 8 bits (enable_fsdp_float8_all_gather), which is not modelled",
         "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
         "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",
         "context parallelism is a ring",

@@ -12,8 +12,8 @@ from left_out import read_left_out
 from published_case import Errors
 from throughput_case import TimeSource
 from throughput_nemo import LEFT_OUT
+from throughput_predictions import NAMES, WITHIN, percent, sources, ways
 from throughput_ranks import ENOUGH, agreement, ranked
-from throughput_told import NAMES, WITHIN, percent, sources, ways
 from unseen_runs import ASSUMED, Unseen, unseen
 
 PAGE = Path(__file__).parents[2] / "docs" / "unseen_throughput.md"
@@ -25,20 +25,20 @@ Written by `python tools/published/unseen_page.py` from what `python tools/publi
 compare both with what is predicted today.
 
 The calibrations of the catalog are fitted on the rows of docs/published_throughput.md. What follows are other steps of
-the same tables, and of later ones. No constant was ever fitted on them and none shall be. So the table says what to
+the same tables, and of later ones. No constant was ever fitted on them and none will be. So the table says what to
 expect of a prediction for the next run, on a device type that others have been measured on.
 
-All were predicted for the first time on 2026-11-21, once what is assumed of them was written down. (Of vTrain's table
+All were predicted for the first time on 2026-11-21, after the assumptions were written down. (Of vTrain's table
 of many nodes one figure had been looked at before: its correlation.) BigScience's and vTrain's have met no other
 constants since. Of NVIDIA's 169 steps, of models of 5B to 405B on 4 to 2,304 H100, in bf16 and fp8, none had been
-fitted on then: median absolute error 11.7 %, nearly all told too slow, 94.7 % within 25 %, rank correlation 0.981.
-Nine of them were mended for a fact (the program's setting of attention kernels), and 41 are fitted on since:
+fitted on then: median absolute error 11.7 %, nearly all predicted too slow, 94.7 % within 25 %, rank correlation 0.981.
+Nine of them were corrected for a fact (the program's setting of attention kernels), and 41 are fitted on since:
 containers of 2024, each layout on its fewest devices. What is left are the same layouts on more devices and all later
 containers.
 
-"Source left out" are constants fitted without the other rows of the same source (`left_out.py`): what to expect of a
-program and a cluster that nothing is known of. The catalog's constants have met most of these sources, which says what
-to expect of a further run of them.
+"Source left out" are constants fitted without the other rows of the same source (`left_out.py`): what to expect for an
+unknown program and cluster. The catalog's constants have met most of these sources, which says what to expect of a
+further run of them.
 
 """
 

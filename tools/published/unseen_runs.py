@@ -2,7 +2,7 @@
 
 ``unseen_bigscience.csv`` has the steps that the page of BigScience's trials prints and ``runs.csv`` has not, all of
 them that have a layout and a time; ``unseen_vtrain.csv`` the rest of vTrain's table of many nodes and the first 120
-lines of its table of single nodes, less what ``runs.csv`` has. They are told as the rows of their sources are. Of
+lines of its table of single nodes, less what ``runs.csv`` has. They are modelled like the rows of their sources. Of
 NVIDIA's figures (`throughput_nemo`) they are the containers of 2025 and later, and layouts on more devices.
 ``python tools/published/unseen_runs.py`` predicts them and writes ``unseen_predicted.csv``.
 """
@@ -26,11 +26,12 @@ PREDICTED = HERE / "unseen_predicted.csv"
 BIGSCIENCE = "bigscience-workshop/bigscience:train/tr11-176B-ml/chronicles-prequel.md"
 VTRAIN = "VIA-Research/vTrain:data (arXiv 2312.12391) gt_{}.csv"
 ASSUMED = (
-    "A100: told as the rows of their source in `runs.csv`, with nothing assumed anew but the heads of "
+    "A100: assumptions as for the rows of their source in `runs.csv`, and in addition the heads of "
     "BigScience's models of 02-20 and 02-21, which those tables do not say: 96 where the width is 14,400, as the "
     "page says of that model before, else 64, as it says after them",
     "of BigScience's page are left out: steps that ran out of memory, the table of asynchronous launches (rates only), "
-    "and ZeRO-0 beside ZeRO-1, whose columns are exchanged in one line; `DP` of the last 320 devices of 02-21 is 4, as "
+    "and ZeRO-0 next to ZeRO-1, whose columns are exchanged in one line; `DP` of the last 320 devices of 02-21 is 4, "
+    "as "
     "40 nodes have no room for the 8 that are printed",
 )
 

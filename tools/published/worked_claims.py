@@ -45,9 +45,9 @@ def words_of(given: dict[str, object]) -> str:
 
 
 def days(given: dict[str, object], mfu: float = 0.5) -> Claim:
-    told = tl.napkin(**given, mfu=mfu)
-    text = format_seconds(told.days * SECONDS_PER_DAY)
-    return Claim((told.days,), show(f"{words_of(given)} --mfu {mfu}", text))
+    answer = tl.napkin(**given, mfu=mfu)
+    text = format_seconds(answer.days * SECONDS_PER_DAY)
+    return Claim((answer.days,), show(f"{words_of(given)} --mfu {mfu}", text))
 
 
 def days_88() -> Claim:
@@ -58,8 +58,10 @@ def days_88() -> Claim:
 
 
 def flops(given: dict[str, object], mfu: float = 0.5) -> Claim:
-    told = tl.napkin(**given, mfu=mfu)
-    return Claim((told.flops,), show(f"{words_of(given)} --mfu {mfu}", f"{told.flops:.4g}".replace("e+", "e"), "6 N D"))
+    answer = tl.napkin(**given, mfu=mfu)
+    return Claim(
+        (answer.flops,), show(f"{words_of(given)} --mfu {mfu}", f"{answer.flops:.4g}".replace("e+", "e"), "6 N D")
+    )
 
 
 def two_weeks() -> Claim:
@@ -82,8 +84,8 @@ def largest(recipe: str) -> Claim:
 
 
 def static(given: dict[str, object]) -> Claim:
-    told = tl.napkin(**given, mfu=0.5)
-    nbytes = told.static_nbytes["fp32-adamw"]
+    answer = tl.napkin(**given, mfu=0.5)
+    nbytes = answer.static_nbytes["fp32-adamw"]
     shown = show(f"{words_of(given)} --mfu 0.5", "fp32, AdamW", format_gigabytes(nbytes))
     return Claim((nbytes / GIGA,), shown)
 
@@ -92,8 +94,8 @@ def ratio(numerator: dict[str, object], printed: Callable[[float], float], how: 
     first, second = tl.napkin(**numerator, mfu=0.5), tl.napkin(**SMALL, mfu=0.5)
     value = first.flops / second.flops
     shown = tuple(
-        each for given, told in ((numerator, first), (SMALL, second))
-        for each in show(f"{words_of(given)} --mfu 0.5", f"{told.flops:.4g}".replace("e+", "e"), "6 N D")
+        each for given, found in ((numerator, first), (SMALL, second))
+        for each in show(f"{words_of(given)} --mfu 0.5", f"{found.flops:.4g}".replace("e+", "e"), "6 N D")
     )  # fmt: skip
     return Claim((value,), shown, (printed(value),), how)
 
@@ -114,9 +116,9 @@ def ffn() -> Claim:
 
 
 def product(equation: str, *shapes: str, scale: float = 1) -> Claim:
-    told = einsum(equation, [tuple(int(each) for each in shape.split(",")) for shape in shapes])
-    shown = show(f'einsum "{equation}" {" ".join(shapes)}', "FLOPs", f"{told.flops:,}", format_flops(told.flops))
-    return Claim((told.flops / scale,), shown)
+    found = einsum(equation, [tuple(int(each) for each in shape.split(",")) for shape in shapes])
+    shown = show(f'einsum "{equation}" {" ".join(shapes)}', "FLOPs", f"{found.flops:,}", format_flops(found.flops))
+    return Claim((found.flops / scale,), shown)
 
 
 def batched() -> Claim:
@@ -136,20 +138,20 @@ def relu() -> Claim:
 
 
 def rounded(name: str, number: float) -> Claim:
-    told = FORMATS[name].rounded(number)
-    return Claim((told.value,), show(f"dtype {number:g} --format {name}", name, f"{told.value:.9g}"))
+    rounded = FORMATS[name].rounded(number)
+    return Claim((rounded.value,), show(f"dtype {number:g} --format {name}", name, f"{rounded.value:.9g}"))
 
 
 def below_normal() -> Claim:
     """Taken for zero is what is below the smallest normal value; subnormals are there."""
     fp16, number = FORMATS["fp16"], 6e-5
-    told = fp16.rounded(number)
-    assert told.fate == "subnormal"
-    taken = 0.0 if number < fp16.smallest_normal else told.value
+    rounded = fp16.rounded(number)
+    assert rounded.fate == "subnormal"
+    taken = 0.0 if number < fp16.smallest_normal else rounded.value
     how = f"takes the smallest normal value, {fp16.smallest_normal:.3g}, for the smallest; that is "
     shown = show("dtype fp16", "smallest subnormal", f"{fp16.smallest_subnormal:.17g}")
-    more = show("dtype 6e-5 --format fp16", "fp16", f"{told.value:.9g}", "subnormal")
-    return Claim((told.value,), (*shown, *more), (taken,), how + f"{fp16.smallest_subnormal:.3g}")
+    more = show("dtype 6e-5 --format fp16", "fp16", f"{rounded.value:.9g}", "subnormal")
+    return Claim((rounded.value,), (*shown, *more), (taken,), how + f"{fp16.smallest_subnormal:.3g}")
 
 
 def format_largest(name: str) -> Claim:
@@ -222,9 +224,9 @@ def tying() -> Claim:
     one = read_tensor("fp32[50257,1024]")
     assert apart - tied == one.elements
     shown = show('tensor "fp32[50257,1024]"', "elements", f"{one.elements:,}")
-    told = show('tensor "fp32[50257,1024]"', "MB", f"{one.nbytes / 1e6:,.6g}")
+    found = show('tensor "fp32[50257,1024]"', "MB", f"{one.nbytes / 1e6:,.6g}")
     how = f"in no way: 51.9M x 4 are {51.9e6 * 4 / 1e6:.1f} MB, no number of parameters"
-    return Claim((apart - tied,), (*shown, *told), None, how)
+    return Claim((apart - tied,), (*shown, *found), None, how)
 
 
 def forward() -> Claim:
@@ -246,10 +248,10 @@ def activations() -> Claim:
 
 def budget() -> Claim:
     given = {"tokens": "20x", "device": H100, "count": 32, "days": "2w"}
-    told = tl.napkin(**given, mfu=0.5)
-    texts = f"{told.params / GIGA:.1f}B parameters", f"{told.tokens / GIGA:.0f}B tokens"
+    answer = tl.napkin(**given, mfu=0.5)
+    texts = f"{answer.params / GIGA:.1f}B parameters", f"{answer.tokens / GIGA:.0f}B tokens"
     optimal = show("optimal --device h100-sxm --count 32 --days 2w --family none", *texts)
-    return Claim((told.params,), (*show(f"{words_of(given)} --mfu 0.5", f"{told.params:.4g}"[:5]), *optimal))
+    return Claim((answer.params,), (*show(f"{words_of(given)} --mfu 0.5", f"{answer.params:.4g}"[:5]), *optimal))
 
 
 # Facts of a step

@@ -144,7 +144,7 @@ def loop(
 
 
 def why_impossible(plan: Plan) -> Problem | None:
-    """Why a run cannot be trained as planned, with what would do; None where it can, or where nobody knows."""
+    """Why a run cannot be trained as planned, with what would help; None where it can, or where that is not known."""
     forecast = plan.forecast
     if forecast.impossible:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "

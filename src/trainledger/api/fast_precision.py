@@ -76,7 +76,7 @@ def _by_flags(run: Run) -> FastPrecision | None:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor says that it can do; empty where the system does not tell."""
+    """The processor's features; empty where the system does not list them."""
     try:
         text = CPUINFO.read_text(encoding="utf-8")
     except (OSError, ValueError):

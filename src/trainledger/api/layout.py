@@ -26,7 +26,7 @@ _FOUND: Recent[Any, Run] = Recent(64)
 def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress | None = None) -> Run:
     """The run with the simplest of the quickest layouts, where it asks for a search (``layout.auto``).
 
-    That is `Layouts.simplest`: a pipeline is not worth a percent that a prediction cannot tell from none. What the run
+    That is `Layouts.simplest`: a pipeline is not worth a percent that predictions cannot resolve. What the run
     says of its layout, its micro-batch or its recomputation is kept: all that is not as by default, and the fields that
     are ``written`` (`runfile.written`). ``progress`` hears of the search as in `questions.layouts`. Raises
     `InvalidInput` where nothing fits.
@@ -44,7 +44,7 @@ def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress |
 
 
 def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> Run:
-    rule = "is not searched for, so it cannot be kept beside auto: leave it out"
+    rule = "is not searched for, so it cannot be combined with auto: leave it out"
     odd = {name: getattr(run.layout, name) for name in ("gather", "stage_layers")}
     if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
         raise InvalidInput(problems)

@@ -1,4 +1,4 @@
-"""A run from whatever names it, with a record of what was given and what was assumed."""
+"""A run from any name of it, with a record of what was given and what was assumed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def resolve(
     search: bool = True,
     progress: Progress | None = None,
 ) -> Run:
-    """As `load`, without its warning; ``purpose`` is what a named model is asked about (`api.defaults`)."""
+    """As `load`, without its warning; ``purpose`` is the question about a named model (`api.defaults`)."""
     given = listed(overrides)
     if isinstance(source, ModelSpec):
         run = defaults.run_of_model(source, given, purpose)

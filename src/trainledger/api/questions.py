@@ -113,7 +113,7 @@ def breaks(
 
 
 def _planner(asked: Run) -> Callable[[Run], Run | None]:
-    """Searches for the layout of other runs as of the one that was asked for: what that one gives is kept."""
+    """Searches for the layout of other runs as of the requested one: the fields that it gives are kept."""
 
     def planned(run: Run) -> Run | None:
         free = replace(
@@ -286,9 +286,9 @@ def optimal(
         return answer
     follow: Law = answer.chosen.law
     if numbers["params"] is not None:
-        follow = FixedSize(name="asked", title="the size that is asked for", size=numbers["params"])
+        follow = FixedSize(name="asked", title="the requested size", size=numbers["params"])
     elif per is not None:
-        title = "the tokens per parameter that are asked for"
+        title = "the requested tokens per parameter"
         follow = RatioLaw(name="asked", title=title, tokens_per_parameter=per)
     found = affordable(
         budget, follow, base, budget.device, predicted, seq_len=tokens, tokens_per_step=step,

@@ -1,4 +1,4 @@
-"""Answers that take long, kept for whoever asks the same again: as many as are asked for, the newest ones."""
+"""A cache of slow answers: a given number of the newest ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Recent(Generic[Key, Value]):
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._values: dict[Key, Value] = {}  # what was asked for last stands last
+        self._values: dict[Key, Value] = {}  # the last requested is last
         self._lock = Lock()
 
     def __len__(self) -> int:

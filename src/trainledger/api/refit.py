@@ -108,7 +108,7 @@ def sample_of(past: PastRun, machine: Calibration) -> RunSample:
         kind = fit_kind(each.entry.phase, each.entry.kind)
         predicted[kind] = predicted.get(kind, 0.0) + float(each.seconds)
     measured = _measured(past)
-    if not measured:  # an accelerator's operations have no times of their own: the step is fitted as a whole
+    if not measured:  # an accelerator's operations have no separate times: the step is fitted as a whole
         predicted, measured = {WHOLE_STEP: float(step.seconds)}, {WHOLE_STEP: spread.median}
     return RunSample(name=str(past.path), seconds=spread.median, measured=measured, predicted=predicted)
 

@@ -111,7 +111,7 @@ def listed(overrides: runfile.Overrides) -> Overrides:
 
 
 def also(overrides: runfile.Overrides, more: Mapping[str, Any]) -> Overrides:
-    """Overrides with further ones behind them, those that are None left out."""
+    """Overrides with further ones after them, those that are None left out."""
     more, given = {name: each for name, each in more.items() if each is not None}, listed(overrides)
     if isinstance(given, Mapping):
         return {**given, **more}

@@ -179,7 +179,7 @@ def efficiency(name: str) -> Efficiency | None:
 
 
 def errors(name: str) -> ErrorModel:
-    """What predictions for a device are off by, from published runs of sources that were left out.
+    """The errors of predictions for a device, from published runs whose sources were left out.
 
     >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("l4").step.basis
     ('own', 'other', 'bound')
@@ -236,7 +236,7 @@ def _keeping_free(device: Device, nbytes: int) -> Device:
     room = memory if usable is None else usable
     field = "cluster.memory_margin_nbytes"
     if memory is None or room is None:
-        raise InvalidInput([Problem(field, nbytes, f"means nothing without the memory of {device.title}")])
+        raise InvalidInput([Problem(field, nbytes, f"needs the memory of {device.title}, which is not known")])
     if nbytes >= room:
         rule = f"leaves nothing of the {format_nbytes(room)} of {device.title}"
         raise InvalidInput([Problem(field, nbytes, rule, room // 10)])
@@ -244,7 +244,7 @@ def _keeping_free(device: Device, nbytes: int) -> Device:
 
 
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:
-    """How the devices of a cluster are connected: as is usual for the device, but for what the cluster gives.
+    """How the devices of a cluster are connected: as usual for the device, except for what the cluster gives.
 
     Raises InvalidInput where the network is unknown, and where the measured rate is above what it can reach.
     """
@@ -348,7 +348,7 @@ def published_runs() -> tuple[str, ...]:
 
 @cache
 def published_sources() -> dict[str, str]:
-    """What the column ``source`` of `published_runs` stands for."""
+    """The sources that the column ``source`` of `published_runs` numbers."""
     return dict(line.split("\t") for line in _lines("published_sources.tsv")[1:])
 
 

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
             **options,
         )
-        # argparse has no public word for it, and by itself knows -1 and -1.5 alone.
+        # argparse has no public word for it, and accepts only -1 and -1.5 without it.
         self._negative_number_matcher = re.compile(_NEGATIVE)
 
     def read(self, words: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 @frozen
 class Argument:
-    """What `argparse` is told of one argument."""
+    """One argument as `argparse` takes it."""
 
     flags: tuple[str, ...]
     options: Mapping[str, Any]

@@ -71,5 +71,5 @@ def while_searching() -> Callable[[str, int, int], None]:
 
 
 def lines(text: str, data: Mapping[str, Any]) -> Document:
-    """Lines of text as they are, and what JSON has instead."""
+    """Lines of text, and what JSON has instead."""
     return Document("", (Section("", (Code(text),)),) if text else (), data=lambda: data)

@@ -33,7 +33,7 @@ _OF_TARGET = group(
     option("--kernels KERNELS", "of a module: cpu (the default), cuda, sm90, sm100"),
     option(
         "--checkpointing MODULES",
-        "of a module: modules that run again in backward; may be repeated",
+        "of a module: modules that backward recomputes; may be repeated",
         action="append",
     ),
     count("--grad-accum N", "of a module: micro-batches in a step (1)"),

@@ -75,7 +75,7 @@ _OF_CODE = group(
     option("--device NAME", "also the time of a step on a device of the catalog, and whether it fits there"),
     count("--grad-accum N", "micro-batches in a step (1)"),
     option(
-        "--checkpointing PATHS", "run modules again in backward, such as layers.*; may be repeated", action="append"
+        "--checkpointing PATHS", "recompute modules in backward, such as layers.*; may be repeated", action="append"
     ),
     count("--world-size N", "RUN is a program for torchrun: the step of one rank of N, with its collectives"),
     option("--args ARGS", 'arguments of a script, in one text, such as --args "--batch_size 8"'),
@@ -147,7 +147,9 @@ def _trace_code(args: Namespace, given: dict[str, Any]) -> Outcome:
         rule = "changes a field of a run file, which code does not have"
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
     if given.get("rank") and "world_size" not in given:
-        problems.append(Problem("--rank", given["rank"], "is one of a world, whose size is missing", "--world-size 8"))
+        problems.append(
+            Problem("--rank", given["rank"], "is a rank of a world whose size is missing", "--world-size 8")
+        )
     name, kernels = given.pop("device", None), given.get("kernels")
     if kernels not in (None, *KERNELS):
         rule = f"must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}"
@@ -208,7 +210,7 @@ def _write(args: Namespace, ledger: Ledger) -> None:
     count("--steps N", "stop after N optimizer steps"),
     option(
         "--files GLOB",
-        "whose lines are shown, besides the script's; may be repeated (else all modules in its directory)",
+        "whose lines are shown, in addition to the script's; may be repeated (else all modules in its directory)",
         action="append",
     ),
     _ASSUME,
@@ -249,7 +251,7 @@ def annotate(args: Namespace) -> Outcome:
 
 
 def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
-    """What to try where a script failed that was given options of trainledger's, behind its name."""
+    """What to try where a script failed that got options of trainledger's after its name."""
     ours = {name for argument in (*annotate.arguments, JSON) for name in getattr(argument, "flags", ())}
     found = list(dict.fromkeys(each.partition("=")[0] for each in given if each.partition("=")[0] in ours))
     if outcome == "failed" and found:

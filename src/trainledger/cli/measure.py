@@ -79,7 +79,7 @@ def progress_bar(doing: str = "measuring", first: str = "starting torch") -> Ite
 
 
 def with_html(document: Document, path: str | None) -> Document | Outcome:
-    """The document, written as a page with its figures where one is asked for."""
+    """The document, also written as a page with its figures where requested."""
     if path is None:
         return document
     replace_file(path, page(document.title, parts(document), document.figures()).encode())
@@ -126,15 +126,15 @@ def runs(args: Namespace) -> Document:
     option("run_dirs RUN_DIR", "the directory of a run; with --update of several", nargs="*", default=[]),
     option(
         "--trace FILE",
-        "in its place a trace of torch.profiler, of any program (.json, .json.gz), or a directory of ranks",
+        "instead: a trace of torch.profiler, of any program (.json, .json.gz), or a directory of ranks",
         default=None,
     ),
-    option("--memory SNAPSHOT", "in its place a snapshot of CUDA's allocator (torch.cuda.memory)", default=None),
+    option("--memory SNAPSHOT", "instead: a snapshot of CUDA's allocator (torch.cuda.memory)", default=None),
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
     option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
-    flag("--undo", "take the last --update of the calibration back"),
+    flag("--undo", "undo the last --update of the calibration"),
     option("--against OTHER", "another trace that this one is compared with", default=None),
-    option("--run RUN.toml", "of a trace or a snapshot: its run, whose forecast stands beside it", default=None),
+    option("--run RUN.toml", "with a trace or a snapshot: its run, whose forecast is compared with it", default=None),
     SET,
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
 )
@@ -173,7 +173,7 @@ def reconcile(args: Namespace) -> Document | Outcome:
 def _only(run_dirs: list[str]) -> str | None:
     """The one run directory that is named, or None; raises InvalidInput."""
     if len(run_dirs) > 1:
-        raise InvalidInput([Problem("RUN_DIR", run_dirs[1], "is one too many; --update takes several")])
+        raise InvalidInput([Problem("RUN_DIR", run_dirs[1], "is a second run directory; only --update takes several")])
     return run_dirs[0] if run_dirs else None
 
 
@@ -184,13 +184,13 @@ def _refitted(args: Namespace) -> Document | Outcome:
             raise InvalidInput([Problem(name, value, "is no run of this engine; --update takes run directories")])
     if args.undo:
         if args.update or args.run_dirs or args.runs is not None:
-            raise InvalidInput([Problem("--undo", None, "takes the last fit back, and stands alone")])
+            raise InvalidInput([Problem("--undo", None, "removes the last fit, and takes no other arguments")])
         path, left = undo_update()
         return lines(f"{path} is as it was before the last fit; fits left: {left}", {"path": str(path), "fits": left})
     if not args.update:
         raise InvalidInput([Problem("--runs", args.runs, "goes with --update")])
     if args.run_dirs and args.runs is not None:
-        raise InvalidInput([Problem("--runs", args.runs, "stands in the place of RUN_DIR ...; name one of them")])
+        raise InvalidInput([Problem("--runs", args.runs, "replaces RUN_DIR ...; give one of them")])
     for each in args.run_dirs:
         if not is_run(Path(each)):
             raise InvalidInput([Problem("RUN_DIR", each, "is not the directory of a run")])

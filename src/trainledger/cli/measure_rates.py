@@ -25,7 +25,7 @@ _LARGEST = 2**20
 
 @takes(
     option("--shapes MxNxK", "matmuls [M, K] @ [K, N], such as 1024x1024x512", nargs="+", default=[]),
-    option("--sweep SIZE", "in their place a sweep: batch (rows) or width (columns and inner size)", default=None),
+    option("--sweep SIZE", "instead: a sweep of batch (rows) or width (columns and inner size)", default=None),
     option("--dtype LIST", "fp32, bf16 or fp32,bf16 (both, where bf16 is not emulated)", default=""),
     _BACKEND,
     _HTML,
@@ -35,7 +35,7 @@ def measure_matmul(args: Namespace) -> Document | Outcome:
     shapes, dtypes = [_shape(each) for each in args.shapes], _dtypes(args.dtype)
     if args.sweep is not None:
         if shapes:
-            raise InvalidInput([Problem("--sweep", args.sweep, "stands in the place of --shapes; name one of them")])
+            raise InvalidInput([Problem("--sweep", args.sweep, "replaces --shapes; give one of them")])
         if args.sweep not in ("batch", "width"):
             raise InvalidInput([Problem("--sweep", args.sweep, "must be batch or width", "batch")])
     with progress_bar() as tell:
@@ -81,7 +81,7 @@ def measure_loader(args: Namespace) -> Document | Outcome:
 
 
 def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
-    """The same beside the tokens that the steps of a run take in a second, where a forecast says so."""
+    """The same, compared with the tokens per second of a run's steps, where a forecast has them."""
     machine = machine_of(run)
     needed = predict(run, machine, backend=kernels_of(run)).tokens_per_second
     if needed is not None:

@@ -121,7 +121,7 @@ def tensor(args: Namespace) -> Document | Outcome:
 def einsum(args: Namespace) -> Document:
     """A product of tensors such as "ij,jk->ik" 1024,512 512,256: FLOPs, bytes, the cheapest order, and what bounds it.
 
-    With --device also the time that is predicted, and what tiles and waves cost; several devices stand side by side.
+    With --device also the predicted time, and what tiles and waves cost; several devices are shown side by side.
 
     Indices are letters, or words with spaces as in einops: "batch seq d_model, d_model d_ff -> batch seq d_ff". A
     pattern of einops on one tensor, such as "b (h d) t -> b h t d" 2,64,10 h=8, is read too: what it rearranges,

@@ -1,4 +1,4 @@
-"""Files that a verb is asked to write: none over what the verb reads, over source, or over one another."""
+"""Output files of a verb: none over what the verb reads, over source, or over one another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TRIED = 1000
 class Output(argparse.Action):
     """An argument that names a file to write.
 
-    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is written; ``ours`` says which
+    The path is kept for `outputs.check_outputs`. ``suffix`` is that of what is written; ``ours`` says which
     files of source or settings may be written anew, and ``check`` raises where none can be written.
     """
 
@@ -37,7 +37,7 @@ class Output(argparse.Action):
 
 
 def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> None:
-    """Raise InvalidInput where a file to be written is one that the command reads, is source, or is asked for twice."""
+    """Raise InvalidInput where a file to be written is one that the command reads, is source, or is named twice."""
     asked: dict[str, tuple[str, Output]] = {action.dest: (flag, action) for flag, action in outputs}
     values = {name: value for name, value in args.items() if name not in asked}
     problems, taken = [], set[str]()
@@ -47,7 +47,7 @@ def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> No
             continue
         path, where = Path(file), os.path.realpath(file)
         if where in taken:
-            rule: str | None = "is the name of two files that are asked for"
+            rule: str | None = "is the name of two output files"
         else:
             rule = _why_not(path, action, values) if path.is_file() else None
         taken.add(where)
@@ -70,7 +70,7 @@ def _why_not(path: Path, action: Output, values: dict[str, Any]) -> str | None:
         if each.is_file() and each.samefile(path):
             return "is a file that the run file names, and would be overwritten"
     if path.suffix in SOURCES and not (action.ours is not None and action.ours(path)):
-        return "is there already, and source and settings are not overwritten"
+        return "exists already, and source and settings are not overwritten"
     return None
 
 

@@ -1,4 +1,4 @@
-"""A profiler's trace as a person asks for it: alone, or beside the forecast of its run."""
+"""A profiler's trace from the command line: alone, or compared with the forecast of its run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Progress = Callable[[str, str], AbstractContextManager[Callable[[float, str], No
 
 
 def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
-    """What a trace says (``args.trace``), beside the forecast of ``args.run`` where one is given."""
+    """What a trace says (``args.trace``), compared with the forecast of ``args.run`` where one is given."""
     if args.run_dir:
-        raise InvalidInput([Problem("--trace", args.trace, "stands in the place of RUN_DIR; name one of them")])
+        raise InvalidInput([Problem("--trace", args.trace, "replaces RUN_DIR; give one of them")])
     if args.run is not None and args.against is not None:
-        raise InvalidInput([Problem("--against", args.against, "cannot stand beside --run; give one of them")])
+        raise InvalidInput([Problem("--against", args.against, "cannot be combined with --run; give one of them")])
     if args.set and args.run is None:
         raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
     answer = _answer(args, progress)
@@ -39,10 +39,10 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
 
 
 def of_memory(args: Namespace) -> Document:
-    """What a snapshot of CUDA's allocator says (``args.memory``), beside the account of ``args.run``'s peak rank."""
+    """A snapshot of CUDA's allocator (``args.memory``), compared with the account of ``args.run``'s peak rank."""
     for flag, value in (("RUN_DIR", args.run_dir), ("--trace", args.trace), ("--against", args.against)):
         if value is not None:
-            raise InvalidInput([Problem("--memory", args.memory, f"is asked for alone, not beside {flag}")])
+            raise InvalidInput([Problem("--memory", args.memory, f"cannot be combined with {flag}")])
     if args.set and args.run is None:
         raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
     found = allocator_peak(args.memory)

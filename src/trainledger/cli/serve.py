@@ -46,7 +46,11 @@ def serve(args: Namespace) -> Outcome:
         print(json.dumps(named), flush=True)
     else:
         say(address.url)
-        say("Only this machine can ask." if not address.token else "Who has this link can ask; it is not encrypted.")
+        say(
+            "Only this machine can connect."
+            if not address.token
+            else "Anyone with this link can connect; it is not encrypted."
+        )
         say("Ctrl-C ends the server.")
     listening.serve(app, found, address, beside=lambda: warm_up(calculators))
     args.json = False  # its line is printed

@@ -59,7 +59,7 @@ _WHY = {  # a new run file sets each of these fields
     "recipe.learning_rate": "above the default of large models: small ones learn faster at it",
     "recipe.schedule.warmup_steps": "a tenth of the steps: Adam's moments settle before the rate is at its peak",
     "recipe.evaluation.every": "the loss of held-out text four times; without it only at the end",
-    "recipe.checkpoints.every": "a killed run goes on from here (--resume); without it only at the end",
+    "recipe.checkpoints.every": "a killed run continues from here (--resume); without it only at the end",
     "data.tokenizer": "a vocabulary trained on the text; the default, bytes, makes sequences longer",
 }
 _MOST_NAMED = 6
@@ -167,10 +167,10 @@ def data(args: Namespace) -> Document:
     option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
     option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
-    flag("--no-preflight", "do not look at memory, disk and ranks before the first step"),
+    flag("--no-preflight", "do not check memory, disk and ranks before the first step"),
 )
 def train(args: Namespace) -> Outcome:
-    """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run.
+    """Train the model of a run file, in a separate directory under --dir, or continue a stopped run.
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """
@@ -237,7 +237,7 @@ def _words_of_a_rank(args: Namespace) -> list[str]:
 
 
 def _trackers(args: Namespace) -> list[Observer]:
-    """What is asked for by name; raises `InvalidInput` where it is not installed."""
+    """The tracker of a name; raises `InvalidInput` where it is not installed."""
     from trainledger.train.trackers import MLflow, WeightsAndBiases
 
     found: list[Observer] = []

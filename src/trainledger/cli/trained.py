@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainledger.data.losses import Losses
     from trainledger.train.trained import Trained
 
-EMA = flag("--ema", "the moving average of the weights (recipe.ema) in the place of the weights")
+EMA = flag("--ema", "the moving average of the weights (recipe.ema) instead of the weights")
 
 
 @takes(
@@ -91,7 +91,7 @@ BACKEND = option("--backend", "cpu, cuda or mps (the first that is there)", defa
 def evaluate(args: Namespace) -> Document:
     """The loss and perplexity of a trained model on documents: those its run held out, or those of other text.
 
-    Each document is read by itself, after an end token.
+    Each document is read separately, after an end token.
     """
     from trainledger.report.perplexity import document
     from trainledger.train.trained import load_trained
@@ -127,7 +127,7 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
         documents = islice(documents_of(args.text, tokenizer, args.text_field, cache), args.documents)
         of, in_all = ", ".join(args.text), args.documents
     elif run is None:
-        rule = f"{args.model} is no run with held-out text of its own; name files, directories or globs"
+        rule = f"{args.model} is not a run with held-out text; name files, directories or globs"
         raise InvalidInput([Problem("--text", None, rule)])
     else:
         sources = open_mixture(run.data, vocab_size=spec.vocab_size, progress=True).sources

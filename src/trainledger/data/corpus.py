@@ -138,9 +138,9 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
 def _remembered(memory: Path) -> dict[str, str]:
     """The hashes of earlier looks; of a damaged memory none, as a wrong hash would make other data of the same text."""
     try:
-        told = parse_json(memory.read_text())
-        hashes: dict[str, str] = told["hashes"]
-        return hashes if told["sha256"] == _sealed(hashes) else {}
+        stored = parse_json(memory.read_text())
+        hashes: dict[str, str] = stored["hashes"]
+        return hashes if stored["sha256"] == _sealed(hashes) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

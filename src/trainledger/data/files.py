@@ -18,7 +18,7 @@ BLOCK_NBYTES = MIB
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a written file must be: its size, its SHA-256, and a CRC-32 per MiB that tells where it differs."""
+    """What a written file must be: its size, its SHA-256, and a CRC-32 per MiB that shows where it differs."""
 
     name: str
     nbytes: int
@@ -113,7 +113,7 @@ def check_file(path: Path, wanted: FileRecord) -> Problem | None:
     return file_problem("data.cache", path, rule, REMEDY)
 
 
-REMEDY = "remove this file and prepare again, which makes this shard anew"
+REMEDY = "remove this file and prepare again, which makes this shard again"
 
 
 def check_size(path: Path, nbytes: int) -> Problem | None:

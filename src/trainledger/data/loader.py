@@ -93,7 +93,7 @@ class Loader:
     def batches(self, first_step: int) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of step ``first_step`` (0 is the first), of the next step, and so on without end.
 
-        Every tensor has memory of its own. One iteration at a time: a new one ends the one before. What goes wrong
+        Every tensor has separate memory. One iteration at a time: a new one ends the one before. What goes wrong
         while reading is raised here.
         """
         self.close()
@@ -190,7 +190,7 @@ def _halves(rows: npt.NDArray[np.int64]) -> Batch:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A step's micro-batches, whose copy to the device may still be under way on a stream of its own."""
+    """A step's micro-batches, whose copy to the device may still be under way on a separate stream."""
 
     batches: tuple[Batch, ...]
     copied: Any = None

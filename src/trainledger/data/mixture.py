@@ -2,7 +2,7 @@
 
 Rows are counted over the whole run: row 5 of step 2 is 2 x the global batch + 5. Every `BLOCK_ROWS` rows have the same
 number of sequences from each source, in an order drawn by the seed and the number of the block. So how many rows of a
-source stand before a row is a sum, and each source goes through epochs of its own without a state. A corpus alone is a
+source precede a row is a sum, and each source has separate epochs without a state. A corpus alone is a
 mixture of one source.
 """
 
@@ -111,7 +111,7 @@ class Mixture:
                 yield each, rows, sequences_at(n, seed=seed, begin=before[at], count=len(rows), name=each.name)
 
     def _rows(self, seed: int, begin: int, count: int) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """The source of each row by its number, and how many rows of each source stand before them."""
+        """The source of each row by its number, and how many rows of each source precede them."""
         block, first = divmod(begin, BLOCK_ROWS)
         last = (begin + count - 1) // BLOCK_ROWS if count else block
         whole = np.concatenate([self._block(seed, each) for each in range(block, last + 1)])

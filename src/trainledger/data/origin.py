@@ -1,4 +1,4 @@
-"""Which documents a batch has tokens of, and where they stand in the corpus."""
+"""The documents of a batch's tokens, and their positions in the corpus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def documents_of_step(mixture: Mixture, *, seed: int, step: int, global_batch: i
     """The documents that the global batch of a step (the first is 0) has tokens of, in its order, each once.
 
     Each is its number in the train split and its place: ``4711 (corpus/a.jsonl byte 90210)``; of several sources
-    their name stands before it.
+    their name precedes it.
     """
     rows: dict[int, tuple[Source, int]] = {}
     begin = step * global_batch

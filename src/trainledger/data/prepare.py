@@ -108,7 +108,7 @@ def _made(text: Text, tokenizer: Tokenizer, cache: Path, workers: int, shown: Pr
         with held(directory / "lock", wait=True), _named(text.name):
             if not _is_complete(directory, tokenizer):
                 if progress and (directory / INDEX).exists():
-                    print(f"{directory}: what is damaged is made anew.", file=unheard(sys.stderr))
+                    print(f"{directory}: what is damaged is made again.", file=unheard(sys.stderr))
                 _make(directory, fingerprint, text, tokenizer, workers, shown)
     return directory
 
@@ -177,7 +177,7 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
 def _is_complete(directory: Path, tokenizer: Tokenizer) -> bool:
     """Whether there is an index as it was written, every file it names, and the tokenizer.
 
-    What is not there or damaged is made anew: the index and the tokenizer.json at once, as the shards are finished.
+    What is missing or damaged is made again: the index and the tokenizer.json at once, as the shards are finished.
     Whether the shards are whole is for `open_store` to say, and for those who read them.
     """
     try:

@@ -69,7 +69,7 @@ def sequences_of_step(n: int, *, seed: int, step: int, global_batch: int, first:
 def sequences_at(n: int, *, seed: int, begin: int, count: int, name: str = "") -> Places:
     """The sequences, numbered 0 to n - 1, at places ``begin`` to ``begin + count`` in the order of all epochs.
 
-    A source of a mixture has an order of its own by its ``name``.
+    A source of a mixture has a separate order by its ``name``.
     """
     chosen = np.empty(count, dtype=np.uint64)
     done = 0

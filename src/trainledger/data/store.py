@@ -248,7 +248,7 @@ def read_index(path: Path) -> tuple[dict[str, Any], list[ShardRecord]]:
     if index["format"] != FORMAT:
         return index, []
     if "sha256" in index and index != with_checksum(index):  # stores that were made before have none
-        raise ValueError("its SHA-256 is not that of what it says")
+        raise ValueError("its SHA-256 does not match its content")
     for name, kind in _INDEX.items():
         if type(index[name]) is not kind:
             raise TypeError(f"{name} is a {type(index[name]).__name__}")
@@ -260,7 +260,7 @@ def read_index(path: Path) -> tuple[dict[str, Any], list[ShardRecord]]:
     return index, [parse_record(each, shard) for shard, each in enumerate(index["shards"])]
 
 
-# What is read of an index, beside the records of its shards.
+# What is read of an index, in addition to the records of its shards.
 _INDEX = {
     "fingerprint": str, "dtype": str, "vocab_size": int, "end_id": int, "tokenizer": dict, "corpus": dict,
     "unigram_entropy_nats": float, "repaired": int, "first_repaired": str, "shards": list,
@@ -278,7 +278,7 @@ def open_store(directory: Path) -> TokenStore:
     except OSError as error:
         raise InvalidInput([file_problem("data.cache", path, f"cannot be read: {error.strerror}", _ANEW)]) from None
     except DAMAGED as error:
-        rule = f"is damaged and does not tell what the store holds ({type(error).__name__}: {error})"
+        rule = f"is damaged and does not say what the store holds ({type(error).__name__}: {error})"
         raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)]) from None
     if index["format"] != FORMAT:
         rule = f"is of format {index['format']}, and this version reads format {FORMAT}"
@@ -303,7 +303,7 @@ def check_lengths(store: TokenStore, seq_len: int, name: str = "") -> None:
     for split in (store.train, store.validation):
         if not split.sequences(seq_len):
             rule = (
-                f"needs {seq_len + 1} tokens in a row, and the {split.name} split of the {of} in "
+                f"needs {seq_len + 1} consecutive tokens, and the {split.name} split of the {of} in "
                 f"{store.directory} has {split.tokens}"
             )
             nearest = split.tokens - 1 if split.tokens > 1 else "a larger corpus"

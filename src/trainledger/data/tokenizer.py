@@ -104,7 +104,7 @@ class JsonTokenizer:
         return [np.array(each.ids, dtype=np.uint32) for each in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens, special tokens written out."""
+        """The text of tokens, special tokens included."""
         engine = self._engine
         with _refused(self.name, "cannot decode these tokens"):
             return str(engine.decode(list(ids), skip_special_tokens=False))

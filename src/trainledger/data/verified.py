@@ -2,7 +2,7 @@
 
 A file's bytes are compared with its recorded CRC-32 of each MiB when they are read for the first time. Once every block
 of it was, it is remembered here, and read without comparing until it changes. Another machine, whose memory or network
-may harm what this one reads well, keeps a memory of its own.
+may harm what this one reads well, keeps a separate memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Verified:
         self._known = _read(self.path)
 
     def knows(self, name: str, found: Identity) -> bool:
-        """Whether the file of that name was found whole as it is now."""
+        """Whether the present file of that name was found whole."""
         return self._known.get(name) == found
 
     def remember(self, name: str, found: Identity) -> None:

@@ -113,7 +113,7 @@ def _started() -> subprocess.Popen[str]:
     # One process per core does the work; the threads of the tokenizers package would only crowd them.
     environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-c", "from trainledger.data.workers import serve_jobs; serve_jobs()"]
-    # In a process group of its own, so that Ctrl-C in a terminal reaches the caller alone, who then ends its workers.
+    # In a separate process group, so that Ctrl-C in a terminal reaches the caller alone, who then ends its workers.
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -43,7 +43,7 @@ KEPT = "what autograd saves for the backward of the operation, each piece of mem
 
 @frozen
 class Line:
-    """One line: what it is, its formula, the formula with its numbers, what that comes to, and how it is known."""
+    """One line: what it is, its formula, the formula with its numbers, its value, and how it is known."""
 
     what: str
     formula: str

@@ -52,7 +52,7 @@ class Symbolic:
     stage: int = 0
 
     def number(self, amount: Any) -> int:
-        """What a formula comes to with the run's numbers."""
+        """The value of a formula with the run's numbers."""
         return int(amount.xreplace(self.values)) if hasattr(amount, "xreplace") else int(amount)
 
 
@@ -247,7 +247,7 @@ def with_numbers(expression: Expr | int, values: Mapping[Symbol, int]) -> str:
 
 
 def settled(amount: Any, values: Mapping[Symbol, int]) -> Any:
-    """A formula that comes to the same number with these sizes, without what they decide.
+    """A formula with the same value for these sizes, without what they decide.
 
     Of a minimum or a maximum it has the part that these sizes make it; a quotient that is whole with them is not
     rounded, and one that is rounded up is a ``ceiling``, not a ``floor`` of what is below zero.

@@ -160,8 +160,8 @@ class Family:
     rotated: float | None = None
     rope_default: Mapping[str, object] = field(default_factory=dict)  # rope_parameters where there are none
     rope_aliases: Mapping[str, str] = field(default_factory=dict)  # rope_theta or partial_rotary_factor -> old key
-    divides: bool = False  # transformers wants heads that divide the width, whatever their own width is
-    local_theta: float | None = None  # local layers have a rotary base of their own, never scaled
+    divides: bool = False  # transformers requires heads that divide the width, for any head width
+    local_theta: float | None = None  # local layers have a separate rotary base, never scaled
     read: Callable[..., None] | None = None  # of a `reading.Reading`: what no table can say
     write: Callable[[ModelSpec], dict[str, Any]] | None = None
 

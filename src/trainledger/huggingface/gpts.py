@@ -58,7 +58,7 @@ _GPTJ_BLOCK = {"self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc_in", 
 def _read_opt(reading: Reading) -> None:
     width = reading.whole("word_embed_proj_dim", reading.fields.get("d_model") or 0, 1)
     if reading.has("d_model") and width != reading.fields["d_model"]:
-        rule = "narrower embeddings with a projection of their own (OPT-350m) are not accounted for"
+        rule = "narrower embeddings with a separate projection (OPT-350m) are not accounted for"
         reading.refuse("word_embed_proj_dim", width, rule, reading.fields["d_model"])
 
 

@@ -235,7 +235,7 @@ LLAMAS = (
     _COHERE.like(
         "cohere2",
         allowed={"order_of_interleaved_layers": ("local_attn_first",)},
-        ignored=("head_dim",),  # always width / heads, whatever it says
+        ignored=("head_dim",),  # always width / heads: the key has no effect
         reads=("sliding_window_pattern",),
         windows=4,
         window=4096,

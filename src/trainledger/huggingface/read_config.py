@@ -64,7 +64,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
     """The spec of a config.json; `InvalidInput` names every key that is refused.
 
     ``for_weights`` also refuses what changes the values computed and has no place in a spec, though not the cost;
-    and the spec is the model as it is served, as the models of transformers are.
+    and the spec is the served model, as the models of transformers are.
     """
     reading, spec = read(config, where)
     if for_weights and reading.weight_problems:
@@ -97,7 +97,7 @@ def refuse_all(found: list[Problem], where: str) -> NoReturn:
     """Raise the first twenty problems."""
     rest = len(found) - _MOST_PROBLEMS
     if rest > 0:
-        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys have problems of their own")]
+        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys also have problems")]
     raise InvalidInput(found, where)
 
 
@@ -112,7 +112,7 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
     family = family_named(config.get("model_type"), where)
     reading = Reading(config, family)
     if text_kind is not None:
-        reading.notes.append(f"text_config alone is read: what a {kind} sees besides text is left out")
+        reading.notes.append(f"text_config alone is read: other inputs of a {kind} than text are left out")
         reading.refuse_weights("model_type", kind, f"only its language model ({text_kind}) has weights here")
     reading.read_tables()
     read_windows(reading)

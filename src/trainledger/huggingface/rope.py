@@ -54,7 +54,7 @@ def rope_parameters(spec: ModelSpec, share: bool = False) -> dict[str, Any]:
 
 
 def rope_of_each_kind(spec: ModelSpec) -> dict[str, Any]:
-    """``rope_parameters`` of a family whose local layers have a rotary base of their own."""
+    """``rope_parameters`` of a family whose local layers have a separate rotary base."""
     rope = spec.rope or Rope()
     local = rope.theta if rope.local_theta is None else rope.local_theta
     return {_GLOBAL: rope_parameters(spec), _LOCAL: {"rope_type": "default", "rope_theta": local}}

@@ -16,7 +16,7 @@ from trainledger.ledger.rules import attended_pairs
 from trainledger.spec.layers import segments
 from trainledger.spec.run import Run
 
-# Kernels that leave out what lies above the diagonal.
+# Kernels that skip the pairs above the diagonal.
 CAUSAL = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
 DAO_2 = "the benchmarks of Dao 2023, FlashAttention-2 (arXiv 2307.08691), section 4.1"
 
@@ -77,7 +77,7 @@ def _masked(attention: Entry) -> bool:
 
 
 def is_attention(entry: Entry) -> bool:
-    """Whether an entry multiplies queries with keys or probabilities with values, in one kernel or written out."""
+    """Whether an entry multiplies queries with keys or probabilities with values, in one kernel or unfused."""
     return entry.kind == "attention" or (entry.kind == "matmul" and entry.path.endswith(".self_attn"))
 
 

@@ -1,4 +1,4 @@
-"""One noun: an entry, what one operation of a step computes, moves, keeps and does to memory.
+"""An entry: what one operation of a step computes, moves, keeps and does to memory.
 
 Closed form, trace and measurement all write this shape (`ledger.ledger` puts them together); every report reads it.
 """
@@ -44,7 +44,7 @@ class Entry:
     ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload``, ``group``
     and ``ranks`` are the bytes of a collective, the mesh axes it goes over and how many ranks those have; the bytes are
     those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what
-    a reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says beside what it can
+    a reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says with what it can
     run: ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
     ``source`` is the rule it comes from, ``line`` the user's code that caused it ("file:line"; in backward the forward
     operation's), which only a traced step has.

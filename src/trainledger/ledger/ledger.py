@@ -30,7 +30,7 @@ class Ledger:
 
     ``resident`` is what is live before the step, by category; ``uncounted`` lists what has no rule, with
     how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.
-    ``tensors`` are the pieces of memory one by one, which a full trace tells; ``partial`` is a sentence why a trace
+    ``tensors`` are the pieces of memory one by one, from a full trace; ``partial`` is a sentence why a trace
     ended before its step did, empty for a whole one; ``notes`` are what else must be said of it. ``reserved`` are bytes
     that the program's allocator holds and no live tensor has (`ledger.memory.reserved`): no part of the peak.
     """
@@ -205,7 +205,7 @@ def write_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> None:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
-    """The ledger in a file; InvalidInput where it is missing, torn or something else."""
+    """The ledger in a file; InvalidInput where it is missing, truncated or something else."""
     where = os.fspath(path)
     try:
         content = Path(path).read_bytes()
@@ -216,7 +216,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     except (EOFError, zlib.error, ValueError, RecursionError) as error:
         if isinstance(error, InvalidInput):
             raise InvalidInput(list(error.problems), where) from error
-        raise InvalidInput([Problem(Path(path).name, None, f"is torn or no ledger: {error}")], where) from error
+        raise InvalidInput([Problem(Path(path).name, None, f"is truncated or not a ledger: {error}")], where) from error
 
 
 def _unpacked(content: bytes) -> bytes:

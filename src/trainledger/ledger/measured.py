@@ -1,4 +1,4 @@
-"""What a run was measured to do: the other half of a reconciliation, kept in the run's directory."""
+"""The measured figures of a run: the other half of a reconciliation, kept in the run's directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainledger.ledger.ledger import Ledger, summary
 
 @frozen(kw_only=True)
 class Spread:
-    """The middle of repeated samples and how far they lie apart (quartiles); ``discarded`` were disturbed."""
+    """The median of repeated samples and their spread (quartiles); ``discarded`` were disturbed."""
 
     median: float
     low: float
@@ -42,7 +42,7 @@ def spread(samples: Iterable[float], discarded: int = 0) -> Spread | None:
 
 @frozen(kw_only=True)
 class Measured:
-    """A run as it was. Everything may be missing: a run may end before it was measured.
+    """A run as measured. Everything may be missing: a run may end before it was measured.
 
     Ledger amounts are those of one metered optimizer step: ``flops`` by kind, ``kept_nbytes`` of one
     micro-batch, the peak by category as dispatched operations showed it, and ``allocator_peak_nbytes`` as the
@@ -149,7 +149,7 @@ def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float
 
 
 def _tell_warm_up(phases: dict[str, float], first: Iterable[Mapping[str, float]], steady: Mapping[str, float]) -> None:
-    """Move what the phases of first steps took longer than steady ones into a phase of its own; sums stay."""
+    """Move what the phases of first steps took longer than steady ones into a separate phase; sums stay."""
     for split in first if steady else ():
         longer = {name: seconds - steady.get(name, 0.0) for name, seconds in split.items()}
         if sum(longer.values()) > 0:

@@ -1,4 +1,4 @@
-"""The figures of each rank's step, predicted beside measured, kept in the run's directory by the rank itself."""
+"""The predicted and measured figures of each rank's step, kept in the run's directory by the rank itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainledger.spec.run import Run
 
 @frozen(kw_only=True)
 class Figures:
-    """Of one rank's optimizer step: FLOPs of its matmuls, bytes kept for backward, at the peak, and in collectives."""
+    """Figures of a rank's optimizer step: FLOPs of matmuls, bytes kept for backward, at the peak, in collectives."""
 
     matmul_flops: int
     kept_nbytes: int
@@ -26,7 +26,7 @@ class Figures:
 
 @frozen(kw_only=True)
 class RankFigures:
-    """A rank, what its account says of it, and what was metered."""
+    """A rank, its account's figures, and the metered ones."""
 
     rank: int
     title: str
@@ -45,7 +45,7 @@ def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
 
 
 def account_of(run: Run, rank: int, *, kernels: str) -> RankAccount:
-    """The account that stands for one rank of a run, counted as the device mesh counts them."""
+    """The account of one rank of a run, numbered as in the device mesh."""
     stage, place = place_of(run.layout, rank)
     of_stage = [each for each in accounts(run, backend=kernels) if each.stage == stage]
     return max((each for each in of_stage if each.place <= place), key=lambda each: each.place)

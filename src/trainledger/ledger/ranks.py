@@ -31,7 +31,7 @@ class RankAccount:
     """The ledger of a rank, and how many ranks have one like it.
 
     ``stage`` is its stage of the pipeline counted from 0, ``place`` the first of its places among the ranks that shard.
-    ``first`` and ``last`` say what stands on it beside layers: the embedding, the head and the loss. ``alike`` is the
+    ``first`` and ``last`` say what it has in addition to layers: the embedding, the head and the loss. ``alike`` is the
     first stage whose ranks do the same in each micro-batch, though with others in flight; None where that is not known.
     """
 
@@ -47,7 +47,7 @@ class RankAccount:
 
     @property
     def title(self) -> str:
-        """What sets the rank apart, in words.
+        """What distinguishes the rank, in words.
 
         >>> RankAccount(0, 0, 8, 4, True, False, 2, Ledger(())).title
         'first stage'
@@ -65,7 +65,7 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
     """The ledger of each distinct rank of a run, stage by stage; the counts add up to its devices.
 
     All ranks of a stage are alike but where pieces of parameters are uneven: then the last ones have less. Sizes of
-    data-parallel, tensor and context axes may be arrays, and then those with the largest pieces stand for all; the
+    data-parallel, tensor and context axes may be arrays, and then those with the largest pieces count for all; the
     number of stages is an int, as it decides what there is.
     """
     found: list[RankAccount] = []
@@ -198,7 +198,7 @@ class StaticMemory:
 
     ``resident`` is there before the step, batch and buffers left out (but for weights in 8 bits). ``gradients`` are
     those of all parameters once each has had a backward, ``gathered`` the whole parameters that are held from the first
-    forward to the last backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the
+    forward to the last backward, and ``outside`` else those of them outside the blocks. ``owned`` are the
     elements that its optimizer updates, and ``computed`` those that it computes with, of which ``experts`` are of
     expert ranks.
     """
@@ -213,7 +213,7 @@ class StaticMemory:
 
 
 def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
-    """What stands on a rank; at least so much is live at some moment of the step."""
+    """The static memory of a rank; at least so much is live at some moment of the step."""
     precision = rank.run.recipe.precision
     tape = Tape(precision, backend)
     sizes = sizes_of(rank.run, backend)
@@ -242,7 +242,7 @@ def _experts(rank: RankPlan, leaves: ModelLeaves) -> Int:
 
 
 def _gradients(work: Work) -> Int:
-    """Bytes that a chunk's gradients come to beside buffers that are there all the time."""
+    """Bytes of a chunk's gradients in addition to buffers that are there all the time."""
     if work.buffered:
         return 0
     precision, sharded = work.tape.precision, work.sharded

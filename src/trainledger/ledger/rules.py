@@ -1,4 +1,4 @@
-"""Cost rules: what one operation computes and moves. The only home of these formulas.
+"""Cost rules: what one operation computes and moves. Only this module has these formulas.
 
 Plain arithmetic over the arguments, so that the same rule gives an int for one run, an array for many at
 once and a formula when handed symbols. FLOPs count 2 per multiply-add; causal attention is counted dense
@@ -64,8 +64,8 @@ def attention_backward_model_flops(
 def keys_seen(tokens: Int, window: Int | None) -> Int:
     """Keys that a kernel which knows the window computes for each query: ``window`` of them, or all.
 
-    The convention of `attention_flops` with a window: dense within it, as without one nothing is taken off above
-    the diagonal either. A mask hides keys but spares nothing, so that masked and written-out attention has them all.
+    The convention of `attention_flops` with a window: dense within it, as without one, pairs above the diagonal are
+    counted too. A mask hides keys but saves nothing, so masked and unfused attention computes all of them.
 
     >>> keys_seen(8, None), keys_seen(8, 3), keys_seen(8, 100)
     (8, 3, 8)

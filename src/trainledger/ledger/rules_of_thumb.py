@@ -1,6 +1,6 @@
-"""Rules of thumb, fenced off: what people multiply on a napkin, each with its source.
+"""Rules of thumb for napkin calculations, each with its source.
 
-Nothing here feeds the ledger. The ledger counts; these stand beside it so that the difference can be
+Nothing here feeds the ledger. The ledger counts; these rules are compared with it so that the difference can be
 seen. Every rule is plain arithmetic over its arguments (ints, arrays, symbols).
 
 N parameters, D tokens, L layers, d model width, T sequence length, C training FLOPs.
@@ -167,7 +167,7 @@ def forward_flops_per_token(parameters: Number) -> Number:
     return 2 * parameters
 
 
-@rule("12 L d T", PALM, "nothing of causality: masked scores count")
+@rule("12 L d T", PALM, "causality: masked scores count")
 def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number) -> Number:
     """12 L d T: scores and their weighted sum, forward and backward, masked scores included.
 
@@ -180,7 +180,7 @@ def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number
 @rule(
     "L B T d (34 + 5 H T / d)",
     KORTHIKANTI,
-    "logits; supposes 16-bit activations, written-out attention, GELU with d_ff = 4 d, dropout masks of a byte",
+    "logits; assumes 16-bit activations, unfused attention, GELU with d_ff = 4 d, dropout masks of a byte",
 )
 def activation_nbytes(n_layers: Number, batch: Number, seq_len: Number, d_model: Number, n_heads: Number) -> Number:
     """L B T d (34 + 5 H T / d): what the blocks of a 16-bit GPT keep for backward, without checkpointing.
@@ -191,7 +191,7 @@ def activation_nbytes(n_layers: Number, batch: Number, seq_len: Number, d_model:
     return n_layers * batch * seq_len * (34 * d_model + 5 * n_heads * seq_len)
 
 
-@rule("2 B T d L", "napkin: one 16-bit tensor of the stream in each block", "all that is inside a block")
+@rule("2 B T d L", "napkin: one 16-bit tensor of the residual stream in each block", "all that is inside a block")
 def activation_nbytes_napkin(n_layers: Number, batch: Number, seq_len: Number, d_model: Number) -> Number:
     """2 B T d L.
 
@@ -201,7 +201,7 @@ def activation_nbytes_napkin(n_layers: Number, batch: Number, seq_len: Number, d
     return 2 * batch * seq_len * d_model * n_layers
 
 
-@rule("12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d")
+@rule("12 d^2 L", KAPLAN, "embeddings, norms, biases; assumes d_ff = 4 d")
 def block_parameters(d_model: Number, n_layers: Number) -> Number:
     """12 d^2 L: four square matrices of attention and eight of the MLP.
 
@@ -240,7 +240,7 @@ def training_seconds(flops: Number, devices: Number, peak_flops_per_second: Numb
     return flops / (devices * peak_flops_per_second * mfu)
 
 
-@rule("1 / (1 - beta)", ADAM, "what lies further back, e^-1 of the weight in all")
+@rule("1 / (1 - beta)", ADAM, "older values, e^-1 of the weight in all")
 def averaging_steps(beta: Number) -> Number:
     """1 / (1 - beta): the sum of an exponential average's weights beta^i, over its newest.
 

@@ -49,7 +49,7 @@ class WeightBytes:
 
 
 def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPlan:
-    """The tensor rank that serves: the run's model as it is served, under a recipe that only goes forward.
+    """The tensor rank that serves: the run's served model, under a recipe of forwards only.
 
     Raises `InvalidInput` where the serving is no choice, or the ranks do not go evenly into the model.
     """
@@ -68,7 +68,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
 
 
 def _attention(run: Run, backend: str, compute: str) -> str:
-    """Serving kernels of accelerators know windows and all kinds of scores in 16 bits; others are written out."""
+    """Serving kernels of accelerators have windows and all kinds of scores in 16 bits; other attention is unfused."""
     if run.recipe.attention == "math":
         return "math"
     if backend != "cpu" and compute != "fp32":
@@ -155,7 +155,7 @@ def _nbytes(leaf: Leaf, serving: Serving) -> tuple[Int, Int]:
 
 
 def weight_bytes(leaves: ModelLeaves, serving: Serving) -> WeightBytes:
-    """Bytes of all parameters as they are served."""
+    """Bytes of all parameters of the served model."""
     codes: Int = 0
     scales: Int = 0
     whole: Int = 0
@@ -184,7 +184,7 @@ def experts_met(spec: ModelSpec, tokens: Int) -> float:
 
 
 def weights_read(leaves: ModelLeaves, spec: ModelSpec, serving: Serving) -> Int:
-    """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those it meets."""
+    """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those with a token."""
     share = 1.0 if spec.experts is None else experts_met(spec, serving.batch * serving.new_tokens)
     total: Int = 0
     for pattern, count in leaves.in_order():

@@ -37,12 +37,12 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     """The ledger of one steady-state optimizer step of one device.
 
     Steady state: the optimizer's state exists, gradients do not. ``backend`` (of `spec.kernels.KERNELS`) says which
-    kernels run; the CPU's are witnessed by the trace operation by operation. Left out: the allocator's rounding,
+    kernels run; the CPU's are compared with the trace operation by operation. Left out: the allocator's rounding,
     library workspaces, and everything that the device's context takes.
 
     The spec's and the recipe's sizes may be arrays (one account for each element) or symbols (formulas), head counts
-    excepted: they decide which operations run. So do a single micro-batch and, in written-out attention, a batch of
-    one: symbols, and arrays that hold other elements too, stand there for two and more; symbols for two blocks as well.
+    excepted: they decide which operations run. So do a single micro-batch and, in unfused attention, a batch of
+    one: symbols, and arrays with other elements too, mean two and more there; symbols mean two blocks as well.
 
     Of a run spread over devices this is the first rank: of its first stage, and where pieces are uneven with the
     largest; `ledger.ranks.accounts` has them all.
@@ -56,7 +56,7 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
 
 
 def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, ...]:
-    """The ledgers of ranks of a stage that own pieces of different sizes: only their updates are not the same."""
+    """The ledgers of ranks of a stage with pieces of different sizes: only their updates differ."""
     rank = ranks[0]
     precision, recipe = rank.run.recipe.precision, rank.run.recipe
     if len(ranks) > 1 and (recipe.compile or _copies_gradients(precision)):  # their updates change what was before
@@ -90,12 +90,12 @@ def follow_places(ranks: Sequence[RankPlan], *, backend: str) -> tuple[Ledger, .
 
 
 def _copies_gradients(precision: Precision) -> bool:
-    """Whether an update begins with gradients in the master copy's format, and frees those that there were."""
+    """Whether an update begins with gradients in the master copy's format, and frees the original ones."""
     return bool(precision.master) and not precision.gradient_buffers
 
 
 def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | None) -> None:
-    """What comes after the last micro-batch: gradients are clipped and parameters updated."""
+    """The step after the last micro-batch: clip gradients and update parameters."""
     recipe, precision, leaves = rank.run.recipe, rank.run.recipe.precision, rank.owned
     for held_by in (leaves,) if rank.gathers else (each.leaves for each in works):
         sum_tied_embedding(tape, rank, held_by)
@@ -128,7 +128,7 @@ def _update(tape: Tape, rank: RankPlan, works: tuple[Work, ...], loss: Array | N
 
 
 def batch_nbytes(rank: RankPlan) -> Int:
-    """What Megatron-LM has of a micro-batch: ids, labels, positions, the mask of the loss in fp32, that of attention.
+    """Megatron-LM's tensors of a micro-batch: ids, labels, positions, the mask of the loss in fp32, that of attention.
 
     A byte for each query and key of a sequence (megatron/training/datasets, ``create_attention_mask``).
     """
@@ -150,7 +150,7 @@ def _buffers(rank: RankPlan) -> Int:
 
 
 def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
-    """What a rank holds before a step of so many tokens, by category."""
+    """The memory of a rank before a step of so many tokens, by category."""
     recipe, precision = rank.run.recipe, rank.run.recipe.precision
     base_format = None if recipe.lora is None else recipe.lora.base_format
     resident = [

@@ -88,7 +88,7 @@ def flags_of(words: Sequence[str]) -> dict[str, Value]:
 
 
 def _words(script: Script) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The words behind the program's name in the command that launches it, those before, and the name."""
+    """The words after the program's name in the command that launches it, those before, and the name."""
     best: tuple[tuple[str, ...], tuple[str, ...], str] = ((), (), "")
     for command in script.commands:
         places = [place for place, word in enumerate(command) if word.endswith(".py")]

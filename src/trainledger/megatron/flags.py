@@ -113,8 +113,8 @@ _ALSO_SILENT = frozenset(
 REFUSED = {
     "hybrid-layer-pattern": "layers of state space models are not accounted for",
     "hybrid-override-pattern": "layers of state space models are not accounted for",
-    "encoder-num-layers": "an encoder beside the decoder is not accounted for",
-    "decoder-seq-length": "an encoder beside the decoder is not accounted for",
+    "encoder-num-layers": "an encoder with the decoder is not accounted for",
+    "decoder-seq-length": "an encoder with the decoder is not accounted for",
     "bert-no-binary-head": "BERT is an encoder, which is not accounted for",
     "perform-rl-step": "reinforcement learning generates text between its steps, which is not accounted for",
     "model-provider": "the model is another program's",

@@ -69,7 +69,7 @@ def _sharded(read: Reading, data_ranks: int) -> dict[str, Any]:
 
 
 def _stages(read: Reading, pipeline: int, layers: int) -> dict[str, Any]:
-    """How layers stand on stages, and the schedule: interleaved where a rank has several chunks of layers."""
+    """The layers of stages, and the schedule: interleaved where a rank has several chunks of layers."""
     pattern = read.text("pipeline-model-parallel-layout", None)
     if pattern is not None:
         counts = layers_of_layout(pattern)
@@ -131,7 +131,7 @@ def layers_of_layout(pattern: str) -> list[int]:
 
 
 def _overlap(read: Reading, section: dict[str, Any]) -> list[str]:
-    """What runs beside compute: gradients of inputs always, with tensor ranks (core/tensor_parallel/layers.py)."""
+    """What overlaps with compute: gradients of inputs always, with tensor ranks (core/tensor_parallel/layers.py)."""
     found = []
     if read.flag("overlap-grad-reduce"):
         found.append("gradients")

@@ -11,7 +11,7 @@ _OPTIMIZERS = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": 
 
 
 def recipe_of(read: Reading, data_ranks: int) -> dict[str, Any]:
-    """The ``[recipe]`` section for so many ranks with sequences of their own."""
+    """The ``[recipe]`` section for so many ranks with their own sequences."""
     micro_batch = read.count("micro-batch-size") or 1
     if "micro-batch-size" not in read.arguments.given:
         read.refuse("micro-batch-size", None, "is missing, and Megatron-LM has no default for it", 1)
@@ -103,7 +103,7 @@ def _framework(read: Reading) -> str:
 
 
 def _attention(read: Reading) -> str:
-    """The kernel: --attention-backend, or what Transformer Engine takes by itself; written out without it."""
+    """The kernel: --attention-backend, or what Transformer Engine selects; unfused without it."""
     backend = read.text("attention-backend", "auto")
     if backend in ("unfused", "local") or (
         read.text("transformer-impl", "transformer_engine") == "local" and not read.flag("use-flash-attn")

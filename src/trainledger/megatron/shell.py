@@ -28,7 +28,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _PRODUCT = re.compile(r"\s*\d+(?:\s*[*/+-]\s*\d+)*\s*")
-_QUOTED = "\x01"  # stands for a dollar sign that is not a variable's
+_QUOTED = "\x01"  # replaces a dollar sign that is not a variable's
 
 
 @frozen
@@ -82,7 +82,7 @@ def read_script(text: str) -> Script:
 
 
 def _array(tokens: list[tuple[bool, str]], at: int) -> tuple[list[str], int]:
-    """The words up to the closing parenthesis, and the place behind it."""
+    """The words up to the closing parenthesis, and the place after it."""
     parts = []
     while at < len(tokens):
         operator, word = tokens[at]
@@ -95,7 +95,7 @@ def _array(tokens: list[tuple[bool, str]], at: int) -> tuple[list[str], int]:
 
 
 def expanded(word: str, variables: dict[str, str]) -> str:
-    """A word with its variables and its arithmetic of whole numbers; what is not known stays as it is written.
+    """A word with its variables and its arithmetic of whole numbers; what is not known is unchanged.
 
     >>> expanded("${A}x$B ${C:-7}", {"A": "1"})
     '1x$B 7'
@@ -167,13 +167,13 @@ def _tokens(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _behind(text: str, at: int, end: str) -> int:
-    """The place behind a text given to a command."""
+    """The place after a text given to a command."""
     found = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(text, at)
     return len(text) if found is None else found.end()
 
 
 def _piece(text: str, at: int) -> tuple[str | None, int]:
-    """One part of a word, and the place behind it; None for the end of a line that goes on."""
+    """One part of a word, and the place after it; None for the end of a continued line."""
     character = text[at]
     if character == "'":
         end = text.find("'", at + 1)
@@ -213,7 +213,7 @@ def _inside(text: str, at: int) -> tuple[str, int]:
 
 
 def _closing(text: str, at: int) -> int:
-    """The place behind the parenthesis that closes the one at ``at``."""
+    """The place after the parenthesis that closes the one at ``at``."""
     depth = 0
     for place in range(at, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

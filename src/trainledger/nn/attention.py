@@ -1,4 +1,4 @@
-"""Causal self-attention with query, key and value heads, and its core: in one fused kernel or written out.
+"""Causal self-attention with query, key and value heads, and its core: in one fused kernel or unfused.
 
 Shapes: B sequences, T tokens (queries), S keys, D d_model, H query heads, G key-value heads, K query and key width, W
 value width.
@@ -40,7 +40,7 @@ class Scores:
     scale: float
     softcap: float | None = None
     dropout: float = 0.0
-    again: bool = False  # made again in backward: of the core only queries, keys and values are kept
+    again: bool = False  # recomputed in backward: of the core only queries, keys and values are kept
 
 
 def scores_of(spec: ModelSpec, implementation: str, dropout: float) -> Scores:
@@ -55,7 +55,7 @@ def usual(spec: ModelSpec) -> str:
 
 
 def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Problem]:
-    """What this implementation cannot do on this kind of device, with one that can."""
+    """What this implementation cannot do on this kind of device, with a kernel that can."""
     if implementation == "math":
         return
     where, given = "recipe.attention", implementation
@@ -84,7 +84,7 @@ def attend(
         assert scores.softcap is None
         assert sinks_H is None
         return scaled_dot_product(q_BTHK, k_BTGK, v_BTGW, mask, scores)
-    assert mask is not None or q_BTHK.shape[1] == 1, "attention that is written out has its mask made for it"
+    assert mask is not None or q_BTHK.shape[1] == 1, "unfused attention has a mask"
     return written_out(q_BTHK, k_BTGK, v_BTGW, mask, scores, sinks_H)
 
 

@@ -29,11 +29,11 @@ class LayerCache:
     def remember(self, *new_BTGK: Tensor) -> Sequence[Tensor]:
         """Write new tokens; what attention reads: these themselves at first, later all that the layer still sees.
 
-        ValueError for several tokens at once behind others.
+        ValueError for several tokens at once after others.
         """
         n_tokens = new_BTGK[0].shape[1]
         if self.past and n_tokens > 1:
-            raise ValueError(f"behind {self.past} tokens one more is taken at a time, not {n_tokens}")
+            raise ValueError(f"after {self.past} cached tokens one token at a time is taken, not {n_tokens}")
         kept = min(n_tokens, self.places)
         for part_BSGK, each_BTGK in zip(self.parts_BSGK, new_BTGK, strict=True):
             part_BSGK[:, self._next : self._next + kept].copy_(each_BTGK[:, n_tokens - kept :])

@@ -33,7 +33,7 @@ def run_layers(
 
     They may be some of a model's in a row, with so many ``before`` them.
 
-    full: a block runs again in backward. segments: several do together (Chen et al. 2016, section 4.1). selective:
+    full: a block is recomputed in backward. segments: several are together (Chen et al. 2016, section 4.1). selective:
     but for the operations whose outputs are kept. from-start: every block's input is made from the first one again.
     Without a recipe, or without gradients, nothing does.
     """
@@ -56,7 +56,7 @@ def run_layers(
 
 
 def inside_of_blocks(recipe: Recipe) -> bool:
-    """Whether blocks run again by a checkpoint of their own: a compiler that is to keep what a policy says must see it.
+    """Whether blocks have separate checkpoints: a compiler that is to keep what a policy says must see it.
 
     So torchtitan has it. From outside a compiled block is one operation, and there is nothing to choose from.
     """
@@ -95,7 +95,7 @@ def _in_turn(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any]) -> T
 
 
 def _from_start(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any], random: bool) -> Tensor:
-    """Layers of which nothing is kept but the first one's input: the last runs again after all before it, and so on."""
+    """Layers that keep only the first one's input: the last is recomputed after all before it, and so on."""
     if not layers:
         return x_BTD
 
@@ -152,7 +152,7 @@ def _fake_to_device(x: Tensor, device: str) -> Tensor:
 
 
 def offloading(shared: Any) -> AbstractContextManager[Any]:
-    """What autograd saves inside goes to host memory and comes back in backward, each as often as it is saved.
+    """Tensors that autograd saves inside go to host memory and come back in backward, each as often as it is saved.
 
     Parameters, their low-precision copies, buffers and the tensors in ``shared`` stay: they are there anyway.
     """

@@ -1,7 +1,7 @@
 """Matrix products of many experts at once, as operations that a trace sees whole and knows the FLOPs of.
 
 torch's own grouped product takes few formats and sizes (rows of whole 16 bytes; traced, only bf16), so these
-stand over it: each runs it where it can and else goes from expert to expert, with the same FLOPs. The shapes of
+surround it: each runs it where it can and else loops over the experts, with the same FLOPs. The shapes of
 what comes out never depend on the data.
 
 Shapes: E experts, R rows sorted by expert, C rows of one expert, D width in, M width out. ``ends_E`` holds, for

@@ -4,7 +4,7 @@ Each product scales both its factors so that the largest value of a tensor (or o
 the format's largest, and casts them. Backward gets the high-precision input and weight and scales them again:
 nothing in 8 bits is kept, unless weights are cast once for all micro-batches of a step (`weights_cast_once`, as
 Transformer Engine has it with ``is_first_microbatch``). Written for eager PyTorch, so the scaled fp32 value before a
-cast is a tensor of its own; a compiler would fuse it away.
+cast is a separate tensor; a compiler would fuse it away.
 
 Shapes: N tokens in a row, I inputs, O outputs.
 """
@@ -30,7 +30,7 @@ Scaled = tuple[Tensor, Tensor]  # elements in 8 bits, and what they must be mult
 
 
 def use_float8(model: Transformer, float8: Float8) -> None:
-    """Let the linear layers of the blocks multiply in 8 bits; the head and the routers stay as they are."""
+    """Let the linear layers of the blocks multiply in 8 bits; the head and the routers do not change."""
     for layer in model.layers:
         for module in list(layer.modules()):
             for name, child in list(module.named_children()):
@@ -40,7 +40,7 @@ def use_float8(model: Transformer, float8: Float8) -> None:
 
 @contextmanager
 def weights_cast_once(model: nn.Module) -> Iterator[None]:
-    """Cast the weights of a model that keeps them in 8 bits; inside, its products read those, whatever they are."""
+    """Cast the weights of a model that keeps them in 8 bits; inside, its matmuls read those, without a check."""
     layers = [each for each in model.modules() if isinstance(each, Float8Linear) and each.float8.caching]
     for each in layers:
         each.cast_weight()
@@ -88,7 +88,7 @@ class Float8Linear(nn.Linear):
 
     @torch.no_grad()
     def cast_weight(self) -> None:
-        """Put the weight into its buffers as it is now."""
+        """Put the present weight into its buffers."""
         w_OI, scaling, dtype = self.weight.detach(), self.float8.scaling, self.weight_8.dtype
         w8_OI, inverse = cast(w_OI, scaling, dtype)
         self.weight_8.copy_(w8_OI)
@@ -136,7 +136,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, x_NI: Tensor, w_OI: Tensor, float8: Float8, copies: tuple[Scaled, Scaled] | None = None
     ) -> Tensor:
-        # Copies that stay whatever the graph does are nothing to save: no checkpoint makes them again.
+        # Copies that outlive the graph are nothing to save: no checkpoint recomputes them.
         ctx.save_for_backward(*((x_NI, w_OI) if copies is None else (x_NI,)))
         ctx.float8, ctx.copies, ctx.w_dtype = float8, copies, w_OI.dtype
         if copies is None:
@@ -179,7 +179,7 @@ def cast(x_MK: Tensor, scaling: str, dtype: torch.dtype) -> Scaled:
     """
     rows: dict[str, Any] = {"dim": -1, "keepdim": True} if scaling == "rowwise" else {}
     if torch.compiler.is_compiling():
-        # No tensor of the magnitudes is made, and their largest can be made again for backward, as in torchao. Of
+        # No tensor of the magnitudes is made, and their largest can be recomputed for backward, as in torchao. Of
         # aminmax a compiler makes an amax, of which it thinks so, and an amin, of which it does not: it keeps more.
         largest = x_MK.abs().amax(**rows).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
     else:

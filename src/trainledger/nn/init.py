@@ -18,7 +18,7 @@ What reads or follows a matrix changes the rule in five places:
 * An untied head has half of the rule: logits of variance 1 put the first loss 1/2 nat above ln(V), of variance 1/4
   they put it 1/8 above. What multiplies the logits is taken off it.
 
-A norm behind a branch (post, sandwich) gives unit output whatever stands before it. Those weights begin at one as in
+A norm after a branch (post, sandwich) gives unit output for any input. Those weights begin at one as in
 OLMo 2 and Gemma 2, so that there the stream's variance does grow with depth.
 """
 

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA: frozen linear layers, their weights in fewer bits, with low-rank adapters that learn beside them.
+"""LoRA and QLoRA: frozen linear layers, their weights in fewer bits, with trained low-rank adapters.
 
 Hu et al. 2021 (LoRA, section 4.1); Dettmers et al. 2023 (QLoRA, section 3). Names, so that a frozen weight is
 called as it was: ``weight`` (and ``bias``), ``lora_a`` [R, I] and ``lora_b`` [O, R]; of a quantized weight
@@ -35,7 +35,7 @@ NF4 = (
 
 
 def codes_of(weight: Tensor, base_format: str | None) -> tuple[Tensor, ...]:
-    """A weight as it is stored: itself in bf16, or codes and scales."""
+    """A stored weight: itself in bf16, or codes and scales."""
     if base_format == "bf16":
         return (weight.detach().to(torch.bfloat16),)
     assert base_format is not None
@@ -155,7 +155,7 @@ class _Frozen(torch.autograd.Function):
 
 
 def adapt(model: nn.Module, lora: Lora | None) -> None:
-    """Freeze a model in place and put adapters beside the linear layers that LoRA targets; nothing without it.
+    """Freeze a model in place and add adapters to the linear layers that LoRA targets; nothing without it.
 
     ``lora_b`` is zero, so that the model computes what it did; ``lora_a`` is not yet drawn (`draw`).
     """

@@ -1,6 +1,6 @@
 """The loss of next-token prediction, with all logits at once, compiled or not, or chunk by chunk; and extra losses.
 
-Extra losses enter on the way back, from wherever in the model they arise: a block may run checkpointed, or on another
+Extra losses enter on the way back, from anywhere in the model: a block may run checkpointed, or on another
 pipeline stage than the head. The training loss that is reported stays the cross entropy alone.
 
 Shapes: B sequences, T tokens, N = B T tokens in a row, D d_model, V vocab_size.
@@ -51,7 +51,7 @@ def run_loss(model: Callable[..., Tensor], inputs_BT: Tensor, targets_BT: Tensor
 
 @cache
 def compiled_loss() -> Callable[..., Tensor]:
-    """`next_token_loss` by torch.compile: what stands between logits and loss is never written to memory."""
+    """`next_token_loss` by torch.compile: the steps between logits and loss are never written to memory."""
     compiled: Callable[..., Tensor] = torch.compile(next_token_loss)
     return compiled
 
@@ -60,7 +60,7 @@ class HeadLoss(nn.Module):
     """Head and cross entropy together, over ``chunks`` of the tokens one after the other.
 
     ``chunked`` keeps the hidden states and makes a chunk's logits again in backward; ``fused`` takes the gradients
-    of hidden states and head in forward already (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing is made again.
+    of hidden states and head in forward already (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing is recomputed.
     """
 
     def __init__(self, loss: ChunkedLoss) -> None:
@@ -141,7 +141,7 @@ def weighing(scale: Tensor | None, n_batches: int) -> Iterator[None]:
 
 
 def with_loss(y: Tensor, loss: Tensor) -> Tensor:
-    """y as it is; its backward also starts that of ``loss``, a scalar, as a part of the training loss."""
+    """y unchanged; its backward also starts that of ``loss``, a scalar, as a part of the training loss."""
     joined: Tensor = _WithLoss.apply(y, loss, _scale, _n_batches)  # type: ignore[no-untyped-call]
     return joined
 

@@ -1,4 +1,4 @@
-"""Multi-token prediction: further tokens, each predicted by a block of its own (DeepSeek-V3, section 2.2).
+"""Multi-token prediction: further tokens, each predicted by a separate block (DeepSeek-V3, section 2.2).
 
 Shapes: B sequences, T tokens, S tokens of a module (T - 1 less how far it looks ahead), D d_model.
 """
@@ -50,16 +50,16 @@ class Loss(nn.Module):
 
 
 class MultiTokenPrediction(nn.ModuleList):
-    """All modules of a model; their mean loss counts ``weight`` times beside that of the next token."""
+    """All modules of a model; their mean loss is added, times ``weight``, to that of the next token."""
 
     def __init__(self, spec: ModelSpec, block: Callable[[], nn.Module], *, weight: float, upcast: bool) -> None:
         super().__init__(Module(spec, block(), upcast=upcast) for _ in range(spec.n_mtp_layers))
         self.weight = weight
 
     def with_losses(self, h_BTD: Tensor, e_BTD: Tensor, ids_BT: Tensor, head: nn.Module, run: Run) -> Tensor:
-        """The hidden states behind the last layer, and with them the losses over tokens that the sequence itself holds.
+        """The hidden states after the last layer, and with them the losses over tokens that the sequence itself holds.
 
-        The first module says of token t, whose hidden state it reads beside the embedding of t + 1, what t + 2 is; each
+        The first module says of token t, whose hidden state it reads with the embedding of t + 1, what t + 2 is; each
         further one looks one token further. ``run`` runs a block.
         """
         return with_loss(h_BTD, self._total(h_BTD, e_BTD, ids_BT, head, run) * (self.weight / len(self)))

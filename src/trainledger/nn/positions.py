@@ -38,7 +38,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin_TJ", angle_TJ.sin() * grown, persistent=False)
 
     def forward(self, n_tokens: int, dtype: torch.dtype, past: int = 0) -> Angles:
-        """Cosines and sines of ``n_tokens`` positions behind ``past`` others, each [T, 1, J] in ``dtype``."""
+        """Cosines and sines of ``n_tokens`` positions after ``past`` others, each [T, 1, J] in ``dtype``."""
         end = past + n_tokens
         return self.cos_TJ[past:end, None].to(dtype), self.sin_TJ[past:end, None].to(dtype)
 
@@ -111,9 +111,9 @@ class Masks(nn.Module):
     """The masks that the layers of a model need, made once in a forward for all layers of a kind.
 
     The fused kernels know causal attention themselves and need a mask for windows and ALiBi only; attention that is
-    written out always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
-    With ``documents`` each sequence has one of its own: a token sees those of its own document only. A document begins
-    with the token ``end_id`` that ends the one before; until that is told, a sequence is one document.
+    unfused always needs one, and so does a CPU where attention has dropout, as no fused kernel there has it.
+    With ``documents`` each sequence has its own mask: a token attends only to its document. A document begins
+    with the token ``end_id`` that ends the one before; until that is set, a sequence is one document.
     """
 
     def __init__(self, spec: ModelSpec, implementation: str, dropout: float, *, documents: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: which matrices of a model are quantized, by torchao, and the codes as they are stored.
+"""Weights in 8 or 4 bits: which matrices of a model are quantized, by torchao, and the stored codes.
 
 A matrix [O, I] is symmetric integer codes and 16-bit scales: of 8 bits a scale per row, of 4 bits one per group of a
 row's columns. A weight is its code times its scale, which is exact in fp32. Shapes: O rows, I columns, G groups.

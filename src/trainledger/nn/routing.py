@@ -22,7 +22,7 @@ TINY = 1e-20  # keeps scores that all underflow from dividing by zero
 
 @dataclass(frozen=True)
 class Routes:
-    """The experts of each token, best first, the weights of their outputs, and what the choice was made from."""
+    """The experts of each token, best first, the weights of their outputs, and the scores behind the choice."""
 
     chosen_NK: Tensor
     weights_NK: Tensor
@@ -180,7 +180,7 @@ def from_experts(y_SD: Tensor, where: Dispatch) -> Tensor:
 class Moved(Function):
     """Rows by an index, zero where ``blank``; backward by the index the other way.
 
-    As autograd knows nothing of the other way it would add row by row, on a GPU in an order of its own. Each row
+    As autograd knows nothing of the other way it would add row by row, on a GPU in its own order. Each row
     of x is read ``copies`` times: its gradients come one whole set after the other and are summed.
     """
 

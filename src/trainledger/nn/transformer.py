@@ -44,10 +44,10 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """One block: where its norms stand and how its two branches join is the spec's choice.
+    """One block: the spec says where its norms are and how its two branches join.
 
     serial: x + attention, then x + MLP. parallel: x + (attention + MLP), both of the block's input. A norm
-    stands before a branch (pre), on its output (post), on both (sandwich) or on the sum (after-add).
+    is before a branch (pre), on its output (post), on both (sandwich) or on the sum (after-add).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Block(nn.Module):
         self.post_feedforward_layernorm = norm_of(spec) if spec.norm_place != "pre" else None
         self.norm_place = spec.norm_place
         self.dropout = Dropout(dropout)
-        self.checkpoint: dict[str, Any] | None = None  # its options, where the block itself is to run again
+        self.checkpoint: dict[str, Any] | None = None  # its options, where the whole block is recomputed
 
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """[B, T, D] in and out."""
@@ -101,7 +101,7 @@ class Block(nn.Module):
         return y_BTD
 
     def _joined(self, x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module | None) -> Tensor:
-        """The stream and a branch's output, with the norm that stands behind the branch."""
+        """The stream and a branch's output, with the norm after the branch."""
         if self.after_add:
             return _normed(norm, x_BTD + self.dropout(y_BTD))
         sum_BTD: Tensor = x_BTD + self.dropout(_normed(norm, y_BTD))
@@ -190,7 +190,7 @@ class Transformer(nn.Module):
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Token ids [B, T] to logits [B, T, V], or with targets to their mean loss (a model with a ``loss``).
 
-        With a ``cache`` the tokens stand behind those in it and are put there; logits are of the last one, [B, V].
+        With a ``cache`` the tokens follow those in it and are put there; logits are of the last one, [B, V].
         """
         if cache is not None:
             return self._behind(cache, ids_BT)
@@ -207,7 +207,7 @@ class Transformer(nn.Module):
             del e_BTD
         x_BTD = _normed(self.norm, x_BTD)
         if targets_BT is not None:
-            assert self.loss is not None, "this model's loss is taken of its logits"
+            assert self.loss is not None, "this model's loss reads its logits"
             return self.loss.whole(x_BTD, targets_BT, self.lm_head)
         logits_BTV: Tensor = self.lm_head(x_BTD)
         return logits_BTV
@@ -248,7 +248,7 @@ class Transformer(nn.Module):
         return again(lambda x_BSD: block(x_BSD, shared), x_BSD, random=random)
 
     def embed(self, ids_BT: Tensor, past: int = 0) -> Tensor:
-        """Token ids [B, T] behind ``past`` others to what the first block reads, [B, T, D]."""
+        """Token ids [B, T] after ``past`` others to the input of the first block, [B, T, D]."""
         x_BTD = self.embed_tokens(ids_BT)
         if self.spec.embedding_scale != 1:
             x_BTD = x_BTD * self.spec.embedding_scale

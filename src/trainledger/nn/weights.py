@@ -58,7 +58,7 @@ class Stored:
         return tuple(map(max, zip(*([each.stop for each in part.place] for part in self.parts), strict=True)))
 
     def read(self, dim: int = 0, begin: int = 0, end: int | None = None) -> Tensor:
-        """The tensor (or its part from ``begin`` to ``end`` along ``dim``) as fp32 with memory of its own."""
+        """The tensor (or its part from ``begin`` to ``end`` along ``dim``) as fp32 with its own memory."""
         if len(self.parts) > 1:
             whole = torch.empty(self.shape, dtype=torch.float32)
             for part in self.parts:
@@ -158,7 +158,7 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
-    """A safetensors file of what a model holds under our own names, a tied parameter once."""
+    """A safetensors file of a model's parameters under our names, a tied parameter once."""
     save_file({name: each.detach().cpu().contiguous() for name, each in held(model).items()}, path)
 
 
@@ -166,7 +166,7 @@ def read_weights(spec: ModelSpec, *paths: Path) -> Transformer:
     """The model of a spec from files under our names; `InvalidInput` names each tensor that does not fit."""
     for path in paths:
         if not path.is_file():
-            raise InvalidInput([Problem(path.name, None, "is not there; it holds the weights")], str(path.parent))
+            raise InvalidInput([Problem(path.name, None, "is missing; it has the weights")], str(path.parent))
     found, where = stored_in(paths), str(paths[0] if len(paths) == 1 else paths[0].parent)
     if spec.n_layers > len(found):
         refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], where)
@@ -188,7 +188,7 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
     """An empty directory to write into; on leaving the block it becomes ``directory``, after an error it is gone.
 
     A ``directory`` with something in it is refused, before the block runs. With ``force`` it is replaced,
-    but only if it holds no other names than ``ours``, so that nobody's files are lost.
+    but only if it holds no other names than ``ours``, so that no other files are lost.
     """
     directory = directory.resolve()
     refuse_occupied(directory, force=force, ours=ours)
@@ -213,7 +213,7 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
 
 
 def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> None:
-    """Raise `InvalidInput` where writing ``directory`` would cost somebody a file."""
+    """Raise `InvalidInput` where writing ``directory`` would destroy a foreign file."""
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():

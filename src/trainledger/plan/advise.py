@@ -100,7 +100,7 @@ def advise(
     """Every change of `plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
-    that fit count. Of a run that cannot be as it is (`Forecast.impossible`), changes with which it can come first. At
+    that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At
     most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` is
     called with what is being predicted. Raises InvalidInput for another goal.
     """

@@ -29,7 +29,7 @@ _MOST_ITERATIONS = 6
 _NEAR = 0.03  # of N: two iterations so near each other are the last
 _MUCH = 0.1  # of N: so much less than the rule asks for is worth a sentence
 _IN_TIME = 0.002
-_SAME_LOSS = 0.001  # nats: less than any law tells apart
+_SAME_LOSS = 0.001  # nats: less than any law can distinguish
 _LARGE_BUDGET = 1e24  # FLOP
 _USUAL_TOKENS, _MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
 

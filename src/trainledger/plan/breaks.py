@@ -37,7 +37,7 @@ class Break:
     ``after`` are what is compared with ``most``: as planned, at ``holds`` and at ``breaks``; None where a rule of the
     run file is broken, named in ``why``. ``changes`` lead from the planned run to the one at ``breaks``, as ``--set``
     takes them. ``cure`` is the context-parallel layout that keeps the limit at ``breaks``, where a sequence grew and
-    there is one. Beyond one that only ``warns`` a run goes on as well as before.
+    there is one. Beyond one that only ``warns`` a run works as well as before.
     """
 
     limit: str = RULE
@@ -69,7 +69,7 @@ class Break:
 class Along:
     """What breaks along one axis, the first first; ``reached`` is the largest value that was looked at.
 
-    ``warnings`` are marks that are passed on the way to the last break, beyond which the run goes on as well as before.
+    ``warnings`` are marks that are passed on the way to the last break, beyond which the run works as well as before.
     ``layout`` is what the run has there of another layout, as ``--set`` takes it, where the layout follows the size.
     """
 
@@ -136,7 +136,7 @@ def breaks(
     along = []
     for axis in axes:
         say(axis)
-        # A longer run has the same steps: no forecast is asked.
+        # A longer run has the same steps: no forecast is needed.
         of_axis = [each for each in kept if axis != "dataset" or not each.needs_forecast]
         judge = Judge(of_axis, limits, forecast)
         sweep = grow(run, axis, reach, keep_tokens=keep_tokens)

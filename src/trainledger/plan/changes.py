@@ -41,7 +41,7 @@ _OVERLAPS = {  # communication that compute can hide, the effect, and programs t
 
 @frozen
 class Change:
-    """Fields and their new values, in words, the effect (one of EFFECTS) and what it costs besides time and memory."""
+    """Fields and their new values, in words, the effect (one of EFFECTS) and its costs other than time and memory."""
 
     what: str
     fields: tuple[tuple[str, Any], ...]

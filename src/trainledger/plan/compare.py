@@ -61,7 +61,7 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Whether one of the two is faster wherever in the interval the truth is."""
+        """Whether one of the two is faster over the whole interval."""
         return not self.interval.low <= 1 <= self.interval.high
 
 

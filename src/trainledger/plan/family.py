@@ -1,7 +1,7 @@
 """Models of one family, from small to large: what a published model would be at another size.
 
 The usual ways: the width of a head stays, width and number of heads grow together, the MLP keeps its ratio to the
-width and its multiple, key-value heads stay as they are (Llama 3 has 8 from 8B to 405B; smaller models keep the
+width and its multiple, key-value heads are unchanged (Llama 3 has 8 from 8B to 405B; smaller models keep the
 ratio), and depth follows width: d_model / n_layers stays within a quarter of the base model's. Published models keep
 that within bounds (Llama 3 8B, 70B, 405B: 128, 102, 130; GPT-3 175B: 128; four of five dense models of the catalog lie
 between 40 and 140), and Kaplan et al. 2020 (arXiv 2001.08361, section 3.1) find that the loss depends on it weakly.
@@ -20,7 +20,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import with_fields
 
 DEPTH_BAND = (0.8, 1.25)  # of the base model's ratio of depth to width
-_HEAD_BITS = 3  # digits of a number of heads behind its first, in binary (32, 36, 40 ... 64, 72), for ranks to share
+_HEAD_BITS = 3  # digits of a number of heads after its first, in binary (32, 36, 40 ... 64, 72), for ranks to share
 _LARGEST = 10**13  # parameters
 _LARGEST_MULTIPLE = 256
 _WIDTH_MULTIPLE = 64

@@ -1,4 +1,4 @@
-"""What fits on a kind of device: five questions, asked of a run as it is and with changes that need less memory.
+"""What fits on a kind of device: five questions, for a run without and with changes that need less memory.
 
 The largest model, the longest sequence, the largest micro-batch, the fewest devices, the least memory: each has the
 last run that fits and the next one, which does not.
@@ -69,9 +69,9 @@ class Row:
 
 @frozen
 class Fit(Answer, report="fit"):
-    """What fits: a row for the run as it is, and one for each change on top of the one before.
+    """What fits: a row for the unchanged run, and one for each change on top of the one before.
 
-    ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits as it is, the
+    ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits unchanged, the
     smallest first (None where the least memory was not asked for).
     """
 
@@ -82,7 +82,7 @@ class Fit(Answer, report="fit"):
     devices: tuple[str, ...] | None
 
     def __getitem__(self, question: str) -> Found:
-        """The answer for the run as it is."""
+        """The answer for the unchanged run."""
         return self.rows[0].answers[question]
 
     def __repr__(self) -> str:
@@ -100,8 +100,8 @@ class Recipe:
 
 
 def saving_recipes(run: Run) -> tuple[Recipe, ...]:
-    """The run as it is, and then with each further change of `memory_savings` that rules allow."""
-    found = [Recipe("as it is", (), run)]
+    """The unchanged run, and then with each further change of `memory_savings` that rules allow."""
+    found = [Recipe("unchanged", (), run)]
     for change in memory_savings(run):
         before = found[-1]
         changed = made(before.run, change)
@@ -122,7 +122,7 @@ def what_fits(
     changes: bool = True,
     progress: Progress | None = None,
 ) -> Fit:
-    """The answers to the questions of ``of`` (`QUESTIONS`) for a run, as it is and with changes that save memory.
+    """The answers to the questions of ``of`` (`QUESTIONS`) for a run, without and with changes that save memory.
 
     ``changes`` off leaves the latter out. ``progress`` is called with how many of how many answers are done. Raises
     InvalidInput for an unknown question and where the device's memory is not known.
@@ -207,7 +207,7 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
 
 def _least_memory(run: Run, memory: MemoryModel) -> Found:
     use = memory.use_of(run)
-    return Found("memory", use.nbytes, run, use, note="usable memory that the run needs as it is")
+    return Found("memory", use.nbytes, run, use, note="usable memory that the unchanged run needs")
 
 
 def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:

@@ -151,7 +151,7 @@ _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 
 _SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
 _ASYNC = "recipe.checkpoints.asynchronous=true or "
 _DALY = ", or checkpoints at Daly's interval (recipe.checkpoints.every=none)"
-_STEP = "the predicted step, and the acceptable share that was asked for"
+_STEP = "the predicted step, and the acceptable share that was set"
 LIMITS = (
     Limit(
         name=MEMORY,
@@ -168,8 +168,10 @@ LIMITS = (
         name=POSITIONS,
         unit="tokens",
         what="tokens of a sequence, compared with the positions of the model",
-        remedy="a larger model.max_seq_len, which is another model: learned positions get new rows, rope wants another "
-        "base or a scaling",
+        remedy=(
+            "a larger model.max_seq_len, which is another model: learned positions get new rows, rope needs another "
+            "base or a scaling"
+        ),
         source="model.max_seq_len",
         needs_forecast=False,
         read=_positions,

@@ -195,7 +195,7 @@ def _formulas(
     n, d, c, f = short(params), short(tokens), short(flops), short(peak)
     day = f"{SECONDS_PER_DAY} s"
     found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
-    devices = f"{count:.6g}"  # what the equation gives need not be whole
+    devices = f"{count:.6g}"  # the result of the equation need not be whole
     rate = f"{devices} x {f} x {short(mfu)}"
     span = f"{short(days)} x {day}"
     texts = {

@@ -138,7 +138,7 @@ def by_causal(plan: Plan) -> Causal | None:
 
 
 def with_notes(plan: Plan, notes: list[str]) -> Plan:
-    """The same plan with further sentences behind its own."""
+    """The same plan with further sentences after its own."""
     forecast = plan.forecast
     return replace(plan, forecast=replace(forecast, notes=(*forecast.notes, *notes))) if notes else plan
 

@@ -15,7 +15,7 @@ from trainledger.spec.run import Run
 
 FARTHEST = 8.0  # the distance above which runs say too little of each other
 _SAME_MAKER, _GENERATION, _UNKNOWN_GENERATION = 1.0, 2.0, 4.0
-# What is compared besides device and active parameters: the weight of the square of a difference of logarithms, and of
+# Compared in addition to device and active parameters: the weight of the square of a difference of logarithms, and of
 # a difference. The columns of the table begin with device, maker, capability, active parameters and these.
 _SIZES = {
     "devices": 1.0, "seq_len": 1.0, "tokens_per_device": 1.0, "tensor": 0.25, "pipeline": 0.25, "context": 0.25,

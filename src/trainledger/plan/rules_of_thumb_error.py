@@ -1,4 +1,4 @@
-"""Rules of thumb for a run, each with its error against the ledger; and what a recipe does in a step besides cost."""
+"""Rules of thumb for a run, each with its error against the ledger; and other effects of a recipe on a step."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     yield RuleOfThumb(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
         thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads), kept,
-        "assumes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
+        "assumes 16-bit activations, unfused attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
     )  # fmt: skip
     yield RuleOfThumb(
         "kept for backward", "2 B T d L", "nbytes",

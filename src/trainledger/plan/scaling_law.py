@@ -63,7 +63,7 @@ class RatioLaw(Law):
 
 @frozen(kw_only=True)
 class FixedSize(Law):
-    """N as it is asked for, at every budget."""
+    """The requested N, at every budget."""
 
     size: float
 

@@ -1,4 +1,4 @@
-"""A trained model served: what one forward holds, moves and computes, how long it takes at least, and which batch fits.
+"""A trained model served: the memory, bytes and FLOPs of one forward, its least time, and the batch that fits.
 
 Decode reads all weights and the whole cache for one new token of each sequence, so that memory bounds it until the
 batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arXiv 2211.05102, section 2.1).
@@ -187,7 +187,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:
         kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
-        notes.append(f"{kept} stay in {serving.compute}, and matmuls run in it: weights are widened as they are read")
+        notes.append(f"{kept} stay in {serving.compute}, and matmuls run in it: weights are widened when they are read")
     if run.model.experts is not None:
         notes.append("of the experts those are read that have a token, in the mean over even routes")
     return notes

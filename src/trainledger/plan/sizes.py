@@ -155,7 +155,7 @@ def _width(run: Run, reach: int) -> Sweep:
         )
         return replace(run, model=model)
 
-    carries = "heads of the planned width, d_ff in proportion" + ("" if grows_kv else ", key-value heads as they are")
+    carries = "heads of the planned width, d_ff in proportion" + ("" if grows_kv else ", key-value heads unchanged")
     return Sweep("model.d_model", values, at, carries=carries)
 
 

@@ -30,8 +30,8 @@ STORE = "the token store: little-endian uint16 where the vocabulary has at most 
 
 @frozen
 class Checkpointing:
-    """When checkpoints cost least: ``pause_seconds`` is what saving holds the run up, ``mtbf_seconds`` the mean time
-    between interruptions of the whole run, ``restart_seconds`` what each costs besides the work that is lost.
+    """When checkpoints cost least: ``pause_seconds`` is how long saving stops the run, ``mtbf_seconds`` the mean time
+    between interruptions of the whole run, ``restart_seconds`` what each costs in addition to lost work.
 
     ``young_seconds`` and ``daly_seconds`` are intervals that cost least; ``lost`` has intervals with the share of the
     time of steps that saving, repeated work and restarts add. Intervals are seconds of work.

@@ -254,7 +254,7 @@ def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:
         return
     between = {each.name: each for each in fabric.network.protocols}
     both = [(each, between[each.name]) for each in fabric.node.protocols if each.name in between]
-    # Other networks have protocols of their own: then the last of each, which is for long messages.
+    # Other networks have their own protocols: then the last of each, which is for long messages.
     yield from both or [(fabric.node.protocols[-1], fabric.network.protocols[-1])]
 
 

@@ -11,14 +11,14 @@ from trainledger.spec.cluster import Device, Overhead
 from trainledger.spec.recipe import Recipe
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
-TENSORS_ALONE = "tensors only: what else takes memory on this device is not known and not counted"
+TENSORS_ALONE = "tensors only: other memory on this device is not known and not counted"
 _ALLOCATED = ("tensors", "rounding", "cuBLAS workspaces", "Transformer Engine workspace")
 FRAMEWORKS = {
-    "FSDP2's streams": "blocks of streams of FSDP2's own, which serve no other (pytorch/pytorch, _fsdp_collectives.py)",
+    "FSDP2's streams": "blocks of FSDP2's streams, which no other can use (pytorch/pytorch, _fsdp_collectives.py)",
     "DeepSpeed's pipeline buffers": "outputs and inputs of forwards in flight (DeepSpeed, runtime/pipe/engine.py)",
-    "DeepSpeed's gradients": "gradients beside those of the account (DeepSpeed, runtime/zero/stage_1_and_2.py)",
+    "DeepSpeed's gradients": "gradients in addition to those of the account (DeepSpeed, runtime/zero/stage_1_and_2.py)",
 }
-ON_THE_BOX = "the number on the box: what a process gets of it is not known"
+ON_THE_BOX = "the nominal size: how much of it is usable is not known"
 
 
 @frozen
@@ -79,8 +79,8 @@ def device_memory(
 
     ``tensors`` is how many of them are alive at the peak, for the allocator's rounding (a bound: at most 511 bytes
     each); ``groups`` are the sizes of the rank's communicators; ``recipe`` says whose workspaces there are (None:
-    PyTorch's alone, as it takes them by default), ``reserved`` what its framework's allocator holds besides. A device
-    that is not NVIDIA's gets no CUDA lines: what its libraries take is not known here.
+    PyTorch's alone, as it takes them by default), ``reserved`` what its framework's allocator reserves in addition. A
+    device that is not NVIDIA's gets no CUDA lines: what its libraries take is not known here.
     """
     usable, source = device.usable_nbytes, device.usable_source
     if usable is None:
@@ -119,7 +119,9 @@ def _around(
     slack = overheads["fragmentation"]
     lost = slack.share * peak_nbytes
     yield line("fragmentation", round(lost) if isinstance(lost, float) else lost, slack)
-    yield MemoryLine("CUDA graph pools", 0, "exact", "nothing here captures graphs; who does adds their private pools")
+    yield MemoryLine(
+        "CUDA graph pools", 0, "exact", "no CUDA graph is captured; a program with graphs adds their private pools"
+    )
     context = overheads["cuda_context"]
     yield line("CUDA context", context.nbytes, context)
     several = [size for size in groups if size > 1]
@@ -131,4 +133,4 @@ def _around(
 def of_a_device(memory: DeviceMemory) -> str:
     """Words for its bytes: memory that is known to be usable, or what its maker states."""
     known = memory.usable_source != ON_THE_BOX
-    return "of usable memory" if known else "that its maker states (how much of it is usable is not known)"
+    return "of usable memory" if known else "of nominal memory (how much of it is usable is not known)"

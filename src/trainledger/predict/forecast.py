@@ -1,7 +1,7 @@
 """The forecast of a run, kept with it to be compared with the measurement, and its waterfall.
 
 The waterfall leads from 6 N D at the whole peak to the time that a run will take, one bar for each cause. Bars are
-whole nanoseconds, so that they sum to the total exactly, whatever the order in which they are added.
+whole nanoseconds, so that they sum to the total exactly, added in any order.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Bus bandwidth is that of nccl-tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md): bytes over seconds times 2 (n - 1) / n of
 an all-reduce, (n - 1) / n of an all-gather, a reduce-scatter and an all-to-all, 1 of a broadcast; it is what a link
-carries, whatever the number of ranks.
+carries, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STANDS_FOR = {"send": "all_to_all", "recv": "all_to_all"}  # between two ranks t
 class LinkFit:
     """Seconds of a collective over bytes: ``latency_seconds`` + bytes / ``bytes_per_second`` (Hockney 1994).
 
-    ``bus_bytes_per_second`` is the second number as a bus bandwidth. ``worst`` is how far the farthest sample lies off.
+    ``bus_bytes_per_second`` is the second number as a bus bandwidth. ``worst`` is the largest error of a sample.
     """
 
     name: str
@@ -121,7 +121,7 @@ def of_each_rank(machine: Calibration, ranks: int) -> Calibration:
     """A machine as each of so many ranks has it: of a CPU its share of the cores and of the memory.
 
     Each rank has as many threads as `train --ranks` gives it, and a kernel takes as much longer as it has fewer of them
-    than the calibration had; assumed also of kernels that memory bounds. Each rank has an accelerator of its own.
+    than the calibration had; assumed also of kernels that memory bounds. Each rank has its own accelerator.
     """
     if machine.backend != "cpu" or ranks == 1:
         return machine

@@ -146,7 +146,7 @@ def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
 def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
     """Tokens on their way to experts and back overlap the same block of another micro-batch in the other pass.
 
-    What a forward sends hides behind the block's backward and what a backward sends behind its forward (DeepSeek-V3,
+    The sends of a forward overlap the block's backward, those of a backward its forward (DeepSeek-V3,
     section 3.2.1; Megatron Core, combined_1f1b.py); compute loses its share of what is hidden. So it is in the rounds
     where both run: micro-batches that are alone wait for all of it.
     """

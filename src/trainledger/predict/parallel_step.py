@@ -134,7 +134,7 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Machine, fabric: Fabr
     notes = launched_one_by_one(machine) if run.recipe.launch_blocking else []
     if fabric.network is not None and run.layout.devices > fabric.devices_per_node:
         network = network_text(run.cluster, fabric.network)
-        note = f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {network}"
+        note = f"{fabric.devices_per_node} devices per node over {fabric.node.title}, nodes over {network}"
         if fabric.network_share < 1:
             share = format_percent(fabric.network_share)
             note += f", of which collectives reach {share} in a step (network_share of the calibration)"
@@ -145,7 +145,7 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Machine, fabric: Fabr
         notes.append(f"assuming that {run.layout.devices} ranks share the cores of this machine evenly")
     found = {name for stage in stages for name, _ in stage.ledger.uncounted}
     if found:
-        notes.append(f"FLOPs of operations without a rule are not in it: {', '.join(sorted(found))}")
+        notes.append(f"FLOPs of operations without a rule are not included: {', '.join(sorted(found))}")
     return notes
 
 

@@ -152,7 +152,7 @@ def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int, paired:
                 plan.append((number, 2 * (place + total * alone) + what, sent))
                 at[number] += 1
                 left -= 1
-        assert left < before, "a schedule that waits for itself"
+        assert left < before, "a schedule that deadlocks"
     return plan
 
 
@@ -270,7 +270,7 @@ def _zero_bubble(
                 place += 1
             left -= place - at[number]
             at[number], free[number] = place, now
-        assert left < before, "a schedule that waits for itself"
+        assert left < before, "a schedule that deadlocks"
     for number in range(count):
         while weights[number] < micro_batches:
             free[number] = do_weights(number, free[number])

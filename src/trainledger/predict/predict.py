@@ -52,7 +52,7 @@ CUDNN_FIRST = (
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 ALONE = "one device that does all of it alone"
-NEVER = "it would be interrupted before it could save, again and again"
+NEVER = "it would always be interrupted before it could save"
 
 
 def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
@@ -151,7 +151,7 @@ def _of_attention(ledger: Ledger) -> Iterator[str]:
 
 
 def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:
-    """Why several devices without a layout cannot share the run; ``peak`` is what one that does all of it holds."""
+    """Why several devices without a layout cannot share the run; ``peak`` is that of one that does all of it."""
     if not run.layout.alone or run.cluster.count == 1:
         return
     few = too_few(run)
@@ -159,7 +159,7 @@ def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iter
         yield few
     if machine is None:
         return
-    # Each device holds the whole model, and of what grows with the sequences the part of its own.
+    # Each device holds the whole model, and of what grows with the sequences its part.
     batch = run.recipe.global_batch
     part = -(-batch // run.cluster.count)
     spread = peak.keys() - _WHOLE if run.recipe.micro_batch is None else peak.keys() & {"batch"}
@@ -266,7 +266,7 @@ def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: C
 
 
 def checkpoint_nbytes(ledger: Ledger) -> int:
-    """Bytes of a checkpoint, from the ledger of the whole step: what training goes on from."""
+    """Bytes of a checkpoint, from the ledger of the whole step: the state that training resumes from."""
     state = dict(ledger.resident)
     nbytes: int = state.get("parameters", 0) + state.get("optimizer state", 0)
     return nbytes
@@ -347,6 +347,6 @@ def _against_peak(
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
     if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
-        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar takes away")
+        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar is negative")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

@@ -1,7 +1,7 @@
 """From a step to the whole run: data, evaluation, checkpoints, failures and warm-up.
 
 Interruptions come at random and as often at any time (a Poisson process); each costs a restart and what was done since
-the last checkpoint. Seconds throughout: ``write`` is what saving holds the run up, ``mtbf`` the mean time between
+the last checkpoint. Seconds throughout: ``write`` is how long saving stops the run, ``mtbf`` the mean time between
 interruptions of the whole run, ``restart`` from an interruption until steps run again.
 """
 
@@ -123,10 +123,10 @@ def conditions(run: Run, machine: Machine) -> Conditions:
     notes = list(_notes(assumed))
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
         notes.append(
-            "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
+            "interruptions are not included: no rate is published for this device (cluster.mtbf_device_hours sets it)"
         )
     if recipe.compile and compiling is None:
-        notes.append("compiling is not in it: how long it takes was not measured here")
+        notes.append("compilation is not included: its time was not measured here")
     return Conditions(
         mtbf_seconds=None if mtbf is None else run_mtbf(mtbf * SECONDS_PER_HOUR, cluster.count),
         restart_seconds=restart or 0.0,
@@ -144,7 +144,7 @@ def _notes(assumed: list[Published]) -> Iterator[str]:
     """One sentence of everything that is assumed from published numbers."""
     if assumed:
         parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in assumed]
-        yield f"assumed, as the run file does not say: {'; '.join(parts)}; [cluster] has a field for yours"
+        yield f"assumed, since the run file does not say: {'; '.join(parts)}; [cluster] has fields to set them"
 
 
 def _said(name: str, value: float) -> str:
@@ -227,7 +227,7 @@ def run_time(
     waiting = max(0.0, _arriving_seconds(run, recipe.global_batch, around) - step_seconds)
     parts = {"data": steps * waiting}
     if forward_seconds is None:
-        notes.append("evaluation is not in it: the step is not split by phase")
+        notes.append("evaluation is not included: the step is not split by phase")
     else:
         parts["evaluation"] = occasions(steps, recipe.evaluation.every) * _evaluation_seconds(
             run, forward_seconds, around
@@ -238,8 +238,8 @@ def run_time(
     every, interruptions = recipe.checkpoints.every, None
     write = write_seconds(run, checkpoint_nbytes, around)
     if write is None:
-        reason = "how fast the storage is, is not known (cluster.storage_bytes_per_second)"
-        notes.append(f"checkpoints and failures are not in it: {reason}")
+        reason = "the rate of the storage is not known (cluster.storage_bytes_per_second)"
+        notes.append(f"checkpoints and failures are not included: {reason}")
     else:
         pause, whole = write
         if every is None and around.mtbf_seconds is not None:
@@ -267,16 +267,16 @@ def run_time(
 
 
 def too_few(run: Run) -> str | None:
-    """Why the sequences of a step cannot be spread over devices that have no layout; None where they can."""
+    """Why the sequences of a step cannot be divided among devices that have no layout; None where they can."""
     recipe, count = run.recipe, run.cluster.count
     micro = recipe.micro_batch or 1
     if not run.layout.alone or recipe.global_batch % (count * micro) == 0:
         return None
     sequences, devices = counted(recipe.global_batch, "sequence"), counted(count, "device")
     if recipe.global_batch < count:
-        return f"{sequences} a step cannot be spread over {devices}"
+        return f"{sequences} a step cannot be divided among {devices}"
     batches = "" if micro == 1 else f", in micro-batches of {micro}"
-    return f"{sequences} a step do not go evenly over {devices}{batches}"
+    return f"{sequences} a step cannot be divided evenly among {devices}{batches}"
 
 
 def token_nbytes(run: Run) -> int:
@@ -328,8 +328,8 @@ def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: f
 
 def _checkpoints_note(run: Run, every: int, seconds: float) -> str:
     return (
-        f"assuming checkpoints every {every:,} steps ({format_seconds(seconds)}), the interval that costs "
-        f"least time (Daly 2006); --set recipe.checkpoints.every={every} makes it explicit"
+        f"assuming checkpoints every {every:,} steps ({format_seconds(seconds)}), the interval that costs the least "
+        f"time (Daly 2006); --set recipe.checkpoints.every={every} makes it explicit"
     )
 
 

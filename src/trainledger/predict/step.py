@@ -77,7 +77,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
     if ledger.uncounted:
         names = ", ".join(name for name, _ in ledger.uncounted)
-        notes.append(f"FLOPs of operations without a rule are not in it: {names}")
+        notes.append(f"FLOPs of operations without a rule are not included: {names}")
     return StepTime(
         seconds=sum(each.seconds for each in times),
         by_phase=_split((each.entry.phase, each.seconds) for each in times),
@@ -112,8 +112,8 @@ def launched_one_by_one(machine: Machine) -> list[str]:
     if not isinstance(machine, Device) and machine.backend == "cpu":
         return []
     return [
-        "the program waits for each kernel (recipe.launch_blocking): what launching takes is added to the kernels, and "
-        "only sends between stages and round a ring overlap compute"
+        "the program waits for each kernel (recipe.launch_blocking): launch time is added to kernel time, and only "
+        "sends between stages and round a ring overlap compute"
     ]
 
 
@@ -152,7 +152,7 @@ def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
-    """The time that an accelerator waits for the program, as an entry of its own; none where it does not.
+    """The time that an accelerator waits for the program, as a separate entry; none where it does not.
 
     The program runs ahead of the device and waits for it once a step, so a step takes the longer of all launches and
     all kernels.

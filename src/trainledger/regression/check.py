@@ -23,7 +23,7 @@ _DEFAULT_RUN = "run.toml"
 
 @frozen
 class Written:
-    """A lock that was written: the targets that are new in it or were made again, and those that went."""
+    """A lock that was written: the new and the renewed targets, and those that were removed."""
 
     path: str
     locked: dict[str, Locked]
@@ -43,7 +43,7 @@ def lock(
     """Write what targets cost now into a lock; without ``names`` all of the project's and of the lock's own.
 
     A name is one of the project's, or a run file, ``package.module:build`` or a config.json (``fields`` say the rest).
-    Without names what the project no longer has leaves the lock; with them all others stay as they are, also those that
+    Without names what the project no longer has leaves the lock; with them all others are unchanged, also those that
     another process writes meanwhile. Raises `InvalidInput`.
     """
     path = root / file
@@ -84,7 +84,7 @@ def _alone(path: Path) -> Iterator[None]:
     """While inside, no other process reads and writes the locks of this folder; it waits, as this one does for it.
 
     The folder is held and not the lock, which is another file each time that it is written. Where a file system holds
-    no folders, as some network ones, it goes on without.
+    no folders, as some network ones, it continues without.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -144,7 +144,7 @@ def compare(
 
 
 def _is_placed(quantity: str, both: Iterable[Summary]) -> bool:
-    """Whether both have places of a quantity: where identical blocks are traced once, no tensor is listed by itself."""
+    """Whether both have places of a quantity: where identical blocks are traced once, no tensor is listed alone."""
     if quantity not in ("parameters", "peak"):
         return True
     return all(any(place.amount(quantity) for place in each.places) for each in both)

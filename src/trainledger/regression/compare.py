@@ -43,7 +43,7 @@ class Row:
 
 @frozen
 class Move:
-    """How much of a quantity moved at one place: a line as it is now, a module, or a line that is gone.
+    """How much of a quantity moved at one place: a present line, a module, or a line that is gone.
 
     ``operations`` are those whose kept bytes moved that way, the most first.
     """

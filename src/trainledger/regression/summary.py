@@ -182,7 +182,7 @@ class _Places:
         return tuple(sorted(places, key=lambda each: (each.where, each.lines, each.text)))
 
     def functions(self) -> dict[str, str]:
-        """The project's functions among the places, each with the marks of its lines as they are now."""
+        """The project's functions among the places, each with the marks of its present lines."""
         functions = {}
         for where in sorted({where for where, text in self._amounts if text}):
             name, _, function = where.partition(" ")
@@ -194,7 +194,7 @@ class _Places:
 def _of_all_blocks(path: str, by_line: bool) -> str:
     """A module's path with that of its kin in the other blocks made one: ``blocks.*.up`` for ``blocks.3.up``.
 
-    Where lines distinguish the operations of blocks, a number at the end is a layer of its own: ``features.3``.
+    Where lines distinguish the operations of blocks, a number at the end is a separate layer: ``features.3``.
     """
     parts = path.split(".")
     last = len(parts) - 1 if by_line else len(parts)
@@ -214,7 +214,7 @@ class Function:
 
 
 class SourceFile:
-    """A Python file as it is now; empty where it cannot be read or is not Python."""
+    """The present text of a Python file; empty where it cannot be read or is not Python."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -99,7 +99,7 @@ class Target:
         return {name: value for name, value in vars(self).items() if value != fields[name].default}
 
     def is_own_name(self, name: str) -> bool:
-        """Whether a name says by itself what the target is, as one that was given on the command line."""
+        """Whether a name alone says what the target is, as one that was given on the command line."""
         return name in (self.run, self.module, self.hf)
 
 

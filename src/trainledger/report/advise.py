@@ -1,4 +1,4 @@
-"""The document of an advice: the run as it is, the changes that help, and what to change together."""
+"""The document of an advice: the unchanged run, the changes that help, and what to change together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
 def document(advice: Advice, *, most: int = 10) -> Document:
-    """The run as it is, the changes that help (``most`` of each kind), and what to change together."""
+    """The unchanged run, the changes that help (``most`` of each kind), and what to change together."""
     title = f"Changes of {advice.run.model.name}: time against memory"
     same = [each for each in advice.alone if each.effect != RESULT]
     other = [each for each in advice.alone if each.effect == RESULT]
@@ -28,7 +28,7 @@ def document(advice: Advice, *, most: int = 10) -> Document:
         title=title,
         sections=sections(
             (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
-            _ranked("Changes that leave the result as it is", same, most),
+            _ranked("Changes that do not affect the result", same, most),
             _ranked("Changes of THE TRAINING RESULT: compare the loss of a short run first", other, most),
             _together(advice),
             notes(_remarks(advice)),
@@ -79,7 +79,7 @@ def _unfit(advice: Advice) -> str:
         left.append("more devices to shard over (trainledger layouts)")
         left.append("adapters in place of all weights (recipe.lora)")
     ways = f"{', '.join(left)}, or " if left else ""
-    return f"Nothing of this makes it fit: that takes {ways}a smaller model (trainledger fit)."
+    return f"None of these changes makes it fit: it takes {ways}a smaller model (trainledger fit)."
 
 
 def _as_it_is(advice: Advice) -> list[str]:

@@ -1,4 +1,4 @@
-"""The document of an allocator's snapshot: its peak by category beside the forecast's, and the lines that hold it."""
+"""The document of an allocator's snapshot: its peak by category and the forecast's, and the lines that allocated it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def document(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -
     idle = 1 - found.nbytes / max(found.reserved_nbytes, 1)
     reserved, most = shown(found.reserved_nbytes, "nbytes"), shown(found.most_reserved_nbytes, "nbytes")
     facts = (
-        ("peak", f"{shown(found.nbytes, 'nbytes')} asked for" + (f", during {found.during}" if found.during else "")),
+        ("peak", f"{shown(found.nbytes, 'nbytes')} requested" + (f", during {found.during}" if found.during else "")),
         ("reserved", f"{reserved} then ({format_percent(idle)} of it not in use), at most {most}"),
         ("events", f"{found.events:,}, the peak is at number {found.at:,}"),
     )
@@ -58,8 +58,8 @@ def _of_categories(predicted: Mapping[str, int] | None) -> tuple[str, ...]:
     if predicted is None:
         return ()
     return (
-        "What autograd made has no stack and is one category, backward, unless an update found it there (gradients); "
-        "the forecast has it under gradients, logits and loss, and activations.",
+        "Memory that autograd allocated has no stack and is one category, backward, unless an update reads it "
+        "(gradients); the forecast has it under gradients, logits and loss, and activations.",
     )
 
 

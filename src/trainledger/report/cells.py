@@ -15,7 +15,7 @@ _PALE = 0.4  # so that dark letters are read on it, and light ones in the dark
 
 @frozen
 class Cell:
-    """A cell at a column and a row: its colour, what stands in it, and what it says; ``group`` is in the legend."""
+    """A cell at a column and a row: its colour, its text, and what it says; ``group`` is in the legend."""
 
     column: int
     row: int

@@ -63,7 +63,7 @@ def device_table(by_category: Mapping[str, int], device: DeviceMemory | None) ->
 
 
 def device_figure(by_category: Mapping[str, int], device: DeviceMemory | None, usable_nbytes: int | None) -> Figure:
-    """One bar of what a device holds at the peak, by category and outside the tensors, and its usable memory."""
+    """One bar of a device's memory at the peak, by category and outside the tensors, and its usable memory."""
     parts = {name: by_category[name] for name in _ordered(by_category)}
     outside = sum(int(each.nbytes) for each in _outside(device))
     if outside:

@@ -142,7 +142,7 @@ def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
     reached: Cell = Amount(each.bytes_per_second, "nbytes_per_second") if each.nbytes else None
     if each.ridge is not None:
         reached = Amount(each.flops_per_second, "flops_per_second")
-    waits = each.kind == "unknown" and each.bound == "overhead"  # a step's entry of its own: `predict.step`
+    waits = each.kind == "unknown" and each.bound == "overhead"  # a step's separate entry: `predict.step`
     name = "waiting" if waits else f"{each.kind} {each.dtype}".strip()
     return name, each.intensity, each.ridge, each.bound, reached, each.seconds, each.share
 

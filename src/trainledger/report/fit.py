@@ -48,15 +48,15 @@ def document(fit: Fit) -> Document:
 
 
 def about(fit: Fit) -> list[str]:
-    """Whose answers these are, and whether it fits as it is."""
+    """Whose answers these are, and whether it fits unchanged."""
     run, use = fit.run, fit.memory
     fits = "fits" if use.fits else "does NOT fit"
     usable = format_nbytes(use.usable_nbytes)
     return [
         model_line(run.model),
         *of_run(run),
-        f"As it is, {_rank(run, use)} needs {format_nbytes(use.nbytes)} and {fits} in {usable} of usable memory. "
-        f"{_largest(use)}",
+        f"Without changes, {_rank(run, use)} needs {format_nbytes(use.nbytes)} and {fits} in {usable} of usable "
+        f"memory. {_largest(use)}",
         *([sentence(TENSORS_ALONE)] if use.tensors_alone else []),
     ]
 
@@ -64,9 +64,9 @@ def about(fit: Fit) -> list[str]:
 def _devices(fit: Fit) -> Iterator[str]:
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
-        yield f"Devices on which it fits as it is, the smallest first: {named}."
+        yield f"Devices on which it fits without changes, the smallest first: {named}."
     elif fit.devices is not None:
-        yield "It fits on no device of the catalog as it is."
+        yield "Without changes it fits on no device of the catalog."
 
 
 def _rank(run: Run, use: MemoryUse) -> str:
@@ -97,7 +97,7 @@ def _thing(question: str, size: int) -> str:
 
 def _limits(run: Run, row: Row) -> Section:
     """For each question of a recipe: the answer, the next size and what it would need, and what fills the memory."""
-    title = "As it is" if not row.settings else "With all of these changes"
+    title = "Without changes" if not row.settings else "With all of these changes"
     lines = (_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
     return section(title, lines)
 
@@ -126,7 +126,7 @@ def _batches(run: Run, found: Found, micro_batch: int) -> str:
     """The step that such micro-batches make, and the largest that keep the step of the run."""
     batch, ranks = run.recipe.global_batch, run.layout.data_ranks
     on_each = f", {batch // ranks:,} on each of {ranks:,} data ranks" if ranks > 1 else ""
-    text = f"the step as it is has {counted(batch, 'sequence')}{on_each}; "
+    text = f"the unchanged step has {counted(batch, 'sequence')}{on_each}; "
     divided = "these" if ranks > 1 else "it"
     text += f"the largest micro-batch that divides {divided} is {divides_batch(run, micro_batch)}"
     if found.run is None or found.run.recipe.global_batch == batch:

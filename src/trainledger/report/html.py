@@ -27,7 +27,7 @@ from trainledger.report.svg.elements import element
 from trainledger.report.svg.paint import paint
 from trainledger.units import format_percent
 
-# Nothing is fetched and no script runs, whatever stands in the data: the policy tells the browser.
+# Nothing is fetched and no script runs, whatever the data contains: the policy forbids it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _NARROW = 380  # pixels of a drawing for a telephone
 

@@ -17,14 +17,14 @@ from trainledger.units import counted, format_nbytes
 _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
 _UNITS = f" {ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
-_TOLD_BY = {
+_TIMED_BY = {
     "own": "", "other": " by the constants of another device (no step on this one is published)",
     "bound": " by the data sheet alone (no constants of this device are known)",
 }  # fmt: skip
 
 
 def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str:
-    """The interval of a quantity behind its number; empty where it has none.
+    """The interval of a quantity, to follow its number; empty where it has none.
 
     >>> from trainledger.units import format_seconds
     >>> between(Forecast(intervals={"step_seconds": Interval(1.2134, 1.718)}), "step_seconds", format_seconds)
@@ -79,18 +79,18 @@ def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
         return
     errors = machine.errors
     yield (
-        f"{_SHARE}: so far off are four of five published runs whose source was left out ({_steps(errors.step)}; "
-        f"{_peaks(peaks_like(run, errors))}); trainledger explain says more"
+        f"{_SHARE}: intervals hold four of five published runs, each predicted without its source "
+        f"({_steps(errors.step)}; {_peaks(peaks_like(run, errors))}); trainledger explain says more"
     )
     yield from _wider(run, errors)
 
 
 def of_steps(run: Run, errors: ErrorModel) -> Iterator[str]:
     """What the interval of a step rests on."""
-    step, told = errors.step, _TOLD_BY[errors.step.basis]
+    step, by = errors.step, _TIMED_BY[errors.step.basis]
     yield (
-        f"the interval of a step: {_SHARE} of {_steps(step)} took {step.low:.3g} to {step.high:.3g} times what is "
-        f"predicted{told}, each predicted without its own source, sources weighing alike"
+        f"the interval of a step: {_SHARE} of {_steps(step)} took {step.low:.3g} to {step.high:.3g} times the "
+        f"predicted time{by}, each predicted without its source, with equal weight for each source"
     )
     yield from _wider(run, errors)
 
@@ -100,7 +100,7 @@ def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
     found = of_peak(run, errors)
     yield (
         f"the interval of the memory: by Student's t over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
-        f"another source are {found.low:.3g} to {found.high:.3g} times what is predicted"
+        f"another source are {found.low:.3g} to {found.high:.3g} times the predicted ones"
     )
     yield from _wider(run, errors)
 
@@ -114,7 +114,7 @@ def _wider(run: Run, errors: ErrorModel) -> Iterator[str]:
         if kinds:
             yield (
                 f"no published run has {', '.join(kinds)}: intervals of {what} are {errors.widening:.2g} times as "
-                "wide (of logarithms), as of a device without runs of its own"
+                "wide (of logarithms), as for a device without published runs"
             )
 
 

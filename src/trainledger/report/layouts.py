@@ -146,7 +146,7 @@ def _of_a_sheet(found: Layouts) -> Iterator[str]:
 
 
 def _told_apart(found: Layouts) -> Iterator[str]:
-    """How far steps of two layouts must be apart to be told apart."""
+    """How far steps of two layouts must differ to be distinguished."""
     if found.basis != "bound" and found.device in catalog.device_names():
         off = catalog.errors(found.device).one_device.ratio - 1
         yield (
@@ -185,7 +185,7 @@ def _alike(rejected: Sequence[Rejected]) -> list[tuple[str, int]]:
 
 
 def _size_in(reason: str) -> tuple[str, str, str]:
-    """A reason as what stands before "the 8 ranks" or "the 8 heads"'s number, the number, and what follows."""
+    """A reason in three parts: before the number of "the 8 ranks" or "the 8 heads", the number, and the rest."""
     found = re.search(r"(?<=\bthe )\d+(?= )", reason)
     return (reason[: found.start()], found[0], reason[found.end() :]) if found else (reason, "", "")
 

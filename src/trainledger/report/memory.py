@@ -22,7 +22,7 @@ from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
 _MOST_POINTS, _FEW_POINTS = 1200, 320  # drawn of one ledger
-_MOST_UNROLLED = 40_000  # operations that loops are written out to
+_MOST_UNROLLED = 40_000  # the most operations of an unrolled loop
 _GAP, _WIDE_GAP = 12, 1  # rounds that are not drawn take a twelfth of the room of those drawn, or as much
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
@@ -36,7 +36,7 @@ def memory_figure(ledger: Ledger) -> Figure:
     """Live bytes over the operations of a step, stacked by category: phases shaded, the peak marked, and on each
     operation's hover its module and line.
 
-    A loop of at most 40,000 operations is written out; of a longer one the first and the last round are drawn. Of many
+    A loop of at most 40,000 operations is unrolled; of a longer one the first and the last round are drawn. Of many
     operations those with the most live bytes among their neighbours are drawn, the peak always. Raises ValueError for
     a ledger without entries.
     """
@@ -159,10 +159,10 @@ def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
 
 @dataclass(frozen=True)
 class Lane:
-    """One ledger as it is drawn: of each point its place, live bytes by category and together, and what runs there.
+    """One ledger as a drawing: of each point its place, live bytes by category and together, and what runs there.
 
     ``peak`` is the index of the highest point, ``phases`` are (start, end, name), ``gaps`` (start, end, rounds that
-    are not drawn), ``ticks`` (place, number of the operation), ``every`` says how many operations a point stands for,
+    are not drawn), ``ticks`` (place, number of the operation), ``every`` says how many operations a point covers,
     ``end`` is where the lane ends. Places are numbers of operations, but that rounds not drawn take little room.
     """
 
@@ -221,7 +221,7 @@ def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
 
 
 def unrolled(ledger: Ledger, most: int = _MOST_UNROLLED) -> Ledger:
-    """The ledger with every loop written out that makes at most so many operations in all its rounds.
+    """The ledger with every loop unrolled that makes at most so many operations in all its rounds.
 
     >>> mm = Entry("mm", "", "forward", "matmul", loop=(("micro-batches", 3), ("layers", 4)))
     >>> [each.times for each in unrolled(Ledger((mm,)), most=4)], len(unrolled(Ledger((mm,))))
@@ -231,7 +231,7 @@ def unrolled(ledger: Ledger, most: int = _MOST_UNROLLED) -> Ledger:
 
 
 def _written_out(entries: Sequence[Entry], depth: int, most: int) -> Iterator[Entry]:
-    """The entries in the order they run, of loops further in than ``depth`` those written out that are small enough."""
+    """The entries in the order they run, of loops further in than ``depth`` those unrolled that are small enough."""
     for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
         body = list(group)
         if not loop:
@@ -314,7 +314,7 @@ def _phases(moments: Sequence[Moment], places: Sequence[int]) -> list[tuple[int,
 
 def _draw_phases(layout: Figure, lane: Lane, axis: str) -> None:
     """Shades each second stretch, and names those that are long enough for a name."""
-    if len(lane.phases) > 200:  # micro-batches without end: stripes that no eye tells apart
+    if len(lane.phases) > 200:  # very many micro-batches: stripes that no eye can distinguish
         return
     for at, (start, end, name) in enumerate(lane.phases):
         layout["shapes"].append(

@@ -41,7 +41,7 @@ def write_memory_viz(ledger: Ledger, path: str | os.PathLike[str]) -> None:
 
 
 def snapshot(ledger: Ledger) -> Record:
-    """What `write_memory_viz` stores: ``segments`` as they are after the step, ``device_traces`` of all events.
+    """What `write_memory_viz` stores: ``segments`` after the step, ``device_traces`` of all events.
 
     Raises InvalidInput for a ledger without tensors.
     """

@@ -59,7 +59,7 @@ def components_figure(parameters: Mapping[str, int], flops: Mapping[str, int]) -
 
 
 def shares_figure(sizes: Sequence[int], amounts: Sequence[Mapping[str, int]], x: str, y: str, marked: int) -> Figure:
-    """The shares of the components over a growing size, stacked to 100 %, and the size that is asked about."""
+    """The shares of the components over a growing size, stacked to 100 %, and the requested size."""
     data = []
     for name in ordered(*amounts):
         values = [100 * each.get(name, 0) / sum(each.values()) for each in amounts]

@@ -199,7 +199,7 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
         *_affords(answer, found),
         *(sentence(each) for each in (found.note, *found.forecast.notes) if each),
     ]
-    what = "What fits" if answer.asked is None else "What fits of the model that is asked for"
+    what = "What fits" if answer.asked is None else "What fits of the requested model"
     columns = ("iteration", "N wanted", "N", "6ND / peak", "tokens of steps alone")
     table = Table("iterations", columns, rows, align="rrrrr")
     return section(f"{what}, and what its predicted speed affords", table, lines)
@@ -305,7 +305,7 @@ def _affordable_data(found: Affordable) -> dict[str, Any]:
 
 
 def about(answer: Optimal) -> list[str]:
-    """What the page of the figures says above them: the budget, the rule's answer, and what was asked besides."""
+    """What the page of the figures says above them: the budget, the rule's answer, and what else was asked."""
     named = [f"{name}: {size_of(each)}, loss {each.loss:.3f}." for name, each in besides(answer)]
     rule = f"By {answer.chosen.law.title}: {format_count(short(answer.parameters))} parameters on "
     return [f"{answer.budget.formula}.", f"{rule}{format_count(short(answer.tokens))} tokens.", *named]

@@ -25,7 +25,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", 
 def figures(answer: Optimal) -> dict[str, Figure]:
     """Loss against model size at this budget, the frontier over budgets, and size against data; bands are errors.
 
-    All have what was asked besides: the named model, the one to serve, on repeated data, and the affordable one.
+    All have what else was asked: the named model, the one to serve, on repeated data, and the affordable one.
     """
     return {
         "Loss of models of one budget": _iso_flop(answer),
@@ -35,7 +35,7 @@ def figures(answer: Optimal) -> dict[str, Figure]:
 
 
 def _markers(answer: Optimal, along: Callable[[Point], float]) -> Iterator[dict[str, object]]:
-    """A larger, hollow point for each model that was asked for besides, at the place that ``along`` says."""
+    """A larger, hollow point for each other requested model, at the place that ``along`` says."""
     for at, (name, each) in enumerate(besides(answer)):
         marker = {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}}
         hover = f"{name}: {size_of(each)}, loss %{{y:.3f}}<extra></extra>"
@@ -159,10 +159,10 @@ def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: lis
 
 
 def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:
-    """The models that were asked for besides the rule's own, by what they are."""
+    """The requested models other than the rule's, by what they are."""
     law = answer.loss_law
     if answer.asked is not None:
-        yield "asked for", Point(answer.asked.parameters, answer.asked.tokens, answer.asked.loss)
+        yield "requested", Point(answer.asked.parameters, answer.asked.tokens, answer.asked.loss)
     if (served := answer.served) is not None:
         loss = law.loss(served.parameters, served.tokens)
         name = f"cheapest with {format_count(served.inference_tokens)} tokens served"

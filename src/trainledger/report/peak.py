@@ -145,7 +145,7 @@ def starred(path: str) -> str:
 
 
 def place(entry: Entry) -> str:
-    """Where an entry stands: its operation, phase, module and line.
+    """Where an entry is: its operation, phase, module and line.
 
     >>> place(Entry("mm", "layers.0.mlp", "backward", "matmul", line="model.py:41"))
     'mm of layers.0.mlp in backward (model.py:41)'

@@ -199,13 +199,13 @@ def _fits(plan: Plan) -> str:
 
 
 def impossible(run: Run, forecast: Forecast) -> str:
-    """Why a run without a layout is not possible as it is planned, and what to do."""
+    """Why a run without a layout is not possible as planned, and what to do."""
     way = "--set layout=auto searches for one that is possible; until then"
     if run.recipe.lora is not None:
         way = f"No layout is searched for, as {ONE_DEVICE}:"
     return (
-        f"without a [layout]: {'; '.join(forecast.impossible)}. {way} the whole run has no time and no cost, and "
-        "what follows is of one device alone"
+        f"without a [layout]: {'; '.join(forecast.impossible)}. {way} the whole run has no time and no cost, and what "
+        "follows is for one device"
     )
 
 
@@ -260,7 +260,7 @@ def _kernels(plan: Plan) -> Iterator[tuple[str, str]]:
     if max(forecast.mfu, forecast.hfu) <= 1 and forecast.flops.get("attention", 0) < _MUCH_ATTENTION * products:
         return
     kernels = format_percent(causal.hfu)
-    if kernels == format_percent(forecast.hfu):  # written-out attention computes nearly all masked pairs too
+    if kernels == format_percent(forecast.hfu):  # unfused attention computes nearly all masked pairs too
         return
     more = ""
     if any(each.cause == "kernel efficiency" and each.nanoseconds < 0 for each in forecast.waterfall):

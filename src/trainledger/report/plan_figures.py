@@ -95,8 +95,8 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
     """What runs when in a step (`predict.parallel_step.spans`); None where nothing is known of it.
 
     Many rounds that are alike are one bar: paler where a round is of one kind, grey where it is of several. What
-    ``step_seconds`` has more than the spans is waiting between them, at places that are not known: a bar behind them.
-    ``note`` is said behind the title.
+    ``step_seconds`` has more than the spans is waiting between them, at unknown places: a bar after them.
+    ``note`` follows the title.
     """
     if not spans:
         return None

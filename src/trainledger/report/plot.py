@@ -122,14 +122,14 @@ def _png(name: str, figure: Figure, where: str, field: str) -> bytes:
 
 
 def _legend_lines(figure: Figure) -> int:
-    """About how many lines a legend has in an image: its names stand in columns as wide as the longest."""
+    """About how many lines a legend has in an image: its names are in columns as wide as the longest."""
     drawn = [each.get("name", "") for each in figure["data"] if each.get("showlegend", True)]
     column = 60 + 8 * max(map(len, drawn), default=0)
     return max(1, -(-len(drawn) // max(1, (WIDTH - 110) // column)))
 
 
 def _on_white(name: str, figure: Figure) -> Figure:
-    """The figure on white, under its name where it has no title of its own, what its numbers name below it."""
+    """The figure on white, under its name where it has no title, what its numbers name below it."""
     layout = dict(figure["layout"]) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
     layout.pop("modebar", None)
     title = layout.get("title", {}).get("text") or name

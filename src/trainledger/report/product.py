@@ -44,7 +44,7 @@ def einsum(one: Einsum, times: Sequence[ProductTime] = ()) -> Document:
                 ("bytes moved", one.nbytes, format_nbytes(one.nbytes)),
                 ("FLOPs per byte", f"{one.intensity:.4g}", ""),
             ),
-            "No arithmetic: torch gives a view; bytes move only where the view is copied." if one.view else None,
+            "No arithmetic: torch returns a view; bytes move only where the view is copied." if one.view else None,
             *(_timed(one, times[0]) if len(times) == 1 else [times_table(times)] if times else []),
         ),
         data=lambda: _data(one, times),

@@ -69,7 +69,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
 
     def attempt(name: str, read: Callable[[Path], Any]) -> Any:
         if not os.path.isfile(folder / name):
-            missing.append(f"{name} is not there" if not os.path.lexists(folder / name) else f"{name} is no file")
+            missing.append(f"{name} is not there" if not os.path.lexists(folder / name) else f"{name} is not a file")
             return None
         try:
             return read(folder / name)

@@ -62,6 +62,6 @@ def _passed_over(found: Refit) -> Table:
 
 def _kept(found: Refit) -> Iterator[str]:
     if found.written:
-        yield f"Kept in {found.written}; trainledger reconcile --undo takes it back."
+        yield f"Kept in {found.written}; trainledger reconcile --undo removes it."
     else:
         yield "Not kept: runs that it was not fitted to would be predicted no better."

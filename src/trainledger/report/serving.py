@@ -1,4 +1,4 @@
-"""The document of a served model: its memory, one forward, its time, and what a larger batch takes and gives."""
+"""The document of a served model: its memory, one forward, its time, and the costs and gains of a larger batch."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST, MOST_ROWS = 256, 48  # cells and rows of them that are drawn
 _HUES = COLOURS[:7]
 _NOBODY = "#cccccc"  # a place of the storage that is no element of the tensor
-_NAMED = 4  # indices of one place that are written out
+_NAMED = 4  # indices of one place that are listed
 Index = tuple[int, ...]
 
 
@@ -49,7 +49,7 @@ def elements_table(one: Strided) -> Table:
 def storage_figure(one: Strided, title: str) -> Figure:
     """The storage as cells in memory order, in the colours of the tensor's rows.
 
-    A cell says its place, its byte and which elements of the tensor it is; in it stands the number of the element,
+    A cell says its place, its byte and which elements of the tensor it is; it shows the number of the element,
     counted row by row.
     """
     inside, size = _by_place(one), _size(one)
@@ -63,7 +63,7 @@ def storage_figure(one: Strided, title: str) -> Figure:
         for place in range(size) for found in [inside.get(place, [])]
     ]  # fmt: skip
     ticks = {row: str(row * wide) for row in range(-(-size // wide))}
-    return cell_figure(title, "in memory order; beside each row its first place", cells, wide, ticks)
+    return cell_figure(title, "in memory order; next to each row its first place", cells, wide, ticks)
 
 
 def elements_figure(one: Strided, title: str) -> Figure:

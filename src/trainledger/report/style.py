@@ -1,4 +1,4 @@
-"""How every figure looks: colours that any eye tells apart, dark text, room for a title and a legend."""
+"""How every figure looks: colours that any eye can distinguish, dark text, room for a title and a legend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from trainledger.document import Figure
 from trainledger.units import GIGA, format_nbytes
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours, which people with any colour vision can distinguish.
 COLOURS = (
     "#0072B2",
     "#E69F00",
@@ -69,7 +69,7 @@ def titled(layout: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def untitled(layout: dict[str, Any]) -> dict[str, Any]:
-    """The layout without its title and without the room for it, where a page has titles of its own.
+    """The layout without its title and without the room for it, where a page has its own titles.
 
     >>> untitled(arranged("Memory", height=200)) == arranged(height=200)
     True
@@ -136,7 +136,7 @@ def mark_usable(layout: dict[str, Any], nbytes: int | None, memory: Iterable[flo
 
 
 def by_turns(numbers: Iterable[int]) -> list[str]:
-    """On which side of a point its number stands: neighbours on different ones, as they may lie close together."""
+    """On which side of a point its number is: neighbours on different ones, since they may be close together."""
     sides = ("top right", "bottom right", "top left", "bottom left")
     return [sides[each % len(sides)] for each in numbers]
 
@@ -164,7 +164,7 @@ def mark(layout: dict[str, Any], way: str, at: float, text: str, axis: str = "")
     place: dict[str, Any] = {"x": 0, "y": at, "xanchor": "left"}
     if way == "v":
         low, high = layout[f"xaxis{axis}"]["range"]
-        left = at < (low + high) / 2  # beside the line, where there is room
+        left = at < (low + high) / 2  # next to the line, where there is room
         place = {"x": at, "y": 1, "xanchor": "left" if left else "right", "xshift": 4 if left else -4}
     layout.setdefault("annotations", []).append(
         {

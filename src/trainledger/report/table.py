@@ -104,7 +104,7 @@ def _lines(row: list[str], widths: list[int], sides: Sequence[str]) -> list[str]
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """A sentence over as many lines as the width asks for, broken between words; all are indented as it is.
+    """A sentence over as many lines as the width asks for, broken between words; all have its indentation.
 
     >>> wrapped("  a list of words", 12)
     '  a list of\\n  words'
@@ -135,7 +135,7 @@ def _wrap(cell: str, width: int, pieces: list[str]) -> list[str]:
 
 
 def _break(word: str, width: int) -> int:
-    """Where a word that is too long is broken: behind a comma, the slash or stop of a path, or a hyphen, if any.
+    """Where a word that is too long is broken: after a comma, the slash or stop of a path, or a hyphen, if any.
 
     >>> _break("bf16[8,1024,768]", 14), _break("model.layers.0.mlp", 14), _break("a" * 9, 4)
     (12, 13, 4)
@@ -150,7 +150,7 @@ def _break(word: str, width: int) -> int:
 
 
 def sentence(note: str) -> str:
-    """A note with a capital in front and a stop behind.
+    """A note with a capital at its start and a stop at its end.
 
     >>> sentence("no MFU: the peak is unknown")
     'No MFU: the peak is unknown.'

@@ -52,7 +52,7 @@ def _tensor_data(one: Tensor) -> dict[str, Any]:
 def chain(
     alone: Tensor, one: Chain, index: Sequence[int] = (), places: Sequence[int | None] = (), *, draw: bool = False
 ) -> Document:
-    """What each operation makes of a tensor, where its element ``index`` lies at each step, and drawings of storages.
+    """What each operation makes of a tensor, where its element ``index`` is at each step, and drawings of storages.
 
     ``places`` are those of `tensors.chain.places`, empty where no index was asked for. Without ``draw`` only a last
     tensor that is not contiguous is drawn.
@@ -101,7 +101,7 @@ def _tight(text: str) -> str:
 
 
 def _letter(one: Strided) -> str:
-    """A letter for the storage; numbers behind the alphabet."""
+    """A letter for the storage; numbers after the alphabet."""
     return chr(ord("A") + one.storage) if one.storage < 26 else str(one.storage + 1)
 
 

@@ -69,7 +69,7 @@ class _Writer:
                 yield printable(part.text)
 
     def _styled(self, words: str, style: str) -> str:
-        """Each line in a style of its own, so that a pager that cuts lines leaves none open."""
+        """Each line in a separate style, so that a pager that cuts lines leaves none open."""
         return "\n".join(f"{style}{each}{_END}" for each in words.split("\n")) if self.colour and words else words
 
     def _wrapped(self, words: str, room: int = 0) -> str:
@@ -114,7 +114,7 @@ class _Writer:
                 yield from (f"        {each}" for each in others)
 
     def _terms(self, part: Terms) -> Iterator[str]:
-        """The total and each line with its formula; a source that all lines share stands once, under the title."""
+        """The total and each line with its formula; a source that all lines share is printed once, under the title."""
         yield self._styled(self._between(part.title, shown(part.total, part.unit)), _BOLD)
         sources = {each.source for each in part.terms}
         shared = len(part.terms) > 1 and len(sources) == 1

@@ -35,12 +35,12 @@ def document(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_
 
 
 def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
-    for source, told in sources.items():
-        for name, each in told["splits"].items():
+    for source, facts in sources.items():
+        for name, each in facts["splits"].items():
             yield (
                 f"{source} {name}".lstrip(), str(each["documents"]), each["tokens"], each["text_nbytes"],
                 f"{each['bytes_per_token']:.3f}", str(each["sequences"]),
-                f"{told['epochs']:.3g}" if name == "train" else "",
+                f"{facts['epochs']:.3g}" if name == "train" else "",
             )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def _checkpoints(answer: TrainingLoop) -> Iterator[str | Table]:
         (
             ("saving holds the run up", saved.pause_seconds),
             ("mean time between interruptions", saved.mtbf_seconds),
-            ("each costs, besides lost work", saved.restart_seconds),
+            ("each costs, in addition to lost work", saved.restart_seconds),
             ("best interval, first order (Young)", saved.young_seconds),
             ("best interval (Daly)", saved.daly_seconds),
         ),

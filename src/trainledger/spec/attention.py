@@ -47,7 +47,7 @@ class MultiHead:
 
     @property
     def custom_scores(self) -> str:
-        """What of the scores PyTorch's own fused kernels do not compute, in words; empty where they compute all."""
+        """The scores that PyTorch's fused kernels do not compute, in words; empty where they compute all."""
         if self.softcap is not None:
             return "capped scores (model.attention.softcap)"
         return "attention sinks (model.attention.sinks)" if self.sinks else ""

@@ -104,8 +104,8 @@ class Cluster:
         "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
     devices_per_node: int | None = setting(
-        "devices that the links of one node connect; absent = as is usual for the device", default=None, at_least=1,
-        at_most=10**6,
+        "devices that the links of one node connect; absent = the usual number for the device",
+        default=None, at_least=1, at_most=10**6,
     )  # fmt: skip
     network: str | None = setting(
         "link of the catalog between nodes (trainledger catalog links); absent = the device's usual one",
@@ -138,7 +138,7 @@ class Cluster:
         quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_OF_ALL,
     )  # fmt: skip
     loader_tokens_per_second: int | None = setting(
-        "tokens that the data loaders of all devices together deliver in a second; absent = data is never waited for",
+        "tokens that the data loaders of all devices together deliver in a second; absent = steps never wait for data",
         default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     memory_margin_nbytes: int | None = setting(
@@ -147,7 +147,7 @@ class Cluster:
         quantity="nbytes", default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     power_limit_watts: float | None = setting(
-        "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the third root of the power; "
+        "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the cube root of the power; "
         "absent = the rated power",
         quantity="number", default=None, above=0, at_most=10**5,
     )  # fmt: skip

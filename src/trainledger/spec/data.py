@@ -36,7 +36,7 @@ class DataSpec:
         quantity="texts", default=(STANDARD_LIBRARY,),
     )  # fmt: skip
     mixture: tuple[tuple[str, MixtureSource], ...] | None = setting(
-        "several texts in the place of path, [data.mixture.NAME] with path and weight for each; absent = path alone",
+        "several texts instead of path, [data.mixture.NAME] with path and weight for each; absent = path alone",
         quantity="named", members=MixtureSource, default=None,
     )  # fmt: skip
     text_field: str = setting("field of a JSONL or Parquet record with the text", quantity="text", default="text")
@@ -59,12 +59,12 @@ class DataSpec:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The fields in whose place others stand."""
+        """The fields that others replace."""
         return ("path",) if self.mixture else ()
 
     @property
     def sources(self) -> tuple[tuple[str, DataSpec], ...]:
-        """Each source as data of its own, by name; a corpus alone has the empty name."""
+        """Each source as separate data, by name; a corpus alone has the empty name."""
         if not self.mixture:
             return (("", self),)
         return tuple(
@@ -84,7 +84,7 @@ class DataSpec:
 
 
 def dealt(places: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole places for weights, by the method of the largest remainder; of equal ones the first.
+    """Whole places for weights, by the largest-remainder method; of equal ones the first.
 
     >>> dealt(1000, (0.7, 0.3)), dealt(10, (1, 1, 1)), dealt(1000, (1, 5000))
     ((700, 300), (4, 3, 3), (0, 1000))

@@ -48,7 +48,7 @@ def as_override(field: str, value: Any) -> str:
 
 
 def overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """What turns one run into the other, each as ``--set`` takes it."""
+    """The overrides that turn one run into the other, each as ``--set`` takes it."""
     theirs, found = runfile.flat(b), {}
     for each in differences(a, b):
         path = each.field

@@ -15,9 +15,9 @@ from trainledger.frozen import frozen
 from trainledger.spec.plain import replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 
-WHOLE_STEP = "step"  # the kind that stands for all, where a run was not split
+WHOLE_STEP = "step"  # the kind for all operations, where a run was not split
 LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
-_MARKER = "\n# Fitted by reconcile --update; reconcile --undo takes the last of these away.\n[[fits]]\n"
+_MARKER = "\n# Fitted by reconcile --update; reconcile --undo removes the last of these.\n[[fits]]\n"
 
 
 @frozen(kw_only=True)
@@ -55,7 +55,7 @@ def factor_of(factors: Mapping[str, float], phase: str, kind: str) -> float:
 
 
 def fits_toml(fits: tuple[Fit, ...]) -> str:
-    """Fits as they stand at the end of a calibration file."""
+    """Fits as the end of a calibration file lists them."""
     import tomli_w
 
     blocks = []
@@ -83,7 +83,7 @@ def undo_fit(path: Path) -> int:
     whole = tomllib.loads(text)
     fits: list[Any] = whole.get("fits", [])
     if not fits:
-        raise InvalidInput([Problem("--undo", str(path), "has no fit to take back")])
+        raise InvalidInput([Problem("--undo", str(path), "has no fit to undo")])
     before, found, _ = text.rpartition(_MARKER)
     rest = tomllib.loads(before) if found else {}
     if not found or rest.get("fits", []) != fits[:-1] or {**rest, "fits": 0} != {**whole, "fits": 0}:

@@ -33,25 +33,26 @@ class Guard:
     """Steps with a loss or gradient that is not finite: their update is left out, but not endlessly."""
 
     skips: int = setting(
-        "steps of a window that are left out because loss or gradient is not finite; 0 = none", default=3, at_least=0
+        "steps of a window that may be skipped because loss or gradient is not finite; 0 = none", default=3, at_least=0
     )
     window: int = setting("steps of a window", default=100, at_least=1)
     beyond: Stop | RollBack = part(
-        "what one more than that leads to: stop = the end (exit code 3), roll-back = the newest good checkpoint and "
-        "other data from there",
+        "the action on one more: stop = end with exit code 3, roll-back = continue from the newest good checkpoint "
+        "with other data",
         Stop, RollBack, default=Stop(),
     )  # fmt: skip
 
 
 @frozen(kw_only=True)
 class Watch:
-    """Steps whose loss or gradient norm is far above what it was lately are told, with the documents of their batch.
+    """Which steps with a loss or gradient norm far above recent ones are reported, with the documents of their batch.
 
     Their update is made all the same: this says nothing of what a run computes.
     """
 
     deviations: float | None = setting(
-        "told is what is more than this many median absolute deviations above the median of the window; none = nothing",
+        "a value is reported if it exceeds the window's median by more than this many median absolute deviations; "
+        "none = never",
         quantity="number", default=10.0, above=0,
     )  # fmt: skip
     window: int = setting("steps of a window", default=100, at_least=5, at_most=10_000)

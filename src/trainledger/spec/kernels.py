@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A CPU's; CUDA's, which stand for any accelerator; CUDA's where PyTorch takes cuDNN's attention before FlashAttention.
+# A CPU's; CUDA's, for any accelerator; CUDA's where PyTorch takes cuDNN's attention before FlashAttention.
 KERNELS = ("cpu", "cuda", "sm90", "sm100")
 _CUDNN_FIRST = {9: "sm90", 10: "sm100"}  # generations: Hopper, and Blackwell but for GeForce
 

@@ -59,7 +59,7 @@ class ModelSpec:
     n_layers: int = setting("Transformer blocks", at_least=1, at_most=10**5)
     max_seq_len: int = setting("longest sequence (rows of learned positions)", at_least=1, at_most=10**9)
     n_mtp_layers: int = setting(
-        "multi-token prediction: additional tokens, each predicted by a block of its own",
+        "multi-token prediction: additional tokens, each predicted by a separate block",
         default=0, at_least=0, at_most=100,
     )  # fmt: skip
     tie_embeddings: bool = setting("input and output embedding are one matrix", quantity="flag", default=False)

@@ -177,7 +177,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     each: kind.__dataclass_fields__["implementation"].metadata["choices"] for each, kind in OPTIMIZERS.items()
 }
-# Whose step has a size of its own, whatever that of the gradient: muP's rule for Adam holds for them.
+# Whose step size does not depend on that of the gradient: muP's rule for Adam holds for them.
 STEPS_OF_OWN_SIZE = ("adamw", "adam", "adamw-8bit", "adam-8bit", "lion")
 # Accounted for as bitsandbytes runs it, whose kernel this engine does not have.
 ACCOUNTED_ONLY = (("adamw-8bit", "fused"), ("adam-8bit", "fused"))

@@ -1,6 +1,6 @@
 """Parts of a section of a run file: tables in a table, each with a ``kind`` where there are several.
 
-A part is a frozen dataclass, one class for each kind, so that a field stands only where it means something. A field
+A part is a frozen dataclass, one class for each kind, so that a field exists only where it has a meaning. A field
 inside of parts has a path: ``attention.n_heads`` of a model. Here parts become tables and paths, and come back; what
 a person writes is checked in `trainledger.spec.reading`.
 """
@@ -44,7 +44,7 @@ def members_of(each: Field[Any] | None) -> type[Any] | None:
 
 
 def table_of(section: Any) -> dict[str, Any]:
-    """Every field of a section or part as plain values, those of its parts in tables of their own."""
+    """Every field of a section or part as plain values, those of its parts in separate tables."""
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
     for each in fields(section):
@@ -60,7 +60,7 @@ def table_of(section: Any) -> dict[str, Any]:
 def explicit(section: Any) -> dict[str, Any]:
     """The same for TOML, which has no null: what is absent is left out, or said to be none where that is no default.
 
-    A section may name fields in ``replaced``, in whose place others stand: these are left out too.
+    A section may name in ``replaced`` fields that others replace: these are left out too.
     """
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
@@ -82,7 +82,7 @@ def explicit(section: Any) -> dict[str, Any]:
 
 
 def fields_of(section: Any) -> dict[str, Any]:
-    """Every field by its path; a part has its kind as value, and its own fields behind it.
+    """Every field by its path; a part has its kind as value, followed by its fields.
 
     >>> from trainledger.spec.model import ModelSpec, RMSNorm
     >>> fields_of(RMSNorm(eps=1e-6))

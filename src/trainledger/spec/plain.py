@@ -33,7 +33,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 def from_plain(cls: type[T], data: object, where: str = "") -> T:
     """A dataclass from a dict, its fields checked against their types; InvalidInput has every problem found.
 
-    A dataclass with ``problems()`` is asked for what its fields say against each other.
+    The ``problems()`` of a dataclass are contradictions between its fields.
     """
     problems: list[Problem] = []
     value = _dataclass(cls, data, "", problems)
@@ -90,7 +90,7 @@ def check_target(path: str | os.PathLike[str], field: str = "file") -> None:
     if os.path.isdir(where):
         raise InvalidInput([Problem(field, where, "is a directory; name a file in it")])
     if os.path.exists(where) and not os.path.isfile(where):
-        raise InvalidInput([Problem(field, where, "is not a regular file, and only such a one is replaced")])
+        raise InvalidInput([Problem(field, where, "is not a regular file, and only regular files are replaced")])
     if not os.path.isdir(parent):
         rule = f"{parent!r} is not a directory" if os.path.exists(parent) else f"there is no directory {parent!r}"
         raise InvalidInput([Problem(field, where, rule)])

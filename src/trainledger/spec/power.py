@@ -42,11 +42,13 @@ def limited(device: Device, limit_watts: float) -> Device:
     field = "cluster.power_limit_watts"
     rated = device.power_watts
     if rated is None:
-        raise InvalidInput([Problem(field, limit_watts, f"means nothing without the rated power of {device.title}")])
+        raise InvalidInput(
+            [Problem(field, limit_watts, f"needs the rated power of {device.title}, which is not known")]
+        )
     if limit_watts > rated:
         raise InvalidInput([Problem(field, limit_watts, f"is above the {rated:g} W of {device.title}", rated)])
     if limit_watts < LEAST * rated:
-        rule = f"is below 30 % of the {rated:g} W of {device.title}, where nothing is known of the clock"
+        rule = f"is below 30 % of the {rated:g} W of {device.title}, where the clock is not known"
         raise InvalidInput([Problem(field, limit_watts, rule, LEAST * rated)])
     clock = clock_share(limit_watts, rated)
     return replace(

@@ -41,7 +41,7 @@ _BLOCK = Float8("block", "e4m3", "e4m3", "copy")
 class Precision:
     """Which number format each part of a training step has.
 
-    ``weights``: the parameters' where the optimizer has no copy of its own. ``compute``: what enters a matrix product;
+    ``weights``: the parameters' where the optimizer has no master copy. ``compute``: what enters a matrix product;
     ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a product:
     ``none`` (they have it), ``autocast`` (a copy of each matrix, made at its first use and cached to the end of the
     forward; norms, embeddings and the residual stream stay as the parameters are), ``gathered`` (a copy of every
@@ -69,7 +69,7 @@ class Precision:
 
     @property
     def copies(self) -> str:
-        """How parameters come into the format of a product: none, autocast or gathered."""
+        """How parameters are converted to the dtype of a matmul: none, autocast or gathered."""
         return "none" if self.master_weights else self.copied
 
     @property
@@ -84,7 +84,7 @@ class Precision:
 
     @property
     def master(self) -> str | None:
-        """Format of the optimizer's own copy of the parameters; None without one."""
+        """Dtype of the optimizer's master copy of the parameters; None without one."""
         return "fp32" if self.master_weights else None
 
     @property
@@ -143,7 +143,7 @@ class _Weights(Precision):
     """What every kind has."""
 
     moment_dtype: str | None = setting(
-        "format of the optimizer's moments; absent = that of the weights it updates",
+        "dtype of the optimizer's moments; absent = that of the weights it updates",
         quantity="text", default=None, choices=("fp32", "bf16"),
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ class _Half(_Weights):
     """What parameters in 16 bits have."""
 
     gradient_dtype: str | None = setting(
-        "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' format",
+        "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' dtype",
         quantity="text", default=None, choices=("fp32",),
     )  # fmt: skip
 
@@ -234,8 +234,8 @@ class FP8Tensorwise(_Master):
     kind, compute, copied, scaled = "fp8-tensorwise", "bf16", "autocast", _TENSORWISE
 
     weight_caching: bool = setting(
-        "weights are cast once a step and kept in 8 bits, as they are and transposed, for all its micro-batches "
-        "(Transformer Engine's is_first_microbatch), instead of before each product",
+        "weights are cast once a step and kept in 8 bits, plain and transposed, for all its micro-batches "
+        "(Transformer Engine's is_first_microbatch), instead of before each matmul",
         quantity="flag", default=False,
     )  # fmt: skip
 

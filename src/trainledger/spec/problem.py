@@ -62,7 +62,7 @@ class InvalidInput(ValueError):  # noqa: N818
         return [f"InvalidInput: {self}"]
 
     def placed(self) -> list[Problem]:
-        """The problems, each with where it was found, for whoever goes on to collect others from elsewhere."""
+        """The problems, each with where it was found, to be collected with others."""
         return [Problem(each.field, each.value, each.rule, each.nearest, each.where or self.where)
                 for each in self.problems]  # fmt: skip
 

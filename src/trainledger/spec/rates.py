@@ -68,7 +68,7 @@ class MatmulTimes(Answer, report="matmul_times"):
 
 @frozen(kw_only=True)
 class CopyTime:
-    """One copy, or what stands in the place of one; ``seconds`` is None where it was not measured, and ``note`` why.
+    """One copy, or its replacement; ``seconds`` is None where it was not measured, and ``note`` why.
 
     ``nbytes`` are read and written of a copy in memory, and those that pass once of any other.
     """

@@ -20,7 +20,7 @@ MOST_UNKNOWN = 20  # names that each get a sentence: the nearest known one takes
 class Reader:
     """Reads sections; ``problems`` has what is wrong, ``guessed`` the names of fields that are wrong or missing.
 
-    Those get a stand-in, so that what the others say against each other is found as well.
+    Those get a placeholder, so that contradictions between the others are found as well.
     """
 
     def __init__(self, sections: Sections, problems: list[Problem]) -> None:
@@ -96,7 +96,7 @@ class Reader:
         for name in sorted(map(str, value)):  # TOML's tables have no order, so none of a file's may count
             inner = value[name]
             if not MEMBER.fullmatch(name):
-                rule = "is no name: letters, digits, - and _ only, at most 40"
+                rule = "is not a name: letters, digits, - and _ only, at most 40"
                 self.problems.append(Problem(f"{path}.{name}", None, rule))
             elif isinstance(inner, Mapping):
                 found.append((name, self.read(f"{path}.{name}", cls, inner)))
@@ -110,7 +110,7 @@ class Reader:
     def _stranger(self, at: str, name: str, value: Any, cls: type[Any]) -> None:
         path = f"{at}.{name}"
         if name == "layout" and value == "auto":
-            rule = f'unknown field of [{at}]; layout = "auto" stands above all sections'
+            rule = f'unknown field of [{at}]; layout = "auto" belongs above all sections'
             self.problems.append(Problem(path, value, rule, "auto = true in [layout]"))
             return
         if owners := self._kinds_that_have(at, name):
@@ -143,7 +143,7 @@ def _enumerated(words: list[str]) -> str:
 
 
 def field_of(sections: Sections, path: str) -> Field[Any] | None:
-    """The field that a path names, whatever the kinds of its parts."""
+    """The field that a path names, for any kinds of its parts."""
     section = path.partition(".")[0]
     return _by_path(section, sections[section]).get(path) if section in sections else None  # type: ignore[arg-type]
 

@@ -100,7 +100,7 @@ class Checkpoints:
 
     every: int | None = setting("steps between checkpoints; absent = only at the end", default=None, at_least=1)
     asynchronous: bool = setting(
-        "steps go on while a checkpoint is written: only its copy to host memory is waited for",
+        "training continues while a checkpoint is written; it waits only for the copy to host memory",
         quantity="flag", default=False,
     )  # fmt: skip
     keep_last: int = setting("newest checkpoints kept", default=2, at_least=1)
@@ -111,10 +111,10 @@ class Checkpoints:
 
 @frozen(kw_only=True)
 class WeightAverage:
-    """A moving average of the weights, beside them (Polyak and Juditsky 1992; Tarvainen and Valpola 2017)."""
+    """A moving average of the weights, in addition to them (Polyak and Juditsky 1992; Tarvainen and Valpola 2017)."""
 
     decay: float = setting(
-        "share of the average that stays at each step; 0.999 looks back over a thousand steps", quantity="number",
+        "decay of the average at each step; 0.999 averages over about a thousand steps", quantity="number",
         default=0.999, above=0, at_most=0.9999999,
     )  # fmt: skip
 
@@ -158,24 +158,24 @@ class Recipe:
         quantity="text", default="torch", choices=FRAMEWORKS,
     )  # fmt: skip
     attention: str = setting(
-        "sdpa = the fused kernel that PyTorch takes (on compute capability 9 and 10 cuDNN's where it can, else flash), "
-        "math = scores written out; accelerators: flash, efficient, cudnn",
+        "sdpa = the fused kernel that PyTorch selects (on compute capability 9 and 10 cuDNN's where possible, else "
+        "flash), math = unfused; accelerators: flash, efficient, cudnn",
         quantity="text", default="sdpa", choices=ATTENTIONS,
     )  # fmt: skip
     documents: str | None = setting(
-        "masked = a token sees those of its own document only, from the end token before it on (Llama 3, arXiv "
-        "2407.21783, section 3.2; positions count on through the sequence); absent = all before it in the sequence",
+        "masked = a token attends only to its document, from the end token before it on (Llama 3, arXiv "
+        "2407.21783, section 3.2; positions continue through the sequence); absent = to all before it in the sequence",
         quantity="text", default=None, choices=("masked",),
     )  # fmt: skip
     activation_checkpointing: Checkpointing = part(
-        "what is computed again in backward instead of kept: none; full = every block; segments = several blocks "
+        "what backward recomputes instead of keeping it: none; full = every block; segments = several blocks "
         "together; from-start = each block's input from the embedding on; selective = all but the operations in keep; "
-        "attention = scores, softmax and mixture only; offload = nothing, but what is kept goes to host memory",
+        "attention = scores, softmax and mixture only; offload = nothing, but saved activations go to host memory",
         *CHECKPOINTING.values(), default=KeepAll(),
     )  # fmt: skip
     loss: Loss = part(
-        "full = all logits at once, chunked = a part of the tokens at a time (logits computed again in backward), "
-        "fused = so too, but with the gradients computed in forward, compiled = torch.compile the loss of all logits, "
+        "full = all logits at once, chunked = a part of the tokens at a time (logits recomputed in backward), fused = "
+        "the same, with gradients computed in forward, compiled = torch.compile the loss of all logits, "
         "in-place = the gradient takes the place of the logits (Transformer Engine; framework megatron-core)",
         *LOSSES.values(), default=FullLoss(),
     )  # fmt: skip
@@ -194,7 +194,7 @@ class Recipe:
         "probability on embeddings and residual branches", quantity="number", default=0.0, at_least=0, at_most=0.99
     )
     attention_dropout: float = setting(
-        "probability on attention weights; no fused kernel of a CPU has it: there they are written out",
+        "probability on attention weights; no fused CPU kernel has it: there attention is unfused",
         quantity="number", default=0.0, at_least=0, at_most=0.99,
     )  # fmt: skip
     deterministic: bool = setting(
@@ -203,7 +203,7 @@ class Recipe:
     )  # fmt: skip
     compile: bool = setting("torch.compile each block", quantity="flag", default=False)
     launch_blocking: bool = setting(
-        "CUDA_LAUNCH_BLOCKING=1: each kernel is launched when the one before is done, and none overlaps another",
+        "CUDA_LAUNCH_BLOCKING=1: each kernel is launched after the one before has ended, so none overlap",
         quantity="flag", default=False,
     )  # fmt: skip
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
@@ -214,24 +214,30 @@ class Recipe:
         WeightAverage, default=None,
     )  # fmt: skip
     mup: MaximalUpdate | None = part(
-        "maximal update parametrization: the rate of matrices and the head's start follow the width; absent = neither",
+        "maximal update parametrization: the learning rate of matrices and the head's initial weights scale with the "
+        "width; absent = neither does",
         MaximalUpdate, default=None,
     )  # fmt: skip
     learning_rate: float = setting("peak learning rate", quantity="number", default=3e-4, above=0)
     schedule: Schedule = part("shape of the learning rate after warm-up", *SCHEDULES.values(), default=Cosine())
     grad_clip: float | None = setting(
-        "joint L2 norm of all gradients is cut to this; none = no clipping", quantity="number", default=1.0, above=0
+        "global L2 norm of the gradients is clipped to this; none = no clipping",
+        quantity="number",
+        default=1.0,
+        above=0,
     )
 
     initial_weights: str | None = setting(
-        "directory of the weights to begin with: an import, a checkpoint or a run; absent = initialized by the seed",
+        "directory of the initial weights: an import, a checkpoint or a run; absent = initialized by the seed",
         quantity="text", default=None,
     )  # fmt: skip
     evaluation: Evaluation = part("when the loss of held-out text is measured", Evaluation, default=Evaluation())
     checkpoints: Checkpoints = part("when the run is saved", Checkpoints, default=Checkpoints())
-    guard: Guard = part("what is done about a loss or gradient that is not finite", Guard, default=Guard())
-    watch: Watch = part("which spikes of loss and gradient norm are told", Watch, default=Watch())
-    seed: int = setting("seed of initialization, data order and dropout (each derived apart)", default=0, at_least=0)
+    guard: Guard = part("the action on a loss or gradient that is not finite", Guard, default=Guard())
+    watch: Watch = part("which spikes of loss and gradient norm are reported", Watch, default=Watch())
+    seed: int = setting(
+        "seed of initialization, data order and dropout (each derived separately)", default=0, at_least=0
+    )
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,4 +1,4 @@
-"""Which blocks are run again in backward: runs of layers with the groups that are recomputed together.
+"""Which blocks backward recomputes: runs of layers with the groups that are recomputed together.
 
 Chen et al. 2016 (Training Deep Nets with Sublinear Memory Cost): a model of L blocks in segments of s keeps L / s
 inputs and the activations of one segment; s = sqrt(L) keeps the least.
@@ -24,7 +24,7 @@ from trainledger.spec.savings import CHECKPOINTING, Checkpointing, Segments
 
 @frozen
 class Group:
-    """So many blocks in a row; ``again`` says that they keep their input only and run again in backward."""
+    """So many blocks in a row; ``again`` says that they keep only their input and are recomputed in backward."""
 
     size: int
     again: bool
@@ -77,9 +77,9 @@ def is_again(recipe: Recipe, group: int) -> bool:
 
 
 def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
-    """The kinds of layers whose attention is gone through backward, or made again for it.
+    """The kinds of layers whose attention has a backward, or is recomputed for one.
 
-    That are all, but for the first of frozen blocks whose adapters stand behind its attention.
+    These are all, except the first of frozen blocks whose adapters come after its attention.
     """
     runs = layer_runs(spec, recipe)
     kinds = [kind for each in runs for kind in each.kinds]
@@ -92,7 +92,7 @@ def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
 
 
 def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
-    """The kinds of layers of which something is made again in backward."""
+    """The kinds of layers of which backward recomputes something."""
     runs = layer_runs(spec, recipe)
     if recipe.activation_checkpointing.kind in ("attention", "from-start"):
         return {kind for each in runs for kind in each.kinds}
@@ -143,7 +143,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
 
 
 def _ends_apart(runs: tuple[LayerRun, ...]) -> tuple[LayerRun, ...]:
-    """The same layers with the first and the last round as runs of their own."""
+    """The same layers with the first and the last round as separate runs."""
     first, *_ = runs
     runs = (*_rounds(first, 1, first.count - 1), *runs[1:])
     *_, last = runs

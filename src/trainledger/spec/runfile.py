@@ -69,7 +69,7 @@ def parse(
     """The run that a table of sections says, after overrides such as ``"recipe.micro_batch=2"``.
 
     ``presets`` and ``from_config`` give the model fields of a catalog name and of a Hugging Face
-    config.json; fields written beside them win. ``devices`` and ``networks`` raise InvalidInput for a device
+    config.json; fields written next to them win. ``devices`` and ``networks`` raise InvalidInput for a device
     and a network that are unknown. Raises InvalidInput with every problem.
     """
     if isinstance(table, Mapping) and (foreign := foreign_problem(table)) is not None:
@@ -108,10 +108,10 @@ def section_of(name: str, overrides: Overrides) -> Any:
 
 
 def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
-    """The fields that somebody wrote into a table of sections or its overrides, each as ``section.field``.
+    """The fields that were written into a table of sections or its overrides, each as ``section.field``.
 
     A section that is a dataclass has all its fields, and so has a file of `to_toml`, which alone writes ``auto =
-    false``: nobody can tell which of those were chosen, and none is named.
+    false``: which of those were chosen is not known, so none is named.
     """
     layout = table.get("layout")
     whole = isinstance(layout, Mapping) and layout.get(AUTO) is False
@@ -176,7 +176,7 @@ def parse_toml(text: str, where: str = "") -> dict[str, Any]:
         place = place.rstrip(")") if place.startswith("line") else "run file" if not place else "the last line"
         rule = f"is not TOML: {message}"
         if message == "Cannot overwrite a value" and re.search(_TWO_LAYOUTS, text):
-            rule += '; beside layout = "auto" there is no section [layout]: write auto = true in it instead'
+            rule += '; layout = "auto" excludes a section [layout]: write auto = true in it instead'
         raise InvalidInput([Problem(place, None, rule)], where) from None
 
 
@@ -211,7 +211,7 @@ def _is_run_file(path: str) -> bool:
 
 
 def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """The known sections of a table as dicts of their own; anything else is a problem."""
+    """The known sections of a table as separate dicts; anything else is a problem."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     if not isinstance(table, Mapping):
         problems.append(Problem("run", table, "must be a table with the sections " + ", ".join(SECTIONS)))
@@ -370,7 +370,7 @@ def to_toml(run: Run) -> str:
 
 
 def is_of_the_machine(field: str, run: Run) -> bool:
-    """Whether a field says where and how a run is trained or what is told of it, and not what it computes but for
+    """Whether a field says where and how a run is trained or what is reported of it, and not what it computes but for
     rounding.
 
     Dropout draws per micro-batch, so with it ``recipe.micro_batch`` is what a run computes.

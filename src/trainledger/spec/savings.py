@@ -53,7 +53,7 @@ def _every() -> Any:
 
 
 class Checkpointing:
-    """What is run again in backward instead of kept (Chen et al. 2016, arXiv 1604.06174)."""
+    """What backward recomputes instead of keeping it (Chen et al. 2016, arXiv 1604.06174)."""
 
     kind: ClassVar[str]
     every: int = 1
@@ -101,7 +101,7 @@ class Selective(Checkpointing):
 
     every: int = _every()
     keep: tuple[str, ...] = setting(
-        "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matrix product; "
+        "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matmul; "
         "attention = the fused kernel",
         quantity="texts", default=("matmuls",),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a trained model is served: what it reads at once, and in which formats weights and cache are held."""
+"""How a trained model is served: what it reads at once, and the formats of weights and cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PHASES = ("prefill", "decode")
 
 @frozen
 class WeightFormat:
-    """A format of weight matrices [O, I]: codes of ``bits``, and what ``scales`` says of O and I beside them, in bytes.
+    """A format of weight matrices [O, I]: codes of ``bits``, plus the bytes that ``scales`` returns for O and I.
 
-    Codes are packed row by row, so that a row begins with a byte of its own, or all in one if the format is ``flat``.
+    Codes are packed row by row, so that a row begins at a new byte, or all in one if the format is ``flat``.
     """
 
     name: str
@@ -120,7 +120,7 @@ WHOLE = ("fp32", "bf16", "fp16")  # nothing is quantized
 
 @frozen
 class CacheFormat:
-    """A format of keys and values: that of the elements, and bytes beside the ``width`` elements of a head.
+    """A format of keys and values: that of the elements, and additional bytes for ``width`` elements of a head.
 
     The scales of a tensor as a whole are no bytes that count.
     """
@@ -187,7 +187,7 @@ class Serving:
         for field, known in (("phase", PHASES), ("weights", WEIGHT_FORMATS), ("cache", CACHE_FORMATS),
                              ("compute", WHOLE), ("quantized", QUANTIZED)):  # fmt: skip
             value = getattr(self, field)
-            taken = field in ("weights", "cache") and value == self.compute and value not in WHOLE  # told there
+            taken = field in ("weights", "cache") and value == self.compute and value not in WHOLE  # reported there
             if value not in known and not taken:
                 rule = f"must be one of {', '.join(known)}"
                 yield Problem(field, value, rule, nearest_text(str(value), known))

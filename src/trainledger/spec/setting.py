@@ -44,7 +44,7 @@ def setting(
     ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), bytes/s ("50GB/s"), seconds
     ("2w"), a plain number, a flag, a text, a list of texts, a list of counts, or
     ``named``: any number of tables by name, each of the class ``members``. A default of ``None`` makes the field
-    optional. ``unit`` says what a number without one is taken for, to who gives less than ``at_least``.
+    optional. ``unit`` names the unit of a bare number in the error for a value below ``at_least``.
     """
     assert quantity in QUANTITIES
     metadata = {
@@ -173,14 +173,14 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
             raise Broken(f"is several things: {', '.join(several)}", several[0])
         raise Broken(f"must be one of {', '.join(choices)}", nearest_text(value, choices))
     if not value.strip() or "\0" in value:
-        raise Broken("must not be empty" if "\0" not in value else "must not hold a NUL character")
+        raise Broken("must not be empty" if "\0" not in value else "must not contain a NUL character")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise Broken("must be Unicode text") from None
     if not value.isprintable():  # it would move the cursor of the terminal that shows it
         plain = " ".join("".join(each if each.isprintable() else " " for each in value).split())
-        raise Broken("must hold printable characters only", plain or None)
+        raise Broken("must contain only printable characters", plain or None)
     return str(value)
 
 

@@ -13,7 +13,7 @@ from trainledger.spec.setting import NONE, rule_of
 
 _WIDTH = 80
 _COLUMN = 34  # where comments begin
-_NARROWEST = 16  # of the room behind a value, for the first words of its comment
+_NARROWEST = 16  # of the room after a value, for the first words of its comment
 _ABOUT = {
     "model": "The model: a name of the catalog (trainledger catalog models), or its fields.",
     "recipe": "The recipe: how it is trained.",

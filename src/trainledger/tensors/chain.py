@@ -1,6 +1,6 @@
 """A chain of torch's operations on one tensor, from text, without torch: which are views, which copy, which fail.
 
-The text is what one would write behind the tensor in Python: ``transpose(0, 1) view(32)``, ``.transpose(0,1).view(32)``
+The text is what one would write after the tensor in Python: ``transpose(0, 1) view(32)``, ``.transpose(0,1).view(32)``
 or, without brackets that a shell would take, ``transpose:0,1 view:32``; ``[:, 1]`` picks a part.
 """
 
@@ -58,7 +58,7 @@ def start_of(tensor: Tensor) -> Strided:
     """A new tensor in row-major order; `InvalidInput` for formats whose elements have no bytes of their own."""
     itemsize = itemsize_of(tensor.dtype)
     if itemsize is None:
-        rule = "packs its elements or keeps separate scales, so that no element has an address of its own"
+        rule = "packs its elements or keeps separate scales, so that no element has an address"
         raise InvalidInput([Problem("tensor", tensor.dtype, rule, "uint8")])
     return Strided(tensor.dtype, itemsize, tensor.shape, tensor.strides, 0, tensor.nbytes)
 
@@ -157,7 +157,7 @@ def read_chain(operations: str | Iterable[str]) -> tuple[Call, ...]:
 
 
 def _words(text: str) -> list[str]:
-    """The text parted at spaces that stand in no brackets."""
+    """The text split at spaces outside brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

@@ -58,7 +58,7 @@ def fresh(
 
 
 def itemsize_of(dtype: str) -> int | None:
-    """Whole bytes of one element that has an address of its own; None in formats that pack or share scales."""
+    """Whole bytes of one element that has an address; None in formats that pack or share scales."""
     if dtype in OTHER_NBYTES:
         return OTHER_NBYTES[dtype]
     if dtype in BLOCK_FORMATS or FORMATS[dtype].bits % 8:
@@ -76,7 +76,7 @@ def _format(word: Any) -> tuple[str, int] | None:
         return None
     itemsize = itemsize_of(name)
     if itemsize is None:
-        raise CannotApply(f"an element of {name} has no address of its own, and torch has no such dtype")
+        raise CannotApply(f"an element of {name} has no address, and torch has no such dtype")
     return name, itemsize
 
 

@@ -121,7 +121,7 @@ def _text(pattern: str) -> str:
 
 
 def _read(pattern: str) -> tuple[list[Group | None], list[Group | None]]:
-    """Both sides as groups of names, None for an ellipsis of its own; numbers are names of their own."""
+    """Both sides as groups of names, None for a separate ellipsis; numbers are names too."""
     sides = pattern[:LONGEST].split("->")
     if len(sides) != 2 or len(pattern) > LONGEST:
         raise InvalidInput([Problem("pattern", pattern, "names dims before and after one ->", "b (h d) t -> b h t d")])
@@ -313,7 +313,7 @@ def _steps(
 
 
 def _reduced(tensor: Strided, kept: int, reduction: str) -> Outcome:
-    """A reduction of all dims behind the first ``kept``."""
+    """A reduction of all dims after the first ``kept``."""
     dtype, itemsize = tensor.dtype, tensor.itemsize
     whole = dtype in ("int64", "int32", "int16", "int8", "uint8", "bool")
     if reduction == "mean" and whole:

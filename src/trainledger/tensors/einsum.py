@@ -94,7 +94,7 @@ def einsum(equation: str, shapes: Sequence[Sequence[int]], dtype: str = "fp32") 
 
 
 def _said(inputs: Sequence[Indices], output: Indices) -> str:
-    """An equation as text: letters as they are, words with spaces."""
+    """An equation as text: letters unchanged, words with spaces."""
     if all(len(each) == 1 for indices in (*inputs, output) for each in indices):
         return f"{','.join(map(''.join, inputs))}->{''.join(output)}"
     return f"{', '.join(map(' '.join, inputs))} -> {' '.join(output)}"
@@ -124,7 +124,7 @@ def _letters(words: Indices) -> Indices:
 
 
 def _in_words(operands: Sequence[Indices], result: Indices | None, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether what spaces part are indices: where words stand side by side, are none of letters, or as shapes ask."""
+    """Whether spaces separate indices: where words are side by side, are none of letters, or as shapes ask."""
     sides = [*operands, result or ()]
     names = [[each for each in side if each != "..."] for side in sides]
     long = [each for side in names for each in side if len(each) > 1]

@@ -1,4 +1,4 @@
-"""Operations of torch that pick a part of a tensor over the same storage; as `tensors.views`, on which they stand."""
+"""Operations of torch that pick a part of a tensor over the same storage; as `tensors.views`, on which they build."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Strided:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first place in the storage that is the tensor's, and the one behind its last; equal where it is empty."""
+        """The first place in the storage that is the tensor's, and the one after its last; equal where it is empty."""
         if self.elements == 0:
             return self.offset, self.offset
         return self.offset, self.offset + 1 + sum(

@@ -152,7 +152,7 @@ def why_no_view(tensor: Strided, shape: Sequence[int]) -> str:
                 return (
                     f"dim {still} of {tensor.title} has stride 0, so that each element of it is the same one; as "
                     f"{list_text(shape)} it would be merged with dim {before if still == dim else dim}, for "
-                    "which its elements would have to be written out"
+                    "which its elements would have to be copied"
                 )
             needed = step * (behind // run)
             return (
@@ -312,7 +312,7 @@ def expand(tensor: Strided, *sizes: Any) -> Outcome:
 def flatten_sizes(tensor: Strided, start: Any, end: Any) -> tuple[int, ...]:
     first, last = dim_of(tensor, start), dim_of(tensor, end)
     if first > last:
-        raise CannotApply(f"begins at dim {first}, behind its end at dim {last}", f"flatten({last}, {first})")
+        raise CannotApply(f"begins at dim {first}, after its end at dim {last}", f"flatten({last}, {first})")
     if not tensor.shape:
         return (1,)
     return (*tensor.shape[:first], reduce(mul, tensor.shape[first : last + 1], 1), *tensor.shape[last + 1 :])

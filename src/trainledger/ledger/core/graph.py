@@ -18,8 +18,8 @@ from trainledger.ledger.entry import Int
 class Memory:
     """What arrays and their views refer to; when the last reference is gone, its storage is free.
 
-    ``again`` stands in its place where it is saved for backward, if it is made again there. ``casts`` are copies in 8
-    bits that several products share.
+    ``again`` replaces it where it is saved for backward, if it is recomputed there. ``casts`` are copies in 8 bits that
+    several matmuls share.
     """
 
     __slots__ = ("again", "casts", "record", "released")
@@ -39,7 +39,7 @@ class Memory:
 
 
 class Array:
-    """So many elements of a format; ``node`` says where its gradient goes (None: nowhere)."""
+    """So many elements of a dtype; ``node`` says where its gradient goes (None: nowhere)."""
 
     __slots__ = ("_nbytes", "dtype", "elements", "memory", "node")
 
@@ -71,7 +71,7 @@ class Array:
         return self
 
     def of_each_round(self) -> Array:
-        """This array, made in a loop: each round leaves its own copy behind."""
+        """This array, made in a loop: each round keeps its own copy."""
         assert self.memory is not None
         self.memory.record.cached = True
         return self
@@ -174,7 +174,7 @@ class Node:
 
 
 class GatheredAgain:
-    """Saved in the place of what ranks have gathered: only the rank's own part is kept.
+    """Saved instead of a gathered tensor: only the rank's part is kept.
 
     The first of the nodes to run gathers the whole again, which is live until the last of them has run. ``moved``
     is how it was moved last (`checkpointing.Offload`).
@@ -203,7 +203,7 @@ class GatheredAgain:
 
 
 def as_kept(saved: tuple[Array, ...]) -> Saved:
-    """What nodes keep of what they save: the arrays, or what is gathered again in their place."""
+    """What nodes keep of what they save: the arrays, or what is gathered again instead."""
     again = [None if each.memory is None else each.memory.again for each in saved]
     if not any(again):
         return saved
@@ -211,7 +211,7 @@ def as_kept(saved: tuple[Array, ...]) -> Saved:
 
 
 def pop_gradient(gradients: Gradients, index: int) -> Array:
-    """A gradient out of a list, so that its receiver holds the only reference."""
+    """A gradient out of a list, so that its receiver has the only reference."""
     gradient, gradients[index] = gradients[index], None
     assert gradient is not None
     return gradient

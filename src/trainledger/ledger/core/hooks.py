@@ -1,4 +1,4 @@
-"""What may act on a step while a tape follows it, without the tape knowing what it is.
+"""Hooks that act on a step while a tape follows it; the tape does not depend on them.
 
 Checkpointing, offloading, sharded parameters and compiled blocks are hooks. The first two are to a tape what
 ``torch.autograd.graph.saved_tensors_hooks`` are to autograd, sharding what hooks of modules are.
@@ -15,7 +15,7 @@ from trainledger.ledger.core.record import BlockRun, Event
 
 
 class Hook:
-    """Each method does nothing but where a hook has its own."""
+    """Each method does nothing unless a hook overrides it."""
 
     # Of what checkpointing unpacks nothing is left when a node's gradients are summed; other nodes hold it until then.
     frees_before_sums = False
@@ -28,7 +28,7 @@ class Hook:
         """An operation has run."""
 
     def saved(self, arrays: tuple[Array, ...]) -> Any:
-        """What a node keeps in the place of the arrays that it saves; None leaves them to other hooks."""
+        """What a node keeps instead of the arrays that it saves; None leaves them to other hooks."""
         return None
 
     def unpacked(self, packed: Any) -> Saved:
@@ -36,7 +36,7 @@ class Hook:
         raise NotImplementedError
 
     def entering_block(self, run: BlockRun) -> BlockRun:
-        """A block begins: its first run, or (what is given back) the one that is repeated."""
+        """A block begins: its first run, or (what is returned) the one that is repeated."""
         return run
 
     def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
@@ -48,7 +48,7 @@ class Hook:
         return x
 
     def model_output(self, x: Array) -> Array:
-        """What the forward of a chunk of layers, or of the whole model, ends with."""
+        """The result of the forward of a chunk of layers, or of the whole model."""
         return x
 
     def finished(self, events: list[Event]) -> None:

@@ -56,7 +56,7 @@ class Parameters:
         return sum(count * sum(amount(leaf) for leaf in pattern) for pattern, count in self.runs)
 
     def among(self: Self, chosen: Callable[[Leaf], bool]) -> Self:
-        """Those that ``chosen`` accepts."""
+        """The parameters that ``chosen`` accepts."""
         runs = tuple((tuple(leaf for leaf in pattern if chosen(leaf)), count) for pattern, count in self.runs)
         return replace(self, runs=runs)
 
@@ -87,8 +87,8 @@ class BlockLeaves:
 class SegmentLeaves:
     """A run of layers: a pattern of blocks that comes ``count`` times; ``groups`` of them may be recomputed together.
 
-    ``last`` is the last round where it must stand alone: its output does not live as long as the others' do. So is
-    ``first``, where others than the layers read what goes in.
+    ``last`` is the last round where it must be separate: its output does not live as long as the others' do. So is
+    ``first``, where others than the layers read its input.
     """
 
     blocks: tuple[BlockLeaves, ...]
@@ -114,7 +114,7 @@ class SegmentLeaves:
 
 @frozen
 class ModelLeaves:
-    """The parameters of a model; one `BlockLeaves` stands for each run of equal blocks."""
+    """The parameters of a model; one `BlockLeaves` for each run of equal blocks."""
 
     before: dict[str, Leaf]
     segments: tuple[SegmentLeaves, ...]
@@ -146,7 +146,7 @@ class ModelLeaves:
         return self.trained().tensors
 
     def every(self) -> Iterator[Leaf]:
-        """Every leaf that there is, those of rounds that stand alone too."""
+        """Every leaf, those of separate rounds too."""
         yield from self.before.values()
         for segment in self.segments:
             for block in (*segment.first, *segment.blocks, *segment.last):

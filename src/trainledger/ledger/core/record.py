@@ -1,4 +1,4 @@
-"""What a writer notes while a step goes by: operations, and the life of each piece of memory.
+"""What a writer records during a step: operations, and the lifetime of each piece of memory.
 
 A storage's category may become clear only after its birth (it turned out to be kept, or to be a gradient),
 so entries are written when the step is over.
@@ -21,14 +21,14 @@ COMMUNICATION = "communication"  # the category of what is sent, and of buffers 
 
 @frozen
 class Group:
-    """The ranks of a collective: the mesh axes they lie on, joined by ``x``, and how many they are."""
+    """The ranks of a collective: the mesh axes they are on, joined by ``x``, and how many they are."""
 
     axes: str
     ranks: Int
 
 
 class Storage:
-    """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind, ``of_parameter``
+    """One piece of memory. ``cached`` means that each iteration of a loop keeps its own copy, ``of_parameter``
     that it is a parameter in another format; ``origin`` what a trace knows of it.
     """
 
@@ -75,7 +75,7 @@ class Event:
         self.block: BlockRun | None = None
 
     def copy(self) -> Event:
-        """The same event, which goes on freeing memory by itself."""
+        """The same event, which also frees memory without a request."""
         found = Event(list(self.allocated), **self.facts)
         found.freed, found.at, found.block = list(self.freed), self.at, self.block
         return found
@@ -99,7 +99,7 @@ class Event:
 class BlockRun:
     """One run of a block, by which what happens in it is known forward, when it is recomputed and backward.
 
-    ``checkpointed``: its operations run again for its backward, but for those whose results (``recalled``: their
+    ``checkpointed``: its operations are recomputed for its backward, except those whose results (``recalled``: their
     storages) were kept.
     """
 
@@ -118,7 +118,7 @@ def copies_left_behind(storage: Storage, loop: Loop) -> Int:
 
 
 def keep_what_lives(live: Iterable[Storage], phase: str) -> None:
-    """Mark what a phase made and left alive for the next as kept."""
+    """Mark the memory that a phase made and left live for the next as kept."""
     for each in live:
         if each.phase == phase and not each.kept and each.category != "gradients":
             each.kept = True

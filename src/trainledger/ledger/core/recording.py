@@ -1,4 +1,4 @@
-"""The operations of a step as they are followed: where and when each runs, and what it does to memory.
+"""The recorded operations of a step: where and when each runs, and what it does to memory.
 
 The lifetime of an array is the lifetime of the Python references to it: as in PyTorch. Loops are followed once:
 `loop(name, count)` says that what runs inside runs ``count`` times.
@@ -25,14 +25,14 @@ class Recording:
     """The operations of a step in a precision, as they come.
 
     ``backend`` (of `spec.kernels.KERNELS`) says which kernels run.
-    ``hooks`` act on the whole step; others come and go (`hooked`). They are asked in order, the innermost last.
+    ``hooks`` act on the whole step; others act on a part (`hooked`). They are called in order, the innermost last.
     """
 
     def __init__(self, precision: Precision, backend: str = "cpu", hooks: Sequence[Hook] = ()) -> None:
         self.precision = precision
         self.compute_dtype = precision.compute
         self.backend = backend
-        # A CPU multiplies fp32 in fp32 whatever it is allowed to do.
+        # A CPU multiplies fp32 in fp32 even if tf32 is allowed.
         self._fp32_rate = precision.rate if backend != "cpu" and precision.rate else "fp32"
         self.events: list[Event] = []
         self.phase = "forward"
@@ -90,19 +90,19 @@ class Recording:
         return self._inside(_category=category)
 
     def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
-        """A block's input, as hooks hand it on."""
+        """A block's input, as hooks pass it on."""
         for hook in self.hooks:
             x = hook.block_input(leaves, x)
         return x
 
     def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
-        """A block's output, as hooks hand it on."""
+        """A block's output, as hooks pass it on."""
         for hook in self.hooks:
             x = hook.block_output(leaves, x)
         return x
 
     def model_output(self, x: Array) -> Array:
-        """What a forward ends with, as hooks hand it on."""
+        """The result of a forward, as hooks pass it on."""
         for hook in self.hooks:
             x = hook.model_output(x)
         return x
@@ -219,8 +219,7 @@ class Recording:
     def each_parameter(self, parameters: Parameters) -> Iterator[Leaf]:
         """Every parameter in torch's order inside the loops that repeat it.
 
-        The first round of a pattern is on its own: what it finds left over from the parameter before it is not what
-        the others find.
+        The first round of a pattern is separate: the parameter before it leaves other memory than the others find.
         """
         for pattern, count in parameters.runs:
             yield from pattern
@@ -233,7 +232,7 @@ class Recording:
     def ledger(
         self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int, notes: tuple[str, ...] = ()
     ) -> Ledger:
-        """What was noted, as a ledger; the tape is done afterwards."""
+        """The recorded step as a ledger; the tape ends with it."""
         for hook in self.hooks:
             hook.finished(self.events)
         entries = tuple(each.entry() for each in self.events)

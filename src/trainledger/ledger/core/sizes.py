@@ -24,13 +24,13 @@ def summed(amounts: Iterable[Int]) -> Int:
 
 
 def is_one(size: Int) -> bool:
-    """Whether a size is known to be one; symbols, and arrays with another element, stand for the general case."""
+    """Whether a size is known to be one; symbols, and arrays with another element, are the general case."""
     same = size == 1
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
 def is_zero(size: Int) -> bool:
-    """Whether a size is known to be zero; arrays stand for the general case.
+    """Whether a size is known to be zero; arrays are the general case.
 
     >>> is_zero(0), is_zero(3)
     (True, False)
@@ -45,7 +45,7 @@ def same(a: Int, b: Int) -> bool:
 
 
 def several(ranks: Int) -> Int:
-    """1 where a group has more than one rank, else 0; a symbol stands for more than one.
+    """1 where a group has more than one rank, else 0; a symbol means more than one.
 
     >>> several(1), several(8)
     (0, 1)
@@ -107,7 +107,7 @@ class Sizes:
     capacity_factor: float | None = None  # of experts; None = dropless
     balance: bool = False  # whether there is a load-balance loss
     layout: Layout = Layout()
-    attention_again: bool = False  # whether scores and mixtures are made again in backward
+    attention_again: bool = False  # whether scores and mixtures are recomputed in backward
     cache: str | None = None  # the format of keys and values that are remembered; None = nothing is
     documents: bool = False  # whether attention stops at the documents of a sequence
     framework: str = "torch"

@@ -1,9 +1,9 @@
-"""A training step followed by sizes alone: what autograd would run, keep and free, without a single number.
+"""A training step from sizes alone: what autograd would run, keep and free, without values.
 
-Operations of `ledger.ops.operations` act on `Array`s, which have a size and a format but no values, and leave
-entries behind. The lifetime of an array is the lifetime of the Python references to it, and a node of the
-graph refers to what its backward needs: as in PyTorch. So blocks written here the way they are written in
-torch have the same live bytes at every operation, and sizes may be ints, arrays or symbols.
+Operations of `ledger.ops.operations` act on `Array`s, which have a size and a dtype but no values, and write entries.
+The lifetime of an array is the lifetime of the Python references to it, and a node of the graph refers to what its
+backward needs: as in PyTorch. So blocks written here the way they are written in torch have the same live bytes at
+every operation, and sizes may be ints, arrays or symbols.
 
 Loops are followed once: `loop(name, count)` says that what runs inside runs ``count`` times.
 """
@@ -69,7 +69,7 @@ class Tape(Recording):
     ) -> Sequence[Port | None]:
         """A step of the graph with several outputs: its backward gets a gradient for each.
 
-        Where no gradient is wanted there is no step, nothing is saved, and None stands for its outputs.
+        Where no gradient is wanted there is no step, nothing is saved, and its outputs are None.
         """
         if all(each is None for each in targets):
             return [None] * outputs
@@ -98,7 +98,7 @@ class Tape(Recording):
 
     @contextmanager
     def recomputing(self, hook: Hook) -> Iterator[None]:
-        """A part runs again for its backward, under an autocast of its own; the hook collects what is saved."""
+        """A part is recomputed for its backward, under a separate autocast; the hook collects what is saved."""
         with self._inside(path="", _recomputing=True), self.hooked(hook), self.during("recompute"), self.autocast():
             yield
         keep_what_lives(self._live.values(), "recompute")
@@ -113,7 +113,7 @@ class Tape(Recording):
 
     @contextmanager
     def apart(self) -> Iterator[dict[Leaf, Array]]:
-        """A graph of its own, whose backward runs inside a forward: the gradients of leaves are put into a dict."""
+        """A separate graph, whose backward runs inside a forward: the gradients of leaves are put into a dict."""
         before, self._nodes, self._apart = self._nodes, [], {}
         try:
             yield self._apart
@@ -127,7 +127,7 @@ class Tape(Recording):
         return nodes
 
     def take_up(self, nodes: list[Node]) -> None:
-        """Go on with a graph that was set aside."""
+        """Continue with a graph that was set aside."""
         assert not self._nodes
         self._nodes = nodes
         self._count_uses(nodes, 1)

@@ -1,1 +1,1 @@
-"""Memory of a step: lifetimes and their peak, what is there without a step, recomputation, offloading, compilers."""
+"""Memory of a step: lifetimes and their peak, static memory, recomputation, offloading, compilers."""

@@ -20,13 +20,13 @@ from trainledger.spec.savings import keeper
 
 
 class _EnoughRecomputed(Exception):  # noqa: N818
-    """Everything the block's backward needs is there again."""
+    """Raised when everything that the block's backward needs exists again."""
 
 
 class Frame(Hook):
     """A checkpointed part: its forward keeps only its input, its backward first runs the part again.
 
-    The outputs of operations in ``keep`` are kept as well, and not made again.
+    The outputs of operations in ``keep`` are kept as well, and not recomputed.
     """
 
     def __init__(self, tape: Tape, again: Callable[[], object], keep: tuple[str, ...] = ()) -> None:
@@ -136,11 +136,11 @@ Run = Callable[[Array, Blocks], Array]
 
 
 def recompute_from_input(tape: Tape, rounds: Sequence[Round], x: Array, run: Run) -> Array:
-    """The output of all rounds, nothing kept but the first block's input: each block's own is made from there again.
+    """The output of all rounds, nothing kept but the first block's input: every block recomputes from there.
 
-    That runs L (L + 1) / 2 blocks in all, the other end from keeping everything (Chen et al. 2016, section 4.3, has
-    what lies between). How many blocks run again depends on the block, so their cost is gathered: the earlier rounds
-    of a loop are one loop of their own, before it. Their order differs from that of a run; sums do not. The first
+    That runs L (L + 1) / 2 blocks in all, the other extreme to keeping everything (Chen et al. 2016, section 4.3, has
+    the cases between). How many blocks are recomputed depends on the block, so their cost is gathered: the earlier
+    rounds of a loop are a separate loop, before it. Their order differs from that of a run; sums do not. The first
     round's count is one.
     """
     start = x
@@ -162,7 +162,7 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
         with tape.forgetting():
             if not is_one(count):
                 with _beside(tape, f"{name} again", count * (count - 1) // 2):
-                    # What goes into these blocks came out of others, and is there beside the first one's input.
+                    # The inputs of these blocks are outputs of others, and exist together with the first one's input.
                     held = tape.emit("release", "allocate", makes=[(start.elements, start.dtype)])
                     run(start, blocks)
                     del held
@@ -180,7 +180,7 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
 
 @contextmanager
 def _beside(tape: Tape, name: str, count: Int) -> Iterator[None]:
-    """A loop before the one that is being followed: in the middle of it, it would cut it in two."""
+    """A loop before the one that is being followed: inside of it, it would split it."""
     inside, tape.loop_stack = tape.loop_stack, (*tape.loop_stack[:-1], (name, count))
     until = len(tape.events)
     try:

@@ -1,7 +1,7 @@
 """The memory of a step whose blocks are compiled: when each piece that a block's operations made is live.
 
-The tape follows the blocks operation by operation, as they run eagerly. One pass behind the hook the lives of their
-pieces of memory are set by the rules of `compiled_graph`; what other parts of the step make stays as it is.
+The tape follows the blocks operation by operation, as they run eagerly. Afterwards the lifetimes of their memory are
+set by the rules of `compiled_graph`; what other parts of the step make is unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def uncovered(rank: RankPlan) -> str:
     if not is_one(layout.expert):
         why = "expert ranks, whose tokens are counted while they run"
     elif isinstance(again, Selective) and (apart := [each for each in again.keep if each not in WHOLE]):
-        why = f'activation_checkpointing.keep = "{apart[0]}", which it takes apart'
+        why = f'activation_checkpointing.keep = "{apart[0]}", which it decomposes'
     elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{again.kind}"'
     elif precision.float8 is not None and precision.float8.scaling == "block":
@@ -43,7 +43,7 @@ def uncovered(rank: RankPlan) -> str:
         why = f"precision {precision.kind} of parameters that are not sharded"
     else:
         return ""
-    return f"compiled memory is told as eager: what a compiler keeps and frees is not followed for {why}"
+    return f"compiled memory is counted as eager: what a compiler keeps and frees is not modelled for {why}"
 
 
 def unwitnessed(rank: RankPlan) -> str:
@@ -58,13 +58,17 @@ def unwitnessed(rank: RankPlan) -> str:
         "experts over tensor ranks": spec.experts is not None and split,
     }
     named = " and ".join(name for name, has in what.items() if has)
-    return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""
+    return (
+        f"compiled memory follows the compiler's rules, which were compared with no compiled program for {named}"
+        if named
+        else ""
+    )
 
 
 def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover.
 
-    Megatron-LM's fused kernels take the time of a compiler's; what its operations keep is their own.
+    Megatron-LM's fused kernels take the time of a compiler's; what its operations keep is not changed.
     """
     if rank.run.recipe.of_megatron:
         return (Kernels(),), ""
@@ -76,9 +80,9 @@ def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
 
 
 class Lifetimes(Hook):
-    """Follows the compiled blocks of a step and sets the lives of their memory when it is over.
+    """Follows the compiled blocks of a step and sets the lifetimes of their memory at its end.
 
-    ``inside`` says that checkpoints stand inside of what is compiled.
+    ``inside`` says that checkpoints are inside of what is compiled.
     """
 
     def __init__(self, *, inside: bool) -> None:
@@ -98,7 +102,7 @@ class Lifetimes(Hook):
         if block is not None and adds_up:
             block.sums.append(operation)
         if adds_up or event.facts["kind"] == "allocate" or name in ("send", "recv"):
-            block = None  # a ring has its buffers whatever is compiled around it
+            block = None  # a ring has its buffers even if the code around it is compiled
         self._outside.update(
             id(each) for each in operation.reads if self._maker.get(id(each)) is not block or not block
         )
@@ -107,7 +111,7 @@ class Lifetimes(Hook):
             {"forward": block.forward, "recompute": block.again}.get(phase, block.backward).append(operation)
 
     def finished(self, events: list[Event]) -> None:
-        """Set the lives of what the blocks made."""
+        """Set the lifetimes of the blocks' memory."""
         blocks = [each for each in self._blocks.values() if each.forward and each.backward]
         results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in blocks}
         for each in blocks:
@@ -137,7 +141,7 @@ class Lives:
         return born is not None and until == died
 
     def end_sooner(self, storage: Storage, died: int) -> bool:
-        """Let a piece of memory that was changed die before, if it lives by then."""
+        """End a changed piece of memory before an event, if it is live then."""
         _, born, _ = self._changed[id(storage)]
         if born is None or born > died:
             return False
@@ -191,7 +195,7 @@ class _Run:
 class Block:
     """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
-    ``inside`` says that the checkpoint stands inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
+    ``inside`` says that the checkpoint is inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
     add its gradients to those of earlier micro-batches, when all of it is through.
     """
 
@@ -208,7 +212,7 @@ class Block:
         self.sums: list[Operation] = []
 
     def prepare(self, result: Storage, outside: set[int], events: list[Event]) -> None:
-        """Leave out what a compiler leaves out; the events of a backward with a second run are put in its order."""
+        """Remove the operations that a compiler removes; order the events of a backward with a second run."""
         self.result = result
         every = [*self.forward, *self.again, *self.backward]
         self.leaving = {
@@ -286,7 +290,7 @@ class Block:
         self._settle_states(schedule)
 
     def _settle_states(self, schedule: Schedule) -> None:
-        """What draws numbers draws the same again: it keeps what it drew them with, on CPUs attention as well."""
+        """Random operations draw the same numbers again: they keep their seed, on CPUs attention as well."""
         again = [one for each in schedule.kernels for one in each.operations if one.event.facts["phase"] == "recompute"]
         for name, nbytes in STATES.items():
             first, second = ([each for each in run if each.name == name] for run in (self.forward, again))
@@ -296,7 +300,7 @@ class Block:
                 self.lives.change(state, one.at, two.at)
 
     def _take_places(self, kernel: Kernel, schedule: Schedule, before: int) -> None:
-        """A result takes the place of something as large that its own operation alone reads, and nothing after it."""
+        """A result reuses the memory of an equally large tensor that only its operation reads."""
         for made, operation in kernel.writes.values() if kernel.fused else ():
             for key, (read, readers) in kernel.reads.items():
                 alone = readers == [operation] and schedule.last[key] is kernel and same(read.nbytes, made.nbytes)
@@ -314,7 +318,7 @@ class Block:
     def _settle_run(self, run: _Run, until: dict[int, int], *, keeps: bool) -> None:
         """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them.
 
-        What a fused kernel writes takes the place of something as large of this block that it reads last.
+        A fused kernel's output reuses the memory of an equally large tensor of this block that it reads last.
         """
         for operation in run.operations:
             for each in operation.made:
@@ -336,7 +340,7 @@ class Block:
                     free.remove(place)
 
     def _settle_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
-        """Of a ReLU whose result a product reads in backward its derivative is kept beside it, a byte for each element.
+        """A ReLU whose result a matmul reads in backward also keeps its derivative, a byte for each element.
 
         What is kept is a view of the result, by which the partitioner does not know the result itself.
         """

@@ -1,12 +1,12 @@
 """What a compiled block keeps for its backward, and when each of its pieces of memory is live.
 
 torch.compile traces forward and backward of a block as one graph and cuts it in two where the least is kept: a value is
-kept, or made again in backward of what is. Taken here are the rules of AOTAutograd's partitioner (torch 2.13,
+kept, or recomputed in backward from what is. Taken here are the rules of AOTAutograd's partitioner (torch 2.13,
 torch/_functorch/partitioners.py, ``solve_min_cut``, with a memory budget of 1): products, attention kernels, random
-numbers and concatenations are not made again, nor what a backward reads in a product, nor reductions, nor what would
+numbers and concatenations are not recomputed, nor what a backward reads in a matmul, nor reductions, nor what would
 tie kernels together that lie on two sides of a product; everything else is, where that keeps less. Pointwise
 operations run in the kernel of their reader: their result has memory only where a product, the backward or something
-outside of the block reads it, and may take that of an input of the same size that nobody needs any more.
+outside of the block reads it, and may take that of an input of the same size that is no longer needed.
 
 What is left out: the order in which Inductor puts products (here: autograd's), and that it hands freed memory on.
 """
@@ -22,7 +22,7 @@ from trainledger.ledger.core.record import Event, Storage
 from trainledger.ledger.entry import Int
 
 FUSED = ("elementwise", "norm", "softmax", "copy", "random", "reduction")
-NOT_AGAIN = ("cat", "stack", "constant_pad_nd")  # copies that the partitioner's list of what is made again leaves out
+NOT_AGAIN = ("cat", "stack", "constant_pad_nd")  # copies that the partitioner never recomputes
 NEARER = 1.1  # by which a value costs more to keep for each operation that lies between it and the backward
 
 
@@ -45,7 +45,7 @@ class Operation:
 
     @property
     def small(self) -> list[Storage]:
-        """The sums over rows among its results: a kernel that sums writes them, whoever reads them."""
+        """The sums over rows among its results: a kernel that sums writes them, for any reader."""
         if self.kind == "reduction":
             return self.made
         return self.made[1:] if self.kind == "norm" and self.has_statistics else []
@@ -54,7 +54,7 @@ class Operation:
 def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Operation]:
     """The operations without those that do what an earlier one has done: copies of one value in one format.
 
-    ``same`` says of the result of each that is left out which one stands for it, and comes to know of these.
+    ``same`` maps the result of each that is left out to its replacement, and learns of these.
     """
     seen: dict[tuple[int, ...], Operation] = {}
     left = []
@@ -71,7 +71,7 @@ def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Oper
 
 
 class Values:
-    """The values of a forward as a graph; pieces of memory stand for them."""
+    """The values of a forward as a graph of pieces of memory."""
 
     def __init__(self, forward: Sequence[Operation]) -> None:
         self.maker: dict[int, Operation] = {}
@@ -112,7 +112,7 @@ class Values:
         return values_to_keep(costs, edges, fixed, needed)
 
     def _is_fixed(self, value: int) -> bool:
-        """Whether a value is not computed again by its own nature."""
+        """Whether a value is never recomputed."""
         operation = self.maker[value]
         if not operation.fused or operation.name in NOT_AGAIN:
             return True

@@ -1,6 +1,6 @@
-"""In which order a compiled backward runs, and what of it is one kernel, where it makes a part of the forward again.
+"""In which order a compiled backward runs, and its kernels, where it recomputes a part of the forward.
 
-The rules are two of torch 2.13. What is made again runs when something first needs it, as the partitioner puts
+The rules are two of torch 2.13. A recomputed operation runs when something first needs it, as the partitioner puts
 it (torch/_functorch/partitioners.py, ``reordering_to_mimic_autograd_engine``). Of that order Inductor makes kernels
 (torch/_inductor/scheduler.py): pointwise operations over as many elements that read the same, or each other's results,
 become one, those first that share the most, unless something between them would wait for itself; a kernel runs when the
@@ -23,7 +23,7 @@ from trainledger.ledger.memory.compiled_graph import Operation, Values, typical
 def on_demand(again: Sequence[Operation], backward: Sequence[Operation]) -> list[Operation]:
     """The operations of a backward, each after those of the second run whose results it is the first to need.
 
-    What else there is of the second run nobody needs.
+    The rest of the second run is not needed.
     """
     makers: dict[int, list[Operation]] = {}
     for each in again:
@@ -131,7 +131,7 @@ class Schedule:
         return False
 
     def _in_turn(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Each when it was to run, but after what it waits for."""
+        """The kernels in their order, each after those that it waits for."""
         order: dict[int, Kernel] = {}
         for each in sorted(kernels, key=lambda each: each.order):
             waiting = [each]
@@ -151,7 +151,7 @@ class Schedule:
     def write(self, unneeded: Sequence[Operation], after: Sequence[Operation], events: list[Event]) -> None:
         """Put the events of a step in the order of the kernels.
 
-        Those of operations that nobody needs come first, those of what reads the graph's results ``after`` it last.
+        Those of unused operations come first, those of what reads the graph's results ``after`` it last.
         """
         order = [*unneeded, *(one for each in self.kernels for one in each.operations), *after]
         for at, each in zip(sorted(each.at for each in order), order, strict=True):

@@ -1,7 +1,7 @@
 """Memory that a program's allocator reserves and no live tensor has, by framework.
 
-Blocks of a stream serve no other stream, and segments are never joined (c10/cuda/CUDACachingAllocator.cpp): what such
-blocks hold when nothing in them is alive is reserved all the same.
+Blocks of a stream serve no other stream, and segments are never joined (c10/cuda/CUDACachingAllocator.cpp): such blocks
+stay reserved even when nothing in them is live.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size by default
 
 
 def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
-    """What the rank's framework holds on an accelerator besides the ledger's peak, by what holds it."""
+    """What the rank's framework reserves on an accelerator in addition to the ledger's peak, by its cause."""
     if backend == "cpu" or rank.layout.alone:
         return ()
     if rank.run.recipe.framework == "deepspeed":  # whose requests are ordered by size, so that they are one run's
@@ -31,9 +31,9 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
 
 
 def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
-    """Buffers that FSDP2 allocates in streams of its own (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    """Buffers that FSDP2 allocates in separate streams (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
-    The flat buffer of the first gather, of what stands outside the blocks, in the copy-in stream; the shards of
+    The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
     gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is too
     small for the fp32 gradient.
     """
@@ -48,8 +48,7 @@ def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
 
 
 def _deepspeed(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, int]]:
-    """What DeepSpeed's pipeline engine and its ZeRO-1 optimizers hold (deepspeed/runtime, of 2022); of its ZeRO-2 and 3
-    nothing is known here."""
+    """Memory of DeepSpeed's pipeline engine and ZeRO-1 optimizers of 2022 (deepspeed/runtime); not of ZeRO-2 and 3."""
     run, recipe, layout = rank.run, rank.run.recipe, rank.layout
     last, first = rank.chunks[-1].chunk.ends, rank.chunks[0].chunk.begins
     activation = nbytes_in(run.device_batch * recipe.seq_len * run.model.d_model, recipe.precision.compute)

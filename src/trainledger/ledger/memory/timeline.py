@@ -17,7 +17,7 @@ Live = dict[str, Int]
 
 
 class Recorded(Protocol):
-    """What the memory of a step follows from; a `Ledger` has it."""
+    """The inputs of a memory timeline; a `Ledger` has them."""
 
     @property
     def entries(self) -> tuple[Entry, ...]: ...
@@ -40,7 +40,7 @@ class Moment:
 
     @property
     def nbytes(self) -> Int:
-        """The sum over the categories of the device; zero where the moment does not come."""
+        """The sum over the categories of the device; zero where the moment does not occur."""
         nbytes = sum(self.live.values()) - self.live.get(HOST, 0)
         return nbytes if self.happens is True else nbytes * self.happens
 
@@ -66,7 +66,7 @@ def timeline(ledger: Recorded) -> tuple[Moment, ...]:
 
 
 # A moment before it is one: entry, index, iteration, what is live but for the entry's scratch, whether it happens. The
-# dict goes on changing as the walk does.
+# dict keeps changing during the walk.
 _Passing = tuple[Entry, int, tuple[Int, ...], Live, Any]
 
 
@@ -134,7 +134,7 @@ def peak_nbytes(ledger: Recorded) -> Int:
 
 
 def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reached: Callable[[Int], None]) -> Int:
-    """The live bytes after a run of entries; those at each moment are told to ``reached``, as `_walk` yields them."""
+    """The live bytes after a run of entries; those at each moment are passed to ``reached``, as `_walk` yields them."""
     for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
         body = list(group)
         if not loop:
@@ -184,7 +184,7 @@ def peak_host_nbytes(ledger: Recorded) -> int:
 
 
 def highest_by_category(ledger: Recorded) -> Live:
-    """The most bytes that each category has at any time of the step, each at a time of its own; integers only."""
+    """The most bytes that each category has at any time of the step, each at its own time; integers only."""
     most: Live = {}
     for entry, _, _, live, _ in _moments(ledger):
         for category, nbytes in live.items():

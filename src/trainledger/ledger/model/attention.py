@@ -1,4 +1,4 @@
-"""Self-attention on a tape, with heads of its own or from latents: as in `nn.attention` and `nn.latent_attention`.
+"""Self-attention on a tape, multi-head or latent: as in `nn.attention` and `nn.latent_attention`.
 
 Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width, J pairs that rope turns, W
 value width; of latent attention P query rank, R key-value rank, N width without positions, Q rotary width, K = N + Q.
@@ -54,7 +54,7 @@ def project(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, 
 
 
 def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, before: Int = 0, after: Int = 0) -> Array:
-    """Rotary positions: two products each for cosine and sine; what stands before and after them is copied along."""
+    """Rotary positions: two products each for cosine and sine; the dims before and after them are copied along."""
     cos, sin = angles
     count = sizes.rows * heads
     half = count * (sizes.spec.rotary_size // 2)

@@ -1,4 +1,4 @@
-"""The core of attention on a tape, fused or written out: the same expressions as in `nn.attention`.
+"""The core of attention on a tape, fused or unfused: the same expressions as in `nn.attention`.
 
 Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key width, W value width.
 """
@@ -30,7 +30,7 @@ KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudn
 
 
 def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
-    """What the recipe's attention cannot do for this model with this backend in ``dtype``, with one that can."""
+    """What the recipe's attention cannot do for this model with this backend in ``dtype``, with a kernel that can."""
     spec, given = sizes.spec, sizes.attention
     cpu = sizes.backend == "cpu"
     if given in KERNELS and cpu:
@@ -47,12 +47,12 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
 
 
 def written_out_here(sizes: Sizes) -> bool:
-    """Whether scores are tensors: asked for, or on a CPU with attention dropout, as no fused kernel there has it."""
+    """Whether attention is unfused: by choice, or on a CPU with dropout, as no fused kernel there has it."""
     return sizes.attention == "math" or (sizes.attention_dropout > 0 and sizes.backend == "cpu")
 
 
 def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
-    """The fused kernel that runs: of ``sdpa`` the one that PyTorch takes.
+    """The fused kernel that runs: for ``sdpa`` the one that PyTorch selects.
 
     Its flash kernel for accelerators has neither masks nor fp32, and values are as wide as keys (torch documentation
     of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Of devices that prefer
@@ -72,7 +72,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
 
 
 def _transformer_engines(sizes: Sizes) -> str:
-    """The kernel that Transformer Engine takes: cuDNN's from Hopper on, FlashAttention before.
+    """The kernel that Transformer Engine selects: cuDNN's from Hopper on, FlashAttention before.
 
     On Blackwell cuDNN has no backward with dropout that gives the same bits each time
     (transformer_engine/pytorch/attention/dot_product_attention/utils.py, and cuDNN's support matrix).
@@ -83,13 +83,13 @@ def _transformer_engines(sizes: Sizes) -> str:
 
 
 def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
-    """The parameters of attention beside its projections."""
+    """The parameters of attention other than its projections."""
     if spec.attention.sinks:
         yield "sinks", (spec.attention.n_heads,)
 
 
 def attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-    """Each query's mixture of the values it may see."""
+    """The attention of each query over the values it may see."""
     core = partial(_core, tape, leaves, mask)
     if sizes.cached_tokens is not None:  # one new query against all that is in the cache
         return core(sizes, q, k, v, rules.keys_seen(sizes.cached_tokens, leaves.kind.window))
@@ -202,7 +202,7 @@ def broadcast(tape: Tape, x: Array, elements: Int, *, same: bool) -> Array:
 
 
 class Broadcast(Array):
-    """Elements that stand for many: a copy of it has all of them, reading it moves its own only."""
+    """Broadcast elements: a copy has all of them, reading moves only the stored ones."""
 
     __slots__ = ("own",)
 

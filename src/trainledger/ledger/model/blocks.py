@@ -21,7 +21,7 @@ from trainledger.spec.layers import angles_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import Selective
 
-# The norms before and behind each of the two branches of a serial block.
+# The norms before and after each of the two branches of a serial block.
 NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
     "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
     "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
@@ -40,7 +40,7 @@ def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Share
 
 
 def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    """x + attention, then x + MLP, or x + (attention + MLP); norms stand where the spec says."""
+    """x + attention, then x + MLP, or x + (attention + MLP); norms are where the spec says."""
     spec = sizes.spec
     if spec.block != "serial":
         return _both(tape, sizes, leaves, x, shared)
@@ -64,7 +64,7 @@ def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Share
 
 
 def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Array, name: str | None) -> Array:
-    """The stream and a branch's output, with the norm that stands behind the branch."""
+    """The stream and a branch's output, with the norm after the branch."""
     if sizes.spec.norm_place == "after-add":
         return _normed(tape, sizes, op.add(tape, x, residual(tape, sizes, branch)), leaves, name)
     return op.add(tape, x, residual(tape, sizes, _normed(tape, sizes, branch, leaves, name)))
@@ -87,7 +87,7 @@ def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
 
 
 def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """What a branch adds to the stream, after dropout."""
+    """The output that a branch adds to the residual stream, after dropout."""
     with tape.at("dropout"):
         return op.dropout(tape, x, sizes.dropout)
 
@@ -101,7 +101,7 @@ def run_layers(
     """All blocks one after the other; ``angles`` are the rotary ones by the module that has them, masks by window."""
 
     def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
-        """What runs these blocks: it keeps what they share with others of their kind, and nothing else."""
+        """A function that runs these blocks: it keeps only what they share with others of their kind."""
         names = [angles_of(sizes.spec, each.kind) for each in blocks]
         turned = [None if name is None else angles[name] for name in names]
         shared = [(some, masks[each.kind.window]) for each, some in zip(blocks, turned, strict=True)]

@@ -53,7 +53,7 @@ def _gated(tape: Tape, sizes: Sizes, gate: Array, up: Array) -> Array:
 
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    """Router, experts and shared expert in the place of an MLP."""
+    """Router, experts and shared expert instead of an MLP."""
     spec, N, mixture = sizes.spec, sizes.rows, sizes.spec.experts
     assert mixture is not None
     x = op.cast(tape, x, tape.compute_dtype)
@@ -74,7 +74,7 @@ def _shared_gate(tape: Tape, leaves: BlockLeaves, x: Array, rows: Int, d_model: 
 
 
 def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    """The weighted sum of what each token's experts make of it."""
+    """The weighted sum of the outputs of each token's experts."""
     spec, N = sizes.spec, sizes.rows
     assert spec.experts is not None
     K = spec.experts.per_token
@@ -112,7 +112,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
 
 
 def _over_ranks(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, stack: Places) -> Array:
-    """What the experts of all ranks make of this rank's rows, which the module that is called holds to its end."""
+    """The outputs of all ranks' experts for this rank's rows, which the called module keeps to its end."""
     with tape.at("experts"):
         rows, own = to_ranks(tape, sizes, x)
     if own is not None:
@@ -168,7 +168,7 @@ Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multip
 
 @frozen
 class Places:
-    """The rows that experts work on: how many there are, how many hold a token, and who knows whose they are.
+    """The rows that experts work on: how many there are, how many have a token, and how their experts are found.
 
     ``ends`` and ``expert`` are the arrays that say where each expert's rows end and whose each row is; both are
     None where every expert has the same number of places.

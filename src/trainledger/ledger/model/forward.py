@@ -104,7 +104,7 @@ def hidden(
 
 
 def _held(sizes: Sizes, angles: dict[str, Angles], seen: Masks, recipe: Recipe) -> tuple[Array, ...]:
-    """The rotary angles and masks that live on for the backward."""
+    """The rotary angles and masks that are kept for backward."""
     kinds = kinds_that_learn(sizes.spec, recipe)
     names = {angles_of(sizes.spec, each) for each in kinds}
     windows = {each.window for each in kinds}
@@ -132,7 +132,7 @@ def embed(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array) -> Array:
 
 
 def _shared(tape: Tape, sizes: Sizes, kind: LayerKind) -> Shared:
-    """What one layer of a kind needs for so many tokens, made for it alone."""
+    """The angles and masks of one layer of a kind for so many tokens, made for it alone."""
     angles = all_angles(tape, sizes)
     seen = masks(tape, sizes, windows_of(sizes.spec))
     name = angles_of(sizes.spec, kind)

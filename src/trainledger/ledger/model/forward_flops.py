@@ -1,4 +1,4 @@
-"""FLOPs of a forward by component, from the shapes of a model alone: those that the account of a step finds.
+"""FLOPs of a forward by component, from the shapes of a model alone: equal to those of a step's account.
 
 Sizes: T tokens of a sequence, H query heads, K and W widths of a key's and a value's head.
 """
@@ -55,7 +55,7 @@ def _head(spec: ModelSpec, tokens: Int) -> Int:
 
 
 def _matmul(spec: ModelSpec, name: str, shape: tuple[Int, ...], tokens: Int) -> Int:
-    """FLOPs of the matmul with a parameter: none of vectors and of what is looked up."""
+    """FLOPs of the matmul with a parameter: none for vectors and embeddings."""
     if len(shape) < 2 or component_of(name) in _LOOKED_UP or name.endswith("bias"):
         return 0
     *stacked, d_out, d_in = shape

@@ -23,7 +23,7 @@ from trainledger.spec.serving import CACHE_FORMATS
 
 @frozen
 class LayersCache:
-    """What so many layers of a kind remember: ``heads`` are (count, width) pairs of a token, ``window`` their reach."""
+    """The cache of so many layers of a kind: ``heads`` are (count, width) pairs of a token, ``window`` their reach."""
 
     layers: Int
     window: int | None
@@ -60,7 +60,7 @@ class KVCache:
 
 
 def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
-    """(count, width) of what a layer remembers of a token: keys and values of the key-value heads, or of latent
+    """(count, width) of a layer's cache for a token: keys and values of the key-value heads, or of latent
     attention the latent and the one rotary key (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.3, table 1)."""
     if spec.latent:
         return ((1, spec.latent.kv_rank + spec.rotary_size),)
@@ -102,7 +102,8 @@ def _stored(sizes: Sizes, tokens: Int, count: Int, width: Int, dtype: str) -> Ar
 def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> Array:
     """One query of each sequence against the latents themselves, [B, H W] (DeepSeek-V2, section 2.1.2).
 
-    An accelerator runs scores and mixture as one kernel, which reads each latent once for both; a CPU writes them out.
+    An accelerator runs scores and mixture as one kernel, which reads each latent once for both; on a CPU they are
+    unfused.
     """
     spec, latent, B = sizes.spec, sizes.spec.latent, sizes.B
     assert latent is not None

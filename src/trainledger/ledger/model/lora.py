@@ -1,4 +1,4 @@
-"""LoRA and QLoRA on a tape: frozen linear layers with low-rank adapters beside them, as in `nn.lora`.
+"""LoRA and QLoRA on a tape: frozen linear layers with low-rank adapters, as in `nn.lora`.
 
 Hu et al. 2021 (LoRA, section 4.1); Dettmers et al. 2023 (QLoRA, section 3). A frozen weight has no gradient and its
 product none of its own: about 4 N FLOPs per token instead of 6 N. Sizes: R rank.
@@ -22,7 +22,7 @@ CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a we
 
 
 def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
-    """The parameters of a block or of what stands around the blocks: frozen, with adapters on the targets."""
+    """The parameters of a block or of those around the blocks: frozen, with adapters on the targets."""
     found: dict[str, Leaf] = {}
     for name, leaf in named.items():
         leaf.trained = False

@@ -1,4 +1,4 @@
-"""What is added to the scores of attention on a tape: the same expressions as in `nn.positions`.
+"""The masks of attention's scores on a tape: the same expressions as in `nn.positions`.
 
 Sizes: B sequences, T tokens, H query heads.
 """
@@ -21,11 +21,11 @@ Masks = dict[int | None, Array | None]
 
 
 def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None], ids: Array | None = None) -> Masks:
-    """The masks that the layers need, by window; None where a kernel knows by itself what a query sees.
+    """The masks that the layers need, by window; None where a kernel needs no mask.
 
     Those that stop at documents are made of token ``ids``.
 
-    FlashAttention knows windows and ALiBi (the package of Dao 2023), PyTorch's kernels nothing but causal attention.
+    FlashAttention has windows and ALiBi (the package of Dao 2023), PyTorch's kernels only causal attention.
     `InvalidInput` where the recipe's attention cannot do what the model needs.
     """
     _refuse(tape, sizes)
@@ -45,13 +45,13 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None], ids: Array | 
 
 
 def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
-    """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
+    """For the last token as the only query, which attends to all keys: ALiBi's penalties, or nothing."""
     _refuse(tape, sizes)
     found: Masks = dict.fromkeys(windows)
     if sizes.spec.positions.kind != "alibi" or sizes.attention == "flash":
         return found
     if set(found) != {None}:
-        rule = "with ALiBi is not decoded: keys behind a window lie in no order"
+        rule = "with ALiBi is not decoded: keys of a window are stored out of order"
         raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
     S, H = sizes.cached_tokens, sizes.spec.attention.n_heads
     assert S is not None
@@ -68,7 +68,7 @@ def _refuse(tape: Tape, sizes: Sizes) -> None:
 
 
 def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
-    """Those that live on for the backward: a fused kernel reads them again, and so does a block that runs again."""
+    """Those kept for backward: a fused kernel reads them again, and so does a recomputed block."""
     read = list(masks.values())
     if written_out_here(sizes):
         windows = {each.window for each in kinds_again(sizes.spec, recipe)}
@@ -77,7 +77,7 @@ def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
 
 
 def hides_nothing(window: int, tokens: Int) -> bool:
-    """Whether a sequence is known to fit the window; symbols, and arrays with a longer one, are taken not to."""
+    """Whether a sequence is known to fit the window; symbols, and arrays with a longer one, are assumed not to."""
     fits = tokens <= window
     return bool(fits.all()) if hasattr(fits, "all") else bool(fits == True)  # noqa: E712 (a relation is no bool)
 

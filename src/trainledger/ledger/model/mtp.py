@@ -29,7 +29,7 @@ def mtp_loss(
     tape: Tape, sizes: Sizes, leaves: ModelLeaves, h: Array, e: Array, recipe: Recipe,
     head: Callable[[Array, Int], Array], shared: Callable[[Sizes, LayerKind], Shared],
 ) -> Array:  # fmt: skip
-    """The sum of the modules' mean losses; h is what comes out of the last block, e what the first one reads."""
+    """The sum of the modules' mean losses; h is the output of the last block, e the input of the first."""
     total: Array | None = None
     for ahead in range(1, sizes.spec.n_mtp_layers + 1):
         part = replace(sizes, T=sizes.T - 1 - ahead)

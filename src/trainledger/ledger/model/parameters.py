@@ -30,7 +30,7 @@ Named = Iterator[tuple[str, Shape]]
 
 
 def before_blocks(spec: ModelSpec) -> Named:
-    """What stands before the first block."""
+    """The parameters before the first block."""
     D = spec.d_model
     yield "embed_tokens.weight", (spec.padded_vocab, D)
     if isinstance(spec.positions, Learned):
@@ -40,7 +40,7 @@ def before_blocks(spec: ModelSpec) -> Named:
 
 
 def after_blocks(spec: ModelSpec) -> Named:
-    """What stands after the last block, a tied head left out."""
+    """The parameters after the last block, a tied head left out."""
     if spec.norm_place != "after-add":
         yield from _norm(spec, "norm", spec.d_model)
     if not spec.tie_embeddings:
@@ -61,7 +61,7 @@ def mtp_module(spec: ModelSpec, kind: LayerKind) -> Named:
 
 
 def mtp_modules(spec: ModelSpec) -> Named:
-    """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
+    """The multi-token prediction modules, which come after the head; their blocks are of the last layer's kind."""
     for index in range(spec.n_mtp_layers):
         yield from _inside(f"mtp.{index}", mtp_module(spec, last_kind(spec)))
 
@@ -161,7 +161,7 @@ def _inside(module: str, named: Named) -> Named:
     return ((f"{module}.{name}", shape) for name, shape in named)
 
 
-MTP = "multi-token prediction"  # the component of its modules, whatever is in them
+MTP = "multi-token prediction"  # the component of its modules and all in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 
@@ -231,7 +231,7 @@ def elements_of(shape: Shape) -> Int:
 
 @frozen
 class Part:
-    """Runs of layers in a row, and whether what stands before the first and after the last layer belongs to them."""
+    """Runs of layers in a row, and whether the parameters before the first and after the last layer belong to them."""
 
     runs: tuple[LayerRun, ...]
     begins: bool
@@ -273,7 +273,7 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
     kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(each.again for each in run.groups))
     alone = at_end and kept_unlike and not is_one(run.count)
     last = blocks() if alone else ()
-    # What goes in are the embedded tokens. Of two rounds whose last is apart the other is the first as it is.
+    # The inputs are the embedded tokens. Of two rounds whose last is separate the other is the unchanged first.
     two = isinstance(run.count, int) and run.count == 2
     read_again = at_start and spec.n_mtp_layers and not is_one(run.count) and not (alone and two)
     return SegmentLeaves(blocks(), run.groups, run.count, last, blocks() if read_again else ())

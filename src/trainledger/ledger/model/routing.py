@@ -1,4 +1,4 @@
-"""Which experts tokens go to, and their way there and back on a tape: as in `nn.routing`.
+"""The routing of tokens to experts and back on a tape: as in `nn.routing`.
 
 Sizes: N tokens, D d_model, E experts, K experts of a token, G groups of experts, R = K N routes, C places of an expert,
 S places of all experts.
@@ -18,7 +18,7 @@ from trainledger.spec.model import ModelSpec
 
 @frozen
 class Routes:
-    """The experts of each token, the weights of their outputs, and what the choice was made from."""
+    """The experts of each token, the weights of their outputs, and the scores behind the choice."""
 
     chosen: Array
     weights: Array
@@ -165,7 +165,7 @@ def _mean_of_columns(tape: Tape, x: Array, columns: Int) -> Array:
 
 @frozen
 class Dispatch:
-    """The maps between routes and places, and what of them is not to be used."""
+    """The maps between routes and places, and their unused parts."""
 
     route: Array
     place: Array
@@ -215,7 +215,7 @@ def to_experts(tape: Tape, x: Array, where: Dispatch, per_token: int) -> Array:
 
 
 def from_experts(tape: Tape, y: Array, where: Dispatch) -> Array:
-    """What the experts made of each route."""
+    """The experts' output for each route."""
     return _moved(tape, y, where.place, where.dropped, where.route, where.empty, copies=1)
 
 

@@ -24,7 +24,7 @@ Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multip
 def float8_linear(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int, *, keeps_copy: bool = False
 ) -> Array:
-    """A linear layer in 8 bits, of the weight as it is held (`Leaf.linear`); the bias is added to what comes out.
+    """A linear layer in 8 bits, of the stored weight (`Leaf.linear`); the bias is added to its output.
 
     ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all products that read the input
     (Transformer Engine), and not the input itself (torchao).
@@ -57,7 +57,7 @@ def products(
         return cast(tape, x, rows if rowwise else 1, format, turned=turned)
 
     def weight(w: Sequence[Array], *, turned: bool) -> Scaled:
-        """A copy that is there all step, or one that is made now."""
+        """A copy that exists for the whole step, or one that is made now."""
         if not w:
             return copies(float8, leaf)[turned]
         return scaled(w[0], I if turned else O, float8.forward, turned=turned)
@@ -88,7 +88,7 @@ def products(
 
 
 def _shared_casts(x: Array, scaled: Callable[[bool], Scaled]) -> tuple[Scaled, Scaled]:
-    """x in 8 bits for forward, and turned for the weight's gradient: made once for all products that read x."""
+    """x in 8 bits for forward, and transposed for the weight's gradient: made once for all matmuls that read x."""
     if x.memory is None:
         return scaled(False), scaled(True)
     if x.memory.casts is None:
@@ -162,7 +162,7 @@ def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
 
 
 def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:
-    """A weight in 8 bits, of experts all of theirs: the copy that is there all step, or one that is made now."""
+    """A weight in 8 bits, of experts all of theirs: the copy that exists all step, or one that is made now."""
     if float8.caching:
         return copies(float8, leaf)[turned]
     return cast_by_block(tape, w, _scales(float8, leaf, turned=turned), float8.forward)
@@ -172,7 +172,7 @@ def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned:
 
 
 def copies(float8: Float8, leaf: Leaf) -> tuple[Scaled, Scaled]:
-    """What stays of a weight in 8 bits: as it is for forward, and turned for backward. One scale serves both."""
+    """The 8-bit copies of a weight: plain for forward, transposed for backward. One scale serves both."""
     one, other = (Array(_scales(float8, leaf, turned=each), "fp32", None) for each in (False, True))
     whole, turned = (Array(leaf.elements, float8.forward, None) for _ in range(2))
     return (whole, one), (turned, one if float8.scaling == "tensorwise" else other)
@@ -226,5 +226,5 @@ def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
 
 
 def blocks(size: Int) -> Int:
-    """Blocks of 128 that a dim has, the last filled up."""
+    """Blocks of 128 that a dim has, the last padded."""
     return -(-size // BLOCK)

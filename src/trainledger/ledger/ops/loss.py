@@ -21,7 +21,7 @@ Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they a
 
 
 def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
-    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's own parameters that learn."""
+    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's trained parameters."""
     rows = ids.elements
     chunks = recipe.loss.chunks
     if chunks is None:
@@ -64,7 +64,7 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) ->
 def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
     """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format.
 
-    Kept of a row beside its logits are two fp32 numbers, its largest logit and the logarithm of the sum (Inductor,
+    A row keeps, in addition to its logits, two fp32 numbers: its largest logit and the logarithm of the sum (Inductor,
     torch 2.13); log-probabilities and what is wider than the logits exist inside of the kernels only.
     """
     elements, rows, count = logits.elements, targets.elements, rules.FLOPS_PER_ELEMENT
@@ -76,7 +76,7 @@ def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast:
     )  # fmt: skip
 
     def backward(g: Array, *saved: Array) -> Gradients:
-        # The softmax is made again, and the targets' places are summed over each row.
+        # The softmax is recomputed, and the targets' places are summed over each row.
         flops = (count["softmax"] + count["softmax backward"]) * elements
         gradient, _ = tape.emit(
             "cross_entropy_backward", "softmax", reads=[g, *saved], makes=[(elements, logits_dtype), (rows, "fp32")],
@@ -88,7 +88,7 @@ def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast:
     return value
 
 
-# Chunk by chunk. The first and the last chunk stand alone: what the others share is made by the one and freed by
+# Chunk by chunk. The first and the last chunk are separate: what the others share is made by the one and freed by
 # the other.
 
 
@@ -111,7 +111,7 @@ def _repeated(tape: Tape, count: Int) -> Iterator[None]:
 
 
 def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) -> Array:
-    """Each chunk's logits are made again in backward; the gradients of the chunks are joined at the end."""
+    """Each chunk's logits are recomputed in backward; the gradients of the chunks are joined at the end."""
     counts = list(_rounds(tape, chunks))
     size, elements, dtype = x.elements // chunks, x.elements, x.dtype
 
@@ -143,7 +143,7 @@ def _summed(tape: Tape, chunks: Int) -> Array:
 
 
 def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[Leaf], chunks: Int) -> Array:
-    """Forward and backward of each chunk at once; what backward does is to multiply by the gradient that comes."""
+    """Forward and backward of each chunk at once; backward multiplies by the incoming gradient."""
     size, own = x.elements // chunks, Leaf("chunk", (x.elements // chunks,))
     gradients = [tape.make("empty_like", "allocate", x)]
     losses: list[Array] = []
@@ -194,7 +194,7 @@ def _forward_backward(
 
 
 def with_loss(tape: Tape, y: Array, loss: Array) -> Array:
-    """y as it is; its backward also starts that of the loss."""
+    """y unchanged; its backward also starts that of the loss."""
 
     def backward(g: Array) -> Gradients:
         if tape.precision.loss_scaling:

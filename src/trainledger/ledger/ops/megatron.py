@@ -15,11 +15,11 @@ from trainledger.ledger.rules import FLOPS_PER_ELEMENT
 
 
 def cross_entropy(tape: Tape, logits: Array, targets: Array, group: Group, *, compiled: bool) -> Array:
-    """Mean cross entropy of [N, V] logits whose columns may stand on several ranks.
+    """Mean cross entropy of [N, V] logits whose columns may be on several ranks.
 
     An fp32 copy of the logits becomes their exponentials, their softmax and their gradient in place, one after the
     other; the logits themselves live to the end of the forward (Megatron-LM, core/tensor_parallel/cross_entropy.py).
-    ``compiled`` (--cross-entropy-loss-fusion): the compiler writes the exponentials to memory of their own, and gives
+    ``compiled`` (--cross-entropy-loss-fusion): the compiler writes the exponentials to separate memory, and gives
     the gradient in the logits' format (core/fusions/fused_cross_entropy.py).
     """
     rows, size = targets.elements, logits.elements
@@ -59,9 +59,9 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, group: Group, *, co
 
 
 def cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, group: Group) -> Array:
-    """The same by Transformer Engine's kernels, which leave the gradient in the place of the logits, in their format.
+    """The same by Transformer Engine's kernels, which write the gradient over the logits, in their dtype.
 
-    (transformer_engine/common/triton/cross_entropy.py.) Of a row the ranks put three numbers together.
+    (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
     """
     rows, size = targets.elements, logits.elements
     counted = FLOPS_PER_ELEMENT["softmax"] * size

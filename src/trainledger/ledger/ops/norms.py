@@ -122,7 +122,7 @@ def _scaled(tape: Tape, x: Array, factor: Array, elements: Int) -> Array:
 def _kernel(
     tape: Tape, name: str, rule: str, x: Array, vectors: Sequence[Array], per_row: Sequence[tuple[Int, str]], width: Int
 ) -> Array:
-    """A normalization in one kernel, which keeps its input and what it found of each row."""
+    """A normalization in one kernel, which keeps its input and the statistics of each row."""
     elements, dtype, flops = x.elements, x.dtype, rules.FLOPS_PER_ELEMENT
     y, *found = tape.emit(
         name, "norm", reads=[x, *vectors], makes=[(elements, dtype), *per_row], flops=flops[rule] * elements,

@@ -47,7 +47,7 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 
 
 def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
-    """From here on operations read low-precision copies of these parameters, where the precision has them gathered."""
+    """From here operations read low-precision copies of these parameters, where the precision has them gathered."""
     if tape.precision.copies == "gathered":
         for each in leaves:
             each.copy = cast(tape, each.held(), tape.compute_dtype)
@@ -138,7 +138,7 @@ def pairwise(
 ) -> Target:  # fmt: skip
     """The step of a product of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
 
-    What only a gradient needs that nobody wants is not saved.
+    What only an unused gradient needs is not saved.
     """
     for_a, for_b = a.node is not None, b.node is not None
     saved = (*((a,) if for_b else ()), *((b,) if for_a else ()))

@@ -21,13 +21,13 @@ from trainledger.ledger.optimizers.update_rules import (
 )
 from trainledger.spec.recipe import Recipe
 
-VALUES = 256  # that a byte stands for
+VALUES = 256  # of a byte
 
 
 def adam_8bit_loop(tape: Tape, group: Group, recipe: Recipe) -> None:
     """Small tensors as Adam does them, the others between reading and storing their moments.
 
-    Arrays of sizes with a large one among them, and symbols, stand for large tensors.
+    Arrays of sizes with a large one among them, and symbols, mean large tensors.
     """
     tables: list[Array] = []
     for leaf in tape.each_parameter(group):
@@ -67,7 +67,7 @@ def _tables(tape: Tape) -> list[Array]:
 
 
 def _read(tape: Tape, blocks: Int) -> Array:
-    """A stored moment in fp32, its last block filled up."""
+    """A stored moment in fp32, its last block padded."""
     n = blocks * BLOCK
     places = tape.cast(Array(n, "uint8", None), "int32")
     moment = tape.make("index_select", "embedding", Array(n, "fp32", None), places)

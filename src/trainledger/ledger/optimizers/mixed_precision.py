@@ -18,7 +18,7 @@ _IN_16_BITS = ("router", "shared_expert_gate")
 
 
 def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool = False) -> None:
-    """Give every parameter the format it is held in; ``keeps_copies`` as of `ops.float8.float8_linear`."""
+    """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.float8.float8_linear`."""
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in block.named.items():
@@ -44,7 +44,7 @@ def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
 
 
 def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:
-    """Bytes beside the optimizer's states: the master copy; the loss scale and its count of good steps."""
+    """Bytes in addition to the optimizer's states: the master copy; the loss scale and its count of good steps."""
     master = 4 * leaves.trained().elements if precision.master else 0
     return master + (8 if precision.loss_scaling else 0)
 
@@ -92,7 +92,7 @@ def round_back(tape: Tape, leaves: ModelLeaves) -> None:
 
 
 def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
-    """All gradients over the scale, with a look for overflow; what was found is given."""
+    """All gradients over the scale, with a check for overflow, whose result is returned."""
     elements = leaves.trained().elements
     scale = Array(1, "fp32", None)
     with tape.during("optimizer"):
@@ -109,7 +109,7 @@ def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
 
 
 def read_overflow(tape: Tape, found: Array) -> None:
-    """The host asks whether the step must be left out."""
+    """The host reads whether the step must be skipped."""
     tape.emit("_local_scalar_dense", "transfer", reads=[found])
 
 

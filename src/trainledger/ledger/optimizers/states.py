@@ -41,9 +41,9 @@ def rule_of(leaf: Leaf, recipe: Recipe) -> str:
 def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> tuple[State, ...]:
     """The optimizer's states of one parameter, as torch.optim names them; a frozen parameter has none.
 
-    Step counters, the scales of 8-bit moments and small tensors' moments beside them are fp32 in any precision.
+    Step counters, the scales of 8-bit moments and small tensors' moments are fp32 in any precision.
     ``shape`` is that of a shard of the parameter, where only a shard is updated here. Sizes may be arrays or symbols;
-    of 8-bit moments arrays get what each element gets alone, symbols stand for large tensors.
+    of 8-bit moments arrays get what each element gets alone, symbols mean large tensors.
 
     >>> from trainledger.spec.optimizers import Adafactor
     >>> from trainledger.spec.recipe import Recipe
@@ -84,7 +84,7 @@ def is_small(elements: Int) -> bool:
 
 
 def blocks_of(elements: Int) -> Int:
-    """How many blocks of 8-bit moments a tensor has, the last filled up."""
+    """How many blocks of 8-bit moments a tensor has, the last padded."""
     return -(-elements // BLOCK)
 
 

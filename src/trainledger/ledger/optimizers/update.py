@@ -38,7 +38,7 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe, sharing: Ranks | Non
 
 
 def _update(tape: Tape, group: Group, recipe: Recipe, sharing: Ranks | None) -> None:
-    """By the rule's lines, or as an optimizer does that is more than lines."""
+    """By the rule's lines, or by the code of an optimizer without lines."""
     way = recipe.optimizer.implementation
     if group.rule == "muon":
         muon(tape, group, sharing)
@@ -89,7 +89,7 @@ ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An opti
 def muon(tape: Tape, group: Group, sharing: Ranks | None = None) -> None:
     """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1.
 
-    Of matrices of which ranks have rows each rank gathers the whole in bf16, and orthogonalizes it.
+    A matrix whose rows are on several ranks is gathered whole in bf16 on each, and orthogonalized.
     """
     update: Array | None = None
     for leaf in tape.each_parameter(group):
@@ -106,7 +106,7 @@ def muon(tape: Tape, group: Group, sharing: Ranks | None = None) -> None:
 
 
 def _gathered(tape: Tape, update: Array, sharing: Ranks, rows: Int, columns: Int) -> Array:
-    """A whole matrix from the ranks' rows, filled up to as many on each."""
+    """A whole matrix from the ranks' rows, padded to as many on each."""
     part = tape.cast(update, "bf16")
     elements = share(rows, sharing.ranks) * columns
     payload = Array(elements * sharing.ranks, "bf16", None).nbytes

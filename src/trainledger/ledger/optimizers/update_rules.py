@@ -44,7 +44,7 @@ def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
     if rule == "muon":
         groups = [Group(rest.among(for_muon).runs, rule, decay)]
         rest, rule = rest.among(lambda leaf: not for_muon(leaf)), "adamw"
-    apart = recipe.mup is not None  # embeddings have a learning rate of their own
+    apart = recipe.mup is not None  # embeddings have a separate learning rate
     groups += [
         Group(rest.among(lambda leaf: leaf.decayed and not (apart and _is_looked_up(leaf))).runs, rule, decay),
         Group(rest.among(lambda leaf: leaf.decayed and apart and _is_looked_up(leaf)).runs, rule, decay),
@@ -259,7 +259,7 @@ def foreach(tape: Tape, group: Group, recipe: Recipe) -> None:
 
 
 def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
-    """Tensor by tensor; a temporary lives on until the next tensor's takes its name."""
+    """Tensor by tensor; a temporary lives until the next tensor's takes its name."""
     arrays: dict[str, Array] = {}
     for leaf in tape.each_parameter(group):
         arrays["w"], arrays["g"], arrays["m"] = weight_gradient_moment(tape, leaf.elements)

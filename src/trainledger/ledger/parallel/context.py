@@ -1,4 +1,4 @@
-"""Attention over tokens that lie on several ranks, on a tape.
+"""Attention over tokens on several ranks, on a tape.
 
 ring: each rank keeps its queries, and keys and values go round (Liu et al. 2023, Ring Attention); with an early and a
 late part of the sequence on every rank all have the same work under a causal mask (zigzag). The parts' outputs are
@@ -27,7 +27,7 @@ Core = Callable[[Sizes, Array, Array, Array, Int], Array]  # sizes, q, k, v and 
 
 
 def attend_over_ranks(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, core: Core) -> Array:
-    """Each query's mixture of the values of all ranks; ``core`` is the attention of one rank."""
+    """The attention of each query over the values of all ranks; ``core`` is the attention of one rank."""
     if sizes.layout.context_kind == "ring":
         return _around_the_ring(tape, sizes, q, k, v, core)
     ranks, spec = sizes.layout.context, sizes.spec
@@ -46,7 +46,7 @@ def context_group(sizes: Sizes) -> Group:
 
 
 def left_out(layout: Layout) -> Fraction:
-    """The share of pairs of a query and a key that a ring's ranks leave out whole, as they are masked.
+    """The share of masked query-key pairs that a ring's ranks skip in whole blocks.
 
     >>> left_out(Layout(context=2)), left_out(Layout(context=2, context_kind="all-to-all"))
     (Fraction(1, 4), Fraction(0, 1))
@@ -69,9 +69,9 @@ def exchanged(tape: Tape, group: Group, x: Array) -> Array:
 
 
 def _heads_for_tokens(tape: Tape, sizes: Sizes, x: Array, *, to_heads: bool) -> Array:
-    """A part of the heads for all tokens, or back, with copies: heads lie inside of tokens, a message's parts outside.
+    """A part of the heads for all tokens, or back, with copies: heads are inside of tokens, a message's parts outside.
 
-    Tokens of one sequence lie as they are sent or read, those of several do not.
+    Tokens of one sequence are contiguous as sent or read, those of several are not.
     """
 
     def sent(x: Array, to_heads: bool) -> Array:

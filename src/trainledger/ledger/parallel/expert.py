@@ -1,7 +1,7 @@
 """Experts on several ranks on a tape: tokens go to the ranks of their experts, and back (Lepikhin et al. 2020, GShard).
 
-Every rank is taken to get as many routes as it sends: the load of the experts is balanced (basis ``assumed``). What is
-sent is told as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
+Every rank is assumed to get as many routes as it sends: the load of the experts is balanced (basis ``assumed``). What
+is sent is counted as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
 DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.collective`), the sender makes no copies,
 and what comes back is already the sum over a token's experts.
 
@@ -24,7 +24,7 @@ from trainledger.ledger.parallel.rank_plan import RankPlan
 
 @frozen
 class Arrived:
-    """Of rows that came from all ranks: which goes where, back, whose each is, and where each expert's end."""
+    """For rows from all ranks: where each goes, the way back, its expert, and where each expert's rows end."""
 
     route: Array
     place: Array
@@ -35,7 +35,7 @@ class Arrived:
 def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]:
     """The rows of this rank's experts from all ranks, those of an expert brought together by a copy.
 
-    Without a capacity it depends on the router how many these are, and ranks tell each other first.
+    Without a capacity it depends on the router how many these are, and ranks exchange the numbers first.
     """
     assert sizes.spec.experts is not None
     group, n_experts = _group(sizes), sizes.spec.experts.n_experts
@@ -50,7 +50,7 @@ def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]
 
 
 def from_ranks(tape: Tape, sizes: Sizes, y: Array, own: Arrived | None) -> Array:
-    """What other ranks' experts made of this rank's rows."""
+    """The results of other ranks' experts for this rank's rows."""
     back = () if own is None else (own.route, own.place)
     rows = _together(tape, y, *back)
     del y

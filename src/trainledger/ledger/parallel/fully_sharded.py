@@ -1,6 +1,6 @@
-"""Sharded parameters and gradients on a tape, as FSDP2 (torch 2.13) gathers, holds and reduces them.
+"""Sharded parameters and gradients on a tape, as FSDP2 (torch 2.13) gathers, keeps and reduces them.
 
-Each block is a group of its own, and all that stands outside the blocks is one more, which stays gathered from the
+Each block is a separate group, and all parameters outside the blocks are one more, which stays gathered from the
 first operation to the last. What is gathered comes in one flat buffer and is copied out of it into the parameters;
 gradients are copied into one flat buffer and reduced from there. In forward the flat buffer of a block lives until the
 next block's has arrived (its copy may still be read then); in backward one or more blocks are gathered ahead, and a
@@ -55,7 +55,7 @@ class Unit:
 
 
 class FullySharded(Hook):
-    """What a rank holds of a chunk of layers while it runs."""
+    """The parameters and gradients of a chunk of layers on a rank while it runs."""
 
     def __init__(self, tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         self.tape = tape
@@ -75,7 +75,7 @@ class FullySharded(Hook):
             for _, count, blocks in segment.rounds(""):
                 pattern = [self._unit_of(each, count) for each in blocks]
                 self.units |= {id(each): unit for each, unit in zip(blocks, pattern, strict=True)}
-                # A round that stands for several is there as often as the prefetch looks behind.
+                # A round that counts for several is there as often as the prefetch looks behind.
                 rounds = 1 if is_one(count) else 2 + self.ahead // len(pattern)
                 self.order += pattern * rounds
         self.arrived: list[Array] = []
@@ -104,7 +104,7 @@ class FullySharded(Hook):
             ]  # fmt: skip
 
     def _narrowed(self, part: Part) -> Int:
-        """Bytes of this rank's piece in the format that is gathered, where it is held in another."""
+        """Bytes of this rank's piece in the format that is gathered, where it is stored in another."""
         return 0 if self.dtype == self.tape.precision.parameters else Array(part.own, self.dtype, None).nbytes
 
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
@@ -118,14 +118,14 @@ class FullySharded(Hook):
                 del copied
 
     def own_elements(self) -> Int:
-        """Elements of this rank's pieces, the filling included."""
+        """Elements of this rank's pieces, padding included."""
         total: Int = 0 if self.root is None else sum(each.own for each in self.root.parts)
         for segment in self.leaves.segments:
             total += segment.count * sum(part.own for each in segment.blocks for part in self.units[id(each)].parts)
         return total + sum(leaf.elements * count for leaf, count in self.whole)
 
     def drop_gradients(self) -> None:
-        """All gradients are freed."""
+        """Free all gradients."""
         for unit in (*self.units.values(), *([self.root] if self.root is not None else [])):
             for part in unit.parts:
                 part.gradient = None
@@ -133,13 +133,13 @@ class FullySharded(Hook):
             leaf.gradient = None
 
     def step_begins(self) -> None:
-        """All parameters are gathered for the whole step, where that is done once."""
+        """Gather all parameters for the whole step, where that is done once."""
         if self.once:
             self._everywhere(self._before_forward)
             self.arrived = []
 
     def step_ends(self) -> None:
-        """All gradients are reduced, where that is done once."""
+        """Reduce all gradients, where that is done once."""
         if self.once:
             with self.tape.during("backward"):
                 self._everywhere(self._after_backward)
@@ -157,7 +157,7 @@ class FullySharded(Hook):
     # Forward
 
     def begins(self) -> None:
-        """What stands outside the blocks is there."""
+        """Gather the parameters outside the blocks."""
         if self.root is not None and not self.once:
             self._before_forward(self.root)
 
@@ -196,7 +196,7 @@ class FullySharded(Hook):
             self.waiting.append(self._gather(self.order[place - 1 - len(self.waiting)]))
 
     def _after_backward(self, unit: Unit) -> None:
-        """The unit's parameters go, and its gradients are summed over the ranks, each keeping its own piece."""
+        """Free the unit's parameters and sum its gradients over the ranks, each keeping its piece."""
         tape, precision = self.tape, self.tape.precision
         gradients = [[_taken(leaf) for leaf in each.leaves if _has_gradient(leaf)] for each in unit.parts]
         for each in unit.parts:
@@ -240,7 +240,7 @@ class FullySharded(Hook):
             tape.change("add_", part.gradient, own)
 
     def backward_is_over(self) -> None:
-        """After the last unit's backward nothing waits any more."""
+        """Wait for all reductions after the last unit's backward."""
         if self.once:
             return
         with self.tape.during("backward"):
@@ -248,14 +248,14 @@ class FullySharded(Hook):
         self.reduced = []
 
     def _finish(self, unit: Unit) -> None:
-        """What no gradient of an input has told: that of the root, and of blocks before which nothing is trained."""
+        """Reductions that no input gradient starts: of the root, and of blocks before which nothing is trained."""
         if unit is self.root or any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
             self._after_backward(unit)
 
     # The graph
 
     def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
-        """A block's input: its parameters are there; once the input's gradient is there, the block's own are too."""
+        """A block's input: its parameters are gathered; when the input's gradient exists, the block's gradients do."""
         unit = self.units[id(leaves)]
         if self.once:
             return x
@@ -263,7 +263,7 @@ class FullySharded(Hook):
         return self._with_gradient(x, lambda: self._after_backward(unit))
 
     def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
-        """A block's output: its parameters go; when the output's gradient is there, they are needed again."""
+        """A block's output: its parameters are freed, and gathered again when the output's gradient exists."""
         unit = self.units[id(leaves)]
         if self.once:
             return x
@@ -277,7 +277,7 @@ class FullySharded(Hook):
         return self._with_gradient(x, self._before_all_backward)
 
     def _with_gradient(self, x: Array, act: Callable[[], None]) -> Array:
-        """x, which acts once its gradient is there."""
+        """x, with an action once its gradient exists."""
 
         def backward(g: Array) -> list[Array | None]:
             act()
@@ -291,7 +291,7 @@ def _has_gradient(leaf: Leaf) -> bool:
 
 
 def _taken(leaf: Leaf) -> Array:
-    """A whole parameter's gradient, which does not stay; a buffer of gradients does."""
+    """A whole parameter's gradient, which is freed; a buffer of gradients is not."""
     if leaf.buffer is not None:
         return leaf.buffer
     gradient, leaf.gradient = leaf.gradient, None

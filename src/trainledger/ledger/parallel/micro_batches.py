@@ -56,12 +56,12 @@ class Work:
 
     @property
     def buffers_nbytes(self) -> Int:
-        """Bytes of the gradients that are there all the time."""
+        """Bytes of the gradients that exist for the whole step."""
         return nbytes_in(self.leaves.elements(), self.tape.precision.gradients) if self.buffered else 0
 
     @property
     def parameters_nbytes(self) -> Int:
-        """Bytes of the parameters as they are held: pieces as large as the largest, or whole and filled up."""
+        """Bytes of the stored parameters: pieces as large as the largest, or whole and padded."""
         dtype = self.tape.precision.parameters
         if self.rank.gathers:
             assert self.sharded is not None
@@ -80,7 +80,7 @@ class Work:
         return copies_nbytes(self.leaves, float8)
 
     def step_begins(self) -> None:
-        """Buffers are emptied, what is gathered once is gathered, weights that are cast once are cast."""
+        """Zero buffers, gather what is gathered once, cast weights that are cast once."""
         tape = self.tape
         if self.buffered:
             empty_buffers(tape, self.leaves)
@@ -90,7 +90,7 @@ class Work:
             cast_weights(tape, self.leaves, tape.precision.cached)
 
     def step_ends(self) -> None:
-        """What is reduced once is reduced."""
+        """Reduce what is reduced once a step."""
         if self.sharded is not None:
             self.sharded.step_ends()
             finish_gradients(self.tape, self.rank, self.leaves)
@@ -102,7 +102,7 @@ class Work:
                 sum_over_replicas(self.tape, self.rank, self.leaves)
 
     def drop_gradients(self) -> None:
-        """Pieces of gradients are freed."""
+        """Free pieces of gradients."""
         if self.sharded is not None:
             self.sharded.drop_gradients()
 
@@ -121,7 +121,7 @@ class Work:
             del received
             if not self.chunk.ends:
                 self._send(value)
-                # What was sent is let go (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
+                # What was sent is freed (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
                 value = Array(value.elements, value.dtype, None, value.node)
             elif not is_one(run.grad_accum):
                 with tape.at("loss"):
@@ -142,7 +142,7 @@ class Work:
                 held = seed
             else:
                 seed = self._received(value.elements, value.dtype)
-                # The schedule holds what it received to the end; a block must let go of its own gradient all the same,
+                # The schedule keeps what it received to the end; a block must still free its gradient,
                 # as the next round of the loop over equal blocks has another one. (One too many in the first round.)
                 held = tape.make("held", "allocate", elements=seed.elements, dtype=seed.dtype, category="activations")
             tape.start(scaled, seed)
@@ -162,7 +162,7 @@ class Work:
         return Group("pipeline", self.rank.layout.pipeline)
 
     def _receive(self) -> Array:
-        """What the stage before has made; its gradient goes back there."""
+        """The output of the stage before; its gradient goes back there."""
         x = self._received(self.sizes.stream_rows * self.sizes.spec.d_model, self.tape.precision.stream)
 
         def backward(g: Array) -> Gradients:
@@ -237,7 +237,7 @@ def _forward_backward(work: Work, total: Array | None) -> Array | None:
 
 
 class InFlight:
-    """Forwards of a chunk whose backwards come later: each leaves behind what it keeps."""
+    """Forwards of a chunk whose backwards come later: each keeps its saved activations."""
 
     def __init__(self, work: Work, count: Int, name: str) -> None:
         self.work = work
@@ -246,7 +246,7 @@ class InFlight:
         self._waiting: tuple[Array, list[Node]] | None = None
 
     def set_ahead(self) -> None:
-        """The forwards; what stands outside the blocks is gathered before the first one and stays until a backward."""
+        """The forwards; parameters outside the blocks are gathered before the first one and stay until a backward."""
         if self.work.sharded is not None:
             self.work.sharded.begins()
             self.work.sharded.arrived = []

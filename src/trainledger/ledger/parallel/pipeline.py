@@ -16,7 +16,7 @@ from trainledger.spec.recompute import Group, LayerRun
 
 @frozen
 class Chunk:
-    """Layers that a rank runs in a row: from ``first`` on ``count`` of them, with what stands before or after all."""
+    """Consecutive layers of a rank: ``count`` of them from ``first`` on, with the parameters before or after all."""
 
     first: Int
     count: Int
@@ -50,7 +50,7 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
     before its backward; what waits in torch 2.13 keeps more, as the first part frees nothing and leaves gradients for
     the second (`tests/train/test_pipeline_witness.py`). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
     Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs); one more where forwards run
-    beside backwards (overlap has ``experts``).
+    together with backwards (overlap has ``experts``).
 
     >>> [in_flight(Layout(pipeline=4), stage, 8) for stage in range(4)]
     [4, 3, 2, 1]
@@ -70,7 +70,7 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
 
 
 def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[Int, ...]:
-    """The same, told apart by the chunk: forwards take P micro-batches of one chunk, then P of the next.
+    """The same with the chunk: forwards take P micro-batches of one chunk, then P of the next.
 
     >>> in_flight_by_chunk(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), 0, 8)
     (7, 4)
@@ -122,9 +122,9 @@ def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
 
 
 def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[LayerRun, ...]:
-    """The layers of a stage with the first or the last round on its own.
+    """The layers of a stage with the first or the last round separate.
 
-    What the first block of a stage reads is held to the end, what the last one makes is sent and let go: a loop cannot
+    The input of a stage's first block is kept to the end, the output of its last is sent and freed: a loop cannot
     say so of the others. Runs of no layers are left out.
     """
     runs = tuple(each for each in runs if not is_zero(each.count))
@@ -144,9 +144,9 @@ def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
 
 
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
-    """The same layers with the first ``ahead`` rounds and the last round of each run on their own.
+    """The same layers with the first ``ahead`` rounds and the last round of each run separate.
 
-    What FSDP2 holds while a block runs is left by the block before it, so the first and last are not like the others.
+    The block before leaves what FSDP2 keeps while a block runs, so the first and last differ from the others.
     Counts that are arrays become arrays of zeros and ones.
     """
     found: list[LayerRun] = []

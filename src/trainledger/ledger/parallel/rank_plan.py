@@ -1,4 +1,4 @@
-"""The plan of one rank of a run: what of the model it computes, which parameters it has, and with whom it shares."""
+"""The plan of one rank of a run: its part of the model, its parameters, and the ranks that share them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RankPlan:
     experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state is; ``gathers``:
     parameters are, and are gathered block by block.
 
-    Leaves carry gradients while a plan is followed, so each account has a plan of its own.
+    Leaves carry gradients while a plan is followed, so each account has a separate plan.
     """
 
     run: Run
@@ -114,7 +114,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
 
 
 def _replicas(layout: Layout) -> Group:
-    """The ranks that hold the same pieces: where nothing is sharded, all with tokens of their own."""
+    """The ranks that hold the same pieces: where nothing is sharded, all with their own tokens."""
     if layout.zero or (is_one(layout.shard) and is_one(layout.context)):
         return Group("replicate", layout.replicate)
     return Group("context" if not is_one(layout.context) else "shard", layout.replicas)
@@ -131,7 +131,7 @@ def local_run(run: Run) -> Run:
 
 
 def parts_of(run: Run, stage: int) -> tuple[Part, ...]:
-    """What each chunk of a stage is of the model; stages with equal ones compute the same."""
+    """The part of the model in each chunk of a stage; stages with equal chunks compute the same."""
     return _parts(local_run(run), chunks_of(run.layout, run.model.n_layers, stage))
 
 
@@ -153,7 +153,7 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 
 def _leaves(local: Run, part: Part) -> ModelLeaves:
-    """The parameters of a part of the model; expert ranks hold their own experts only."""
+    """The parameters of a part of the model; expert ranks have only their experts."""
     leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
     if is_one(ranks):
         return leaves
@@ -177,7 +177,7 @@ def _shards(plan: RankPlan, place: int) -> ModelLeaves:
 
 
 def _parts_of_update(plan: RankPlan) -> ModelLeaves:
-    """Of each trained parameter a part of its elements in a row, all filled up to as many (ZeRO-1 and 2).
+    """Of each trained parameter a part of its elements in a row, all padded to as many (ZeRO-1 and 2).
 
     What is not trained has no state to share. Of matrices that go over the ranks whole (Megatron-LM's layer-wise Muon)
     a rank has as many elements on average.

@@ -1,4 +1,4 @@
-"""What ranks tell each other once in a step, when the last micro-batch's backward is over.
+"""What ranks exchange once in a step, when the last micro-batch's backward is over.
 
 Sums of gradients that no backward has summed yet, the joint norm, and parameters that others have updated.
 """
@@ -49,7 +49,7 @@ def sharers_of(leaf: Leaf, rank: RankPlan) -> Group | None:
 
 
 def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, dtype: str) -> None:
-    """Add up over the tensor ranks what each has a share of."""
+    """Sum over the tensor ranks the gradients of which each has a share."""
     group = sharers_of(leaf, rank)
     if group is not None:
         tape.all_reduce(group, Array(leaf.elements, dtype, None))
@@ -82,12 +82,12 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
 
 
 def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
-    """All gradients in buckets, as DDP sends them: overlapped with the backward that goes on meanwhile."""
+    """All gradients in buckets, as DDP sends them: overlapped with the backward that runs meanwhile."""
     dtype, layout = tape.precision.gradients, rank.layout
     if is_one(rank.replicas.ranks):
         return
     with tape.during("backward"):
-        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in buffers of their own
+        if layout.zero == 0 and not is_one(layout.expert):  # experts have fewer replicas, in separate buffers
             of_experts = leaves.trained().among(lambda leaf: component_of(leaf.path) == "experts").elements
             others = Array(leaves.trained().elements - of_experts, dtype, None)
             tape.all_reduce(rank.replicas, others, overlap="compute")
@@ -145,7 +145,7 @@ def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
                 flat, piece = Array(own * group.ranks, dtype, None), Array(own, dtype, None)
                 tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[piece], overlap="compute")
             tape.all_reduce(rank.replicas, Array(own, dtype, None), overlap="compute")
-        # After all sums, though it comes before: sums overlap the backward that stands right before them.
+        # After all sums, though it comes before: sums overlap the backward right before them.
         uneven = [(leaf, n) for _, some in rank.by_group(leaves) for leaf, n in some if _is_uneven(rank, leaf)]
         if uneven:
             copied = Array(sum(leaf.elements * n for leaf, n in uneven), dtype, None)
@@ -165,7 +165,7 @@ def gather_updated(tape: Tape, rank: RankPlan, chunks: Sequence[ModelLeaves]) ->
 
 
 def _is_uneven(rank: RankPlan, leaf: Leaf) -> bool:
-    """Whether elements are known not to go evenly over the ranks; where sizes are not numbers they are taken to."""
+    """Whether elements are known not to divide evenly among the ranks; sizes that are not numbers are assumed to."""
     filled = rank.piece(leaf) * rank.group_of(leaf).ranks
     return isinstance(filled, int) and filled != leaf.elements
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism on a tape: what each rank of a group has of a model, and where the group talks.
+"""Tensor parallelism on a tape: what each rank of a group has of a model, and where the group communicates.
 
 Megatron-LM's split (Shoeybi et al. 2019, section 3; with sequence parallelism Korthikanti et al. 2022, section 4.2),
 as torch's DTensor runs it: the first product of a branch by columns, the last by rows; heads, inner widths and the
@@ -84,7 +84,7 @@ def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 
 def leave(tape: Tape, sizes: Sizes, y: Array) -> Array:
-    """What the ranks' own products add up to."""
+    """The sum of the ranks' matmuls."""
     if is_one(sizes.layout.tensor):
         return y
     if sizes.layout.sequence_parallel:
@@ -97,7 +97,7 @@ def leave(tape: Tape, sizes: Sizes, y: Array) -> Array:
 
 
 def embedded(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """The embeddings that the ranks found among their rows, put together.
+    """The embeddings that the ranks found among their rows, combined.
 
     Learned positions are added to every token of every rank, so these come before the tokens go over the ranks.
     """
@@ -121,7 +121,7 @@ def _without_others(tape: Tape, x: Array, rows: Int) -> Array:
 
 
 def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """Of a stream that every rank has, this rank's tokens (sequence parallelism)."""
+    """This rank's tokens of a stream that every rank has (sequence parallelism)."""
     layout = sizes.layout
     if is_one(layout.tensor) or not layout.sequence_parallel:
         return x

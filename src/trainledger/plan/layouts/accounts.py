@@ -42,7 +42,7 @@ class Score:
 
 
 def rescore(run: Run, machine: Device, *, backend: str) -> Score:
-    """What a layout comes to.
+    """The result of a layout.
 
     Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
     share states the one with the largest pieces. The others take as long, and hold no more.
@@ -51,7 +51,7 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
     runs = layer_runs(run.model, run.recipe)
     every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
-    # Counts of layers do not tell where in a pattern of different ones a stage begins; a rank does, and takes longer.
+    # Counts of layers do not show where in a pattern of different ones a stage begins; a rank does, but is slower.
     patterns = any(len(each.kinds) > 1 for each in runs)
     parts = [parts_of(run, each.stage) if patterns else each.chunks for each in every]
     first: dict[Any, int] = {}

@@ -2,7 +2,7 @@
 
 The figures are read off the closed-form ledger of a single forward and backward of the whole model, in which the sizes
 of tensor, context and expert ranks and of the micro-batch are arrays. What decides which operations run (whether ranks
-are one or more, what is recomputed, whether parameters are gathered) needs an account of its own.
+are one or more, what is recomputed, whether parameters are gathered) needs a separate account.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PartCosts:
 
     Bytes: ``kept`` are the saved activations. ``working`` is the peak of the backward beyond them, without gathered
     parameters and reduced gradients; that of a layer includes the gradient of its output. The head's saved activations
-    include what the last layer saves beyond the others; it has ``left`` gradients of its own after its backward.
+    include what the last layer saves beyond the others; it has ``left`` gradients after its backward.
     Seconds: ``weights`` is the part of ``backward`` that computes gradients of weights; ``unpack`` and ``pack`` copy
     out of gathered parameters and into reduced gradients, on top of ``forward`` and ``backward``; ``launch`` and
     ``launch_back`` are what the program needs to launch those two; ``sends`` and ``sends_back`` are the seconds of them
@@ -94,7 +94,7 @@ class BlockCosts:
 
 
 class _Once(Run):
-    """A run with a single micro-batch, whatever its sizes."""
+    """A run with a single micro-batch, of any sizes."""
 
     @property
     def grad_accum(self) -> Any:
@@ -317,7 +317,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
 
 
 def _of_the_micro_batch(parts: list[tuple[Any, list[Entry]]]) -> list[tuple[Any, list[Entry]]]:
-    """Without the loops behind its backward: they sum over tensor ranks once a step, and have numbers of their own."""
+    """Without the loops after its backward: they sum over tensor ranks once a step, and have separate numbers."""
     passes = [(key, part[0].phase == "forward") for key, part in parts]
     over = passes.index(("before", False)) if ("before", False) in passes else len(parts)
     return [each for at, each in enumerate(parts) if at <= over or not isinstance(each[0], tuple)]

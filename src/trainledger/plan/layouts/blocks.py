@@ -27,7 +27,7 @@ class Constraints:
     """Which layouts of the grid are allowed: each method says what is wrong with some fields, or None.
 
     Every rule of `spec.rules.layout` speaks of a few fields, so a layout is allowed where each of those few is. The
-    same few come in very many layouts; the rules are asked about each once, in a run that is made for it.
+    same few come in very many layouts; the rules check each once, in a run that is made for it.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -36,7 +36,7 @@ class Constraints:
         plain = Layout(prefetch=said.prefetch)
         more = ("sequence_gather", "expert_send", "overlap")
         self.run = replace(grid.run, recipe=one, layout=replace(plain, **{name: getattr(said, name) for name in more}))
-        # What is wrong whatever the layout, but for tokens of a micro-batch, which the grid goes through.
+        # What is wrong in every layout, except for tokens of a micro-batch, which the grid varies.
         wrong = list(run_problems(replace(self.run, recipe=replace(one, micro_batch=one.global_batch), layout=plain)))
         if wrong:
             raise InvalidInput(wrong)

@@ -231,7 +231,7 @@ class _Part:
     # Time
 
     def seconds(self) -> Any:
-        """Seconds of a step: the critical path, and what is before and behind the micro-batches: [S, V, U]."""
+        """Seconds of a step: the critical path, and what is before and after the micro-batches: [S, V, U]."""
         import numpy as np
 
         ways, costs, contention = self.pipelines, self.bounds.costs, self.bounds.costs.clock.contention

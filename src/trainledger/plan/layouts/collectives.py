@@ -29,7 +29,7 @@ ZERO3_KEEPS = ZERO_MODES.index((3, False))
 ZERO1, ZERO2 = ZERO_MODES.index((1, None)), ZERO_MODES.index((2, None))
 _SHARD, _MICRO_BATCHES = 8, 4  # of the ledger in which the adding up of gradients is read
 FLIGHT = "in flight"  # the loop over micro-batches that a stage begins before its first backward
-LARGE = float(2**44)  # bytes of a message whose time is all bandwidth, whatever the ranks
+LARGE = float(2**44)  # bytes of a message whose time is all bandwidth, for any ranks
 
 
 @frozen

@@ -20,7 +20,7 @@ from trainledger.spec.run import Run
 
 _RECIPE = ("micro_batch", "activation_checkpointing")
 _MOST_DEVICES = 10**7
-_TRIED = 20  # candidates that are asked about, the nearest first
+_TRIED = 20  # candidates that are tried, the nearest first
 _DOUBLED = 4  # times that a count is, until memory suffices
 _HALVED = 3  # times that the way back is: each is a search
 _NAMED = 3
@@ -77,7 +77,7 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
 
 
 def _plainly(run: Run, devices: int) -> str:
-    """What is wrong where nothing but states is sharded, whatever the batch."""
+    """What is wrong where nothing but states is sharded, for any batch."""
     shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing.kind)
     recipe = replace(run.recipe, global_batch=devices)
     plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Sharding(1, devices, 1))
@@ -129,7 +129,7 @@ def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str
 
 
 class _Ways:
-    """The sizes that tensor, context and pipeline ranks can have together (``inner``), whatever the devices.
+    """The sizes that tensor, context and pipeline ranks can have together (``inner``), on any number of devices.
 
     Every rule speaks of a few fields, so each axis is tried alone, and tensor ranks with context ranks; a layout
     of what is left is then looked for in the grid itself.
@@ -161,7 +161,7 @@ class _Ways:
 
     @property
     def there_is(self) -> bool:
-        """Whether the rules allow a layout of the run as it is."""
+        """Whether the rules allow a layout of the unchanged run."""
         batch = self.run.recipe.global_batch
         some = [(each, self.devices, batch) for each in sorted(self.inner) if self._whole(each, self.devices, batch)]
         return next(self._first(some), None) is not None

@@ -19,7 +19,7 @@ AS_QUICK = 1.03  # times are known to about 5 %: what takes this much longer is 
 
 @frozen
 class ScoredLayout:
-    """A layout and what it comes to; ``run`` is the run with it, to be planned or stored.
+    """A layout and its result; ``run`` is the run with it, to be planned or stored.
 
     ``seconds`` of a step and ``device_nbytes`` (all memory of the peak rank) are those of its account,
     ``bound_seconds`` and ``bound_nbytes`` what the search took them to be at least. ``mfu`` is by the dense convention.
@@ -38,7 +38,7 @@ class ScoredLayout:
 
     @property
     def simplicity(self) -> tuple[int, int]:
-        """Kinds of ranks, and what is asked of a program that sends tokens to experts: the fewer the simpler."""
+        """Kinds of ranks, and demands on a program that sends tokens to experts: the fewer the simpler."""
         layout = self.run.layout
         return layout.kinds_of_ranks, layout.sends_to_nodes + overlaps(layout, "experts")
 

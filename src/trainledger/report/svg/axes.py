@@ -74,7 +74,7 @@ class Axis:
 
 
 def place(value: Any, kind: str, categories: Sequence[str]) -> float | None:
-    """Where a value stands on an axis of a kind: itself, its power of ten, or the number of its name."""
+    """The position of a value on an axis of a kind: itself, its power of ten, or the number of its name."""
     if kind == "category" and isinstance(value, str):
         return float(categories.index(value)) if value in categories else None
     if isinstance(value, str) or value is None or not isfinite(value):

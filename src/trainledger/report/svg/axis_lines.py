@@ -15,7 +15,7 @@ _MINOR = 4  # pixels of a minor tick
 
 
 def draw_grid(frame: Frame, x: str, y: str, *, with_bars: bool) -> Iterator[str]:
-    """The lines at the ticks of a plot's axes, those at zero, and minor ticks; none where bars stand on names."""
+    """The lines at the ticks of a plot's axes, those at zero, and minor ticks; none where bars have names."""
     for name, other in ((x, y), (y, x)):
         layout, axis, across = frame.layouts[name], frame.axes[name], frame.axes[other]
         edge, far = across.start, across.end

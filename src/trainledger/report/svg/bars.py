@@ -1,4 +1,4 @@
-"""Bars of every kind (beside each other, stacked, one on the other, waterfalls, histograms) as rectangles."""
+"""Bars of every kind (grouped, stacked, overlaid, waterfalls, histograms) as rectangles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_bar(trace: Trace) -> bool:
 
 
 def is_upright(trace: Trace) -> bool:
-    """Whether its bars stand."""
+    """Whether its bars are vertical."""
     return str(trace.get("orientation", "v")) == "v"
 
 
@@ -51,7 +51,7 @@ def bars_of(
     traces: Sequence[tuple[int, Trace]], layout: dict[str, Any], rows: tuple[str, Sequence[str]],
     titles: tuple[str, str],
 ) -> list[Bar]:  # fmt: skip
-    """All bars of the traces of one plot; ``rows`` are kind and names of the axis that they stand on."""
+    """All bars of the traces of one plot; ``rows`` are kind and names of the axis of their bases."""
     mode = layout.get("barmode", "group")
     beside = [number for number, trace in traces if mode == "group" and trace["type"] == "bar"]
     ends: dict[tuple[float, bool], float] = {}
@@ -157,7 +157,7 @@ def _each(value: Any) -> Callable[[int], Any]:
 
 
 def draw_bars(bars: Sequence[Bar], traces: dict[int, Trace], across: Axis, along: Axis, thickest: float) -> str:
-    """The bars as elements: ``across`` is the axis that they stand on, ``along`` that of their lengths."""
+    """The bars as elements: ``across`` is the axis of their bases, ``along`` that of their lengths."""
     parts, labels = [], []
     before: dict[int, Bar] = {}
     low, high = sorted((along.low, along.high))
@@ -263,7 +263,7 @@ def _connector(before: Bar, bar: Bar, across: Axis, along: Axis, upright: bool, 
 
 
 def _label(bar: Bar, box: Box, upright: bool, along: Axis) -> str:
-    """Words behind the end of a bar, or in it where there is no room behind it."""
+    """Words after the end of a bar, or in it where there is no room after it."""
     x, y, width, height = box
     lines = [" ".join(lines_of(bar.label))]
     if upright:

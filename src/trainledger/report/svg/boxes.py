@@ -1,10 +1,10 @@
-"""Boxes of words that must not stand on each other."""
+"""Boxes of words that must not overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_APART = 2.0  # pixels between words beside each other
+_APART = 2.0  # pixels between neighbouring words
 Box = tuple[float, float, float, float]  # left, top, width, height
 
 
@@ -16,11 +16,11 @@ class Boxes:
         self.taken: list[Box] = []
 
     def take(self, box: Box) -> None:
-        """Says that something stands there."""
+        """Marks a box as taken."""
         self.taken.append(box)
 
     def is_free(self, box: Box) -> bool:
-        """Whether nothing stands there and it is within the edges."""
+        """Whether a box is free and within the edges."""
         left, top, wide, high = box
         if left < 0 or left + wide > self.width:
             return False

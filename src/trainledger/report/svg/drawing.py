@@ -1,4 +1,4 @@
-"""A figure as one drawing: its plots with their axes, what stands in them, and the legend above."""
+"""A figure as one drawing: its plots with their axes and contents, and the legend above."""
 
 from __future__ import annotations
 

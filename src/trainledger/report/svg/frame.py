@@ -90,7 +90,7 @@ def title_of(axis: dict[str, Any]) -> str:
 
 
 def is_row(annotation: dict[str, Any]) -> bool:
-    """Whether words are the name of a row of bars, which stands above them over the whole width."""
+    """Whether words are the name of a row of bars, written above them over the whole width."""
     return annotation.get("xref") == "paper" and annotation.get("x") == 0 and "yshift" in annotation
 
 

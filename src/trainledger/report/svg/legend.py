@@ -13,14 +13,14 @@ from trainledger.report.svg.elements import LINE, SMALL, element, folded_to, lin
 from trainledger.report.svg.markers import symbol, symbol_style
 from trainledger.report.svg.paint import paint
 
-_SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space behind it, and between two names
+_SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space after it, and between two names
 _ROW = 20
 Trace = dict[str, Any]
 
 
 @frozen
 class Entry:
-    """A name and where it stands."""
+    """A name and its position."""
 
     number: int
     trace: Trace

@@ -1,4 +1,4 @@
-"""Points as symbols, and the words at them where no other words stand."""
+"""Points as symbols, and their labels where no other label is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def draw_markers(
 
 
 def draw_words(traces: Sequence[tuple[int, Trace]], x: Axis, y: Axis, boxes: Boxes) -> Iterator[str]:
-    """The words at points, each where its trace says unless other words or a point stand there."""
+    """The words at points, each where its trace says unless other words or a point are there."""
     for number, trace in traces:
         if "text" not in modes_of(trace):
             continue

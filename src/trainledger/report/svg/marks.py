@@ -68,7 +68,7 @@ def _annotation(each: Shape, x: float, y: float, frame: Frame, boxes: Boxes) -> 
 
 
 def _places(each: Shape, box: Box, x: float, width: float) -> Iterator[Box]:
-    """Where words may stand: at their place, on the other side of it, within the drawing, a line above or below."""
+    """Where words may be: at their place, on the other side of it, within the drawing, a line above or below."""
     left, top, wide, high = box
     inside = min(max(left, 2.0), width - wide - 2)
     if _is_minor(each):

@@ -55,7 +55,7 @@ def significant(value: float, digits: int = _DIGITS, flags: str = ",") -> str:
 
 
 def tick_texts(values: Sequence[float], form: str = "", *, is_log: bool = False) -> list[str]:
-    """What stands at the ticks of an axis: all with the same decimals, large numbers with the letter of their scale.
+    """The labels of an axis' ticks: all with the same decimals, large numbers with the letter of their scale.
 
     >>> tick_texts([0.0, 0.5, 1.0]), tick_texts([1e6, 1e7], is_log=True), tick_texts([1e21, 1e22], is_log=True)
     (['0', '0.5', '1.0'], ['1M', '10M'], ['10²¹', '10²²'])

@@ -1,4 +1,4 @@
-"""Colours as attributes, each with a class beside it, so that the stylesheet of a page can change it in the dark."""
+"""Colours as attributes, each with a class, so that the stylesheet of a page can change it in the dark."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Kind = tuple[str, list[str]]  # linear, log or category, and the names of the la
 class Plot:
     """The traces between one pair of axes, by their numbers: those that are bars, as bars; and those that are not.
 
-    ``titles`` are those of the axes in a line each; ``stands`` says whether bars stand.
+    ``titles`` are those of the axes in a line each; ``stands`` says whether bars are vertical.
     """
 
     x: str

@@ -1,4 +1,4 @@
-"""Where the ticks of an axis stand, and what they say: as many as can be read."""
+"""The positions of an axis' ticks and their labels: as many as can be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DECADES = 8  # of an axis that has minor ticks
 
 
 class Tick(NamedTuple):
-    """A place on an axis in pixels, and the lines that stand there."""
+    """A place on an axis in pixels, and its lines of text."""
 
     at: float
     lines: tuple[str, ...]
@@ -60,14 +60,14 @@ def _named(ticks: list[Tick], room: float, is_x: bool) -> list[Tick]:
 
 
 def _is_readable(ticks: Sequence[Tick], is_x: bool) -> bool:
-    """Whether no two stand in each other's way."""
+    """Whether no two overlap."""
     rooms = [max(map(width_of, each.lines)) + _APART if is_x else LINE * len(each.lines) + 3 for each in ticks]
     pairs = pairwise(zip(ticks, rooms, strict=True))
     return all(abs(a.at - b.at) >= (room_a + room_b) / 2 for (a, room_a), (b, room_b) in pairs)
 
 
 def _readable(ticks: list[Tick], is_x: bool) -> list[Tick]:
-    """Each tick, or each second, third ... so that no two stand in each other's way."""
+    """Each tick, or each second, third ... so that no two overlap."""
     thinner = (ticks[::every] for every in range(1, len(ticks) + 1))
     return next((each for each in thinner if _is_readable(each, is_x)), [])
 

@@ -9,7 +9,7 @@ from trainledger.spec.problem import Problem
 
 
 def data_problems(data: DataSpec) -> Iterator[Problem]:
-    """Everything that the fields of the data say against each other."""
+    """Every contradiction between the fields of the data."""
     if not data.mixture:
         return
     if data.path != (STANDARD_LIBRARY,):  # the default, which a run file may spell out
@@ -18,6 +18,6 @@ def data_problems(data: DataSpec) -> Iterator[Problem]:
     total = sum(data.weights)
     for (name, each), rows in zip(data.mixture, dealt(BLOCK_ROWS, data.weights), strict=True):
         if not rows:
-            rule = f"gives it none of {BLOCK_ROWS:,} sequences, as all weights together are {total:g}"
+            rule = f"gives it none of {BLOCK_ROWS:,} sequences, since all weights together are {total:g}"
             least = float(f"{(total - each.weight) / (BLOCK_ROWS - 100):.2g}")
             yield Problem(f"data.mixture.{name}.weight", each.weight, rule, least)

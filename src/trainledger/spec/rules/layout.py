@@ -16,7 +16,7 @@ BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one 
 
 
 def layout_problems(run: Run) -> Iterator[Problem]:
-    """Everything that the layout of a run says against its model, recipe and cluster."""
+    """Every contradiction between the layout of a run and its model, recipe and cluster."""
     if run.layout.auto:  # there is none yet
         yield from _overlap_names(run.layout)
         return
@@ -37,7 +37,7 @@ def layout_problems(run: Run) -> Iterator[Problem]:
             )
         return
     axes = [*tensor_problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
-    if not any(each.field in _AXES for each in axes):  # else it is told of the layout that comes of that
+    if not any(each.field in _AXES for each in axes):  # else the problem is reported for the resulting layout
         yield from _devices(run)
     yield from axes
 
@@ -81,7 +81,7 @@ def _overlap(run: Run) -> Iterator[Problem]:
 
 
 def can_overlap(run: Run, what: str) -> bool:
-    """Whether a layout has what one of OVERLAPS is about, and what that runs beside."""
+    """Whether a layout has what one of OVERLAPS is about, and what that overlaps with."""
     layout = run.layout
     if what == "tensor":
         return layout.sequence_parallel
@@ -94,14 +94,14 @@ def can_overlap(run: Run, what: str) -> bool:
 
 
 def _beside_another(run: Run) -> Iterator[Problem]:
-    """What experts send, beside a micro-batch that goes the other way."""
+    """What experts send, while another micro-batch goes the other way."""
     layout, said = run.layout, list(run.layout.overlap or ())
     rest = [each for each in said if each != "experts"] or "none"
     if layout.expert == 1:
         yield Problem("layout.overlap", said, "experts: needs layout.expert above 1, else they send nothing", rest)
     elif layout.pipeline > 1:
         rule = (
-            f"overlap of experts needs a schedule in which a forward has another micro-batch's backward beside it: "
+            f"overlap of experts needs a schedule that runs a forward together with another micro-batch's backward: "
             f"{' or '.join(BESIDE_ANOTHER)}"
         )
         yield Problem("layout.schedule", layout.schedule, rule, BESIDE_ANOTHER[-1])
@@ -158,9 +158,9 @@ def _pipeline(run: Run) -> Iterator[Problem]:
             yield Problem("layout.stage_layers", list(layout.stage_layers), rule, str(_even(spec.n_layers, chunks)))
     elif spec.n_layers % chunks:
         whole = nearest_divisor(spec.n_layers, chunks)
-        rule = f"the {spec.n_layers} layers do not go evenly over {chunks} chunks; "
+        rule = f"the {spec.n_layers} layers cannot be divided evenly among {chunks} chunks; "
         some = _even(spec.n_layers, chunks)
-        rule += f"layout.stage_layers says another way{f', such as {some}' if some else ''}"
+        rule += f"layout.stage_layers sets another division{f', such as {some}' if some else ''}"
         yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 and whole > 1 else None)
     if interleaved and run.grad_accum % stages:
         rule = f"interleaving takes micro-batches in rounds of {stages} stages, and a rank has {run.grad_accum}"
@@ -177,9 +177,7 @@ def _sequence_gather(run: Run) -> Iterator[Problem]:
     if not layout.sequence_parallel:
         rule = "is for what sequence-parallel ranks gather; it needs layout.sequence_parallel"
     elif float8 is not None and float8.scaling == "block":
-        rule = (
-            f"products of precision {run.recipe.precision.kind} keep copies of their own in 8 bits of what was gathered"
-        )
+        rule = f"products of precision {run.recipe.precision.kind} keep separate 8-bit copies of what was gathered"
     if rule:
         yield Problem("layout.sequence_gather", layout.sequence_gather, rule, "kept")
 
@@ -192,7 +190,7 @@ def _split_sends(run: Run) -> Iterator[Problem]:
     elif layout.sequence_parallel:
         rule = "is for whole activations: with layout.sequence_parallel tensor ranks have and send only their part"
     elif width % layout.tensor:
-        rule = f"the {width} numbers of a sequence do not go evenly over {layout.tensor} tensor ranks"
+        rule = f"the {width} numbers of a sequence cannot be divided evenly among {layout.tensor} tensor ranks"
     if rule:
         yield Problem("layout.split_sends", True, rule, False)
 
@@ -231,10 +229,10 @@ def _context(run: Run) -> Iterator[Problem]:
         rule = f"in fp32 no kernel between context ranks has {has}"
         yield Problem("layout.context", ranks, rule, 1)
     elif recipe.attention == "math":
-        rule = "context ranks put attention together from parts, which written-out attention does not do"
+        rule = "context ranks combine attention from parts, which unfused attention does not do"
         yield Problem("recipe.attention", recipe.attention, rule, "sdpa")
     elif recipe.attention != "flash" and windows:
-        rule = "between context ranks only the flash kernel knows windows and ALiBi without a mask of all tokens"
+        rule = "between context ranks only the flash kernel has windows and ALiBi without a mask of all tokens"
         yield Problem("recipe.attention", recipe.attention, rule, "flash")
 
 
@@ -256,10 +254,10 @@ def _expert(run: Run) -> Iterator[Problem]:
 def _sharding(run: Run) -> Iterator[Problem]:
     layout, again = run.layout, run.recipe.activation_checkpointing.kind
     if layout.zero == 3 and layout.shard_ranks > 1 and again in ("segments", "from-start"):
-        rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
+        rule = "blocks that are recomputed together are not accounted for with sharded parameters (zero = 3)"
         yield Problem("recipe.activation_checkpointing", again, rule, "full")
     if run.recipe.precision.weight_caching and layout.zero == 3 and layout.shard_ranks > 1:
-        rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and let go "
+        rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and freed "
         rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
         yield Problem("recipe.precision.weight_caching", True, rule, False)
     optimizer = run.recipe.optimizer.kind
@@ -274,4 +272,4 @@ def _sharding(run: Run) -> Iterator[Problem]:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")
     if layout.reshard_after_forward and layout.schedule == "interleaved" and layout.pipeline > 1:
-        yield Problem("layout.reshard_after_forward", True, "an interleaved pipeline gathers once for a step", False)
+        yield Problem("layout.reshard_after_forward", True, "an interleaved pipeline gathers once a step", False)

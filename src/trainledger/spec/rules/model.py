@@ -17,7 +17,7 @@ _ODD = "rotary positions turn pairs, so the width must be even"
 
 
 def model_problems(spec: ModelSpec) -> Iterator[Problem]:
-    """Everything that the fields of a model say against each other."""
+    """Every contradiction between the fields of a model."""
     if isinstance(spec.norm, LayerNorm) and spec.norm.bias and not spec.norm.weight:
         yield Problem("model.norm.bias", True, "a norm without weight has no bias", False)
     if spec.block != "serial" and spec.norm_place != "pre":
@@ -34,7 +34,9 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
         yield from _experts(spec.experts, spec.n_layers)
     # Every layer of a pattern is followed by itself, so a pattern may not be as long as a model.
     if min(period_of(spec), spec.n_layers) > LONGEST_PATTERN:
-        rule = f"repeats after {period_of(spec):,} layers; at most {LONGEST_PATTERN:,} kinds of layers are told apart"
+        rule = (
+            f"repeats after {period_of(spec):,} layers; at most {LONGEST_PATTERN:,} kinds of layers are distinguished"
+        )
         yield Problem("model's pattern of layers", None, rule)
 
 
@@ -65,7 +67,7 @@ def _latent(spec: ModelSpec, latent: Latent) -> Iterator[Problem]:
     for name in ("dim", "skip_every"):
         value = getattr(spec.rope, name)
         if value is not None:
-            yield Problem(f"model.positions.{name}", value, "does not go with latent attention", "none")
+            yield Problem(f"model.positions.{name}", value, "cannot be combined with latent attention", "none")
 
 
 def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:

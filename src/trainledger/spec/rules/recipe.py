@@ -12,11 +12,11 @@ from trainledger.spec.savings import KEEPABLE, Selective
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Everything that the fields of a recipe say against each other."""
+    """Every contradiction between the fields of a recipe."""
     if (recipe.tokens is None) == (recipe.steps is None):
         rule = "give either tokens or steps"
         if recipe.steps is not None:
-            rule += ", not both (--set recipe.steps= takes one out)"
+            rule += ", not both (--set recipe.steps= removes one)"
         yield Problem("recipe.tokens", recipe.tokens, rule)
     elif recipe.schedule.warmup_steps > recipe.total_steps:
         rule = f"is longer than the run of {recipe.total_steps} steps"
@@ -34,28 +34,28 @@ def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _framework(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "in-place" and recipe.framework != "megatron-core":
-        rule = "is a kernel of Transformer Engine, which recipe.framework = megatron-core runs on"
+        rule = "is a kernel of Transformer Engine, for recipe.framework = megatron-core only"
         yield Problem("recipe.loss", "in-place", rule, "fused")
     if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
-        yield Problem("recipe.loss", recipe.loss.kind, "is not what Megatron-LM has (recipe.framework)", "compiled")
+        yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
     if recipe.of_megatron and recipe.lora is not None:
-        rule = "has no rules of Megatron-LM here (recipe.framework)"
+        rule = "is not accounted for in Megatron-LM (recipe.framework)"
         yield Problem("recipe.lora.rank", recipe.lora.rank, rule, "recipe.framework = torch")
 
 
 def _guard(recipe: Recipe) -> Iterator[Problem]:
     guard = recipe.guard
     if guard.skips >= guard.window:
-        rule = f"must be below recipe.guard.window = {guard.window}, or no step is ever one too many"
+        rule = f"must be below recipe.guard.window = {guard.window}, or the limit is never exceeded"
         yield Problem("recipe.guard.skips", guard.skips, rule, guard.window - 1)
     if guard.beyond.kind == "roll-back" and recipe.checkpoints.every is None:
-        rule = "needs checkpoints to go back to, and recipe.checkpoints.every is absent"
+        rule = "needs checkpoints to return to, and recipe.checkpoints.every is absent"
         yield Problem("recipe.guard.beyond", "roll-back", rule, "stop")
 
 
 def _average(recipe: Recipe) -> Iterator[Problem]:
     if recipe.ema is not None and recipe.precision.updated != "fp32":
-        rule = f"would stand still in {recipe.precision.updated}, whose rounding is larger than a step of the average"
+        rule = f"would not change in {recipe.precision.updated}, whose rounding is larger than a step of the average"
         yield Problem("recipe.ema", recipe.ema.decay, rule, "none, or recipe.precision.master_weights = true")
 
 
@@ -64,7 +64,7 @@ def _maximal_update(recipe: Recipe) -> Iterator[Problem]:
         return
     width, kind = recipe.mup.base_width, recipe.optimizer.kind
     if kind not in STEPS_OF_OWN_SIZE:
-        rule = f"scales rates as Adam's steps ask for, and recipe.optimizer is {kind}"
+        rule = f"scales learning rates for optimizers with normalized steps, and recipe.optimizer is {kind}"
         yield Problem("recipe.mup.base_width", width, rule, "recipe.optimizer = adamw")
     if recipe.lora is not None:
         yield Problem(
@@ -75,7 +75,7 @@ def _maximal_update(recipe: Recipe) -> Iterator[Problem]:
 def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     again, precision = recipe.activation_checkpointing, recipe.precision
     if again.kind == "from-start" and precision.copies != "none":
-        rule = f"every block before would leave its low-precision copies there (precision {precision.kind})"
+        rule = f"recomputation of the blocks before would leave low-precision copies (precision {precision.kind})"
         yield Problem("recipe.activation_checkpointing", again.kind, rule, "full")
     if recipe.loss.kind == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
         rule = f"computes gradients in forward, which precision {precision.kind} scales or gathers afterwards"
@@ -87,7 +87,7 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _adapters(recipe: Recipe) -> Iterator[Problem]:
-    """What the fields say against adapters."""
+    """The fields that exclude adapters."""
     if recipe.lora is None:
         return
     for each in recipe.lora.targets:

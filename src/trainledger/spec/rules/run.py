@@ -18,7 +18,7 @@ from trainledger.spec.run import Run
 
 
 def run_problems(run: Run) -> Iterator[Problem]:
-    """Everything that the fields of a run say against each other."""
+    """Every contradiction between the fields of a run."""
     yield from model_problems(run.model)
     yield from recipe_problems(run.recipe)
     yield from data_problems(run.data)
@@ -45,7 +45,10 @@ def memory_problems(run: Run) -> Iterator[Problem]:
 
 def _maximal_update(run: Run) -> Iterator[Problem]:
     if run.recipe.mup is not None and run.model.tie_embeddings:
-        rule = "needs a head of its own: with the width its rate and its start change, and the embedding's do not"
+        rule = (
+            "needs an untied head: the head's learning rate and initial weights change with the width, the "
+            "embedding's do not"
+        )
         yield Problem("model.tie_embeddings", True, rule, False)
 
 
@@ -68,11 +71,11 @@ def _divisor_near(whole: int, wanted: int) -> int:
 
 
 def _tiles(run: Run) -> Iterator[Problem]:
-    """Sizes that no product in 8 bits takes."""
+    """Sizes that no 8-bit matmul accepts."""
     spec, recipe = run.model, run.recipe
     if recipe.precision.float8 is None:
         return
-    rule = f"products in 8 bits take multiples of {TILE}"
+    rule = f"8-bit matmuls need multiples of {TILE}"
     widths = {"d_model": spec.d_model, "feed_forward.d_ff": spec.feed_forward.d_ff}
     if spec.latent is not None:
         widths |= {"attention.q_rank": spec.latent.q_rank or 0, "attention.kv_rank": spec.latent.kv_rank}
@@ -96,7 +99,7 @@ def _tiled(size: int) -> int:
 
 
 def _experts(run: Run) -> Iterator[Problem]:
-    """What the recipe's choices for experts and multi-token prediction say against the model and each other."""
+    """Contradictions between the recipe's choices for experts and multi-token prediction, the model and each other."""
     spec, recipe = run.model, run.recipe
     if spec.experts is None:
         if recipe.expert_dispatch.kind != "dropless":
@@ -104,7 +107,7 @@ def _experts(run: Run) -> Iterator[Problem]:
         if recipe.load_balance_loss:
             yield Problem("recipe.load_balance_loss", recipe.load_balance_loss, "the model has no experts", 0)
     if recipe.expert_dispatch.factor is not None and recipe.expert_dispatch.kind != "capacity":
-        rule = f"{recipe.expert_dispatch.kind} experts take all tokens they are sent"
+        rule = f"{recipe.expert_dispatch.kind} experts process all tokens sent to them"
         yield Problem("recipe.expert_dispatch.factor", recipe.expert_dispatch.factor, rule, "none")
     if spec.n_mtp_layers and recipe.seq_len < spec.least_seq_len:
         rule = f"must be at least n_mtp_layers + 2, so that the last of {spec.n_mtp_layers} modules has a token"
@@ -123,7 +126,7 @@ def _experts(run: Run) -> Iterator[Problem]:
 
 
 def _adapters(run: Run) -> Iterator[Problem]:
-    """What they say against the model and the layout of a run."""
+    """Contradictions between adapters and the model and layout of a run."""
     lora, spec = run.recipe.lora, run.model
     if lora is None:
         return

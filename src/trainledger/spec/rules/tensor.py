@@ -8,7 +8,7 @@ from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
-_FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is looked for
+_FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is searched
 
 
 def tensor_problems(run: Run) -> Iterator[Problem]:
@@ -22,9 +22,9 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
     if rule:
         yield Problem("layout.tensor", ranks, rule, _nearest(run, ranks))
     if run.recipe.loss.kind != "full" and not run.recipe.of_megatron:
-        rule = "tensor ranks take the loss of all logits at once, each of its own columns"
+        rule = "tensor ranks compute the loss of all logits at once, each over its columns"
         if run.recipe.loss.kind == "compiled":
-            rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
+            rule = "tensor ranks each compute the loss over their columns, which is not accounted for when compiled"
         yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
@@ -65,8 +65,8 @@ def _untiled(run: Run, ranks: int) -> str:
         return ""
     for name, size in sizes.items():
         if size // ranks % TILE:
-            has = f"of {name} = {size} each tensor rank has {size // ranks}"
-            return f"products in 8 bits take multiples of {TILE}, and {has}"
+            has = f"each tensor rank has {size // ranks} of {name} = {size}"
+            return f"8-bit matmuls need multiples of {TILE}, and {has}"
     return ""
 
 

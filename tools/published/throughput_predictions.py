@@ -1,4 +1,4 @@
-"""Every published step that is told, with its stored prediction; what the pages and the tests of them rest on."""
+"""Every published step that is predicted, with its stored prediction; what the pages and the tests of them rest on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEDIAN, SHARE, WITHIN, RANKS, HOURS = 0.15, 0.8, 0.25, 0.9, 0.25
 
 
 @dataclass(frozen=True)
-class Told:
+class PredictedCase:
     """A case with its stored prediction."""
 
     case: TimeCase
@@ -46,25 +46,25 @@ class Told:
 
 
 @cache
-def told() -> tuple[tuple[Told, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that is told with its stored prediction, and the others with their reason."""
+def predicted_cases() -> tuple[tuple[PredictedCase, ...], tuple[tuple[Row, str], ...]]:
+    """Every row that is predicted, with its stored prediction, and the others with their reason."""
     found, left_out = time_cases()
     stored = read_predicted()
-    return tuple(Told(each, stored[each.name]) for each in found), left_out
+    return tuple(PredictedCase(each, stored[each.name]) for each in found), left_out
 
 
-def errors(some: Sequence[Told], *, left_out: bool = False) -> Errors:
+def errors(some: Sequence[PredictedCase], *, left_out: bool = False) -> Errors:
     return Errors(tuple(each.error_left_out if left_out else each.error for each in some))
 
 
-def counting() -> list[Told]:
+def counting() -> list[PredictedCase]:
     """The rows that the goals are about."""
-    return [each for each in told()[0] if each.case.calibration in COUNTS]
+    return [each for each in predicted_cases()[0] if each.case.calibration in COUNTS]
 
 
-def sources() -> dict[TimeSource, list[Told]]:
-    split: dict[TimeSource, list[Told]] = {}
-    for each in told()[0]:
+def sources() -> dict[TimeSource, list[PredictedCase]]:
+    split: dict[TimeSource, list[PredictedCase]] = {}
+    for each in predicted_cases()[0]:
         split.setdefault(each.case.source, []).append(each)
     return split
 
