@@ -60,4 +60,4 @@ def test_times_of_layouts_and_of_a_budget_are_called_bounds(
     assert ("So the budget affords " in paid.replace("at most ", "")) is True
     assert (", a bound: no run is faster." in paid) is bound
     assert (" at best. " in paid) is bound
-    assert (TENSORS_ALONE in paid) is bound
+    assert TENSORS_ALONE not in paid  # both are NVIDIA's, whose memory is known
