@@ -48,7 +48,7 @@ from trainledger.spec.template import commented
 from trainledger.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from trainledger.train.observer import Observer
+    from trainledger.train.observer import Finished, Observer
 
 _LONGEST_SEQUENCE = 1024
 _WHY = {  # a new run file sets each of these fields
@@ -163,7 +163,9 @@ def data(args: Namespace) -> Document:
     flag("--resume-if-begun", "continue where the run was begun, else begin it: for schedulers that start a job again"),
     _DIR,
     count("--ranks N", "start N processes on this machine, as many as the layout takes (torchrun)", default=None),
-    count("--restarts N", "with --ranks: start them again after one was lost, N times at most (3)", least=0, default=3),
+    count("--replicas N", "start N replicas here that go on while one is gone (needs torchft)", default=None),
+    count("--first-replica K", "the number of the first of them, where others are elsewhere (0)", least=0, default=0),
+    count("--restarts N", "start again what --ranks or --replicas lost, N times at most (3)", least=0, default=3),
     option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
     option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
@@ -178,18 +180,23 @@ def train(args: Namespace) -> Outcome:
 
     if (code := ended.left()) is not None:
         raise SystemExit(code)
-    from trainledger.train.ranks import this_rank
+    from trainledger.train.ranks import is_replica, this_rank
 
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
     run = run_of_file(args)
     run_dir = Path(args.dir) / run_name(run)
-    if args.resume and this_rank() in (None, 0):
+    if args.resume and this_rank() in (None, 0) and not is_replica():
         _refuse_if_not_begun(run, run_dir)
+    if args.replicas is not None and args.ranks is not None:
+        rule = "is for ranks that stay; --replicas are of one process each"
+        raise InvalidInput([Problem("--ranks", args.ranks, rule)])
     if args.ranks is not None and this_rank() is None:
         from trainledger.train.launch import launch
 
         raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
     resume = args.resume or args.resume_if_begun
+    if args.replicas is not None and not is_replica():
+        return _train_replicas(args, run, run_dir, resume=resume)
     try:
         code, result = _train(
             run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args),
@@ -202,8 +209,29 @@ def train(args: Namespace) -> Outcome:
         ended.leave(DISK_FULL if is_full(error) else FAILED)
         raise
     ended.leave(code)
-    if this_rank():
-        raise SystemExit(code)  # the first rank speaks for all
+    if this_rank() or is_replica():
+        raise SystemExit(code)  # the first rank speaks for all, and what started replicas for them
+    return _outcome(code, result)
+
+
+def _train_replicas(args: Namespace, run: Run, run_dir: Path, *, resume: bool) -> Outcome:
+    """Start replicas of a run on this machine, and tell its end."""
+    from trainledger.train.launch_replicas import launch_replicas
+    from trainledger.train.loop import finished_from
+    from trainledger.train.run_directory import read_state
+
+    here = range(args.first_replica, args.first_replica + args.replicas)
+    words = [*_words_of_a_rank(args), *([] if resume else ["--resume-if-begun"])]
+    code = launch_replicas(
+        run, run_dir, words, here, resume=resume, restarts=args.restarts, seconds=args.rank_timeout, say=say
+    )
+    state = read_state(run_dir)
+    if code or state is None:
+        raise SystemExit(code)
+    return _outcome(0, _finished(finished_from(run_dir, state)))
+
+
+def _outcome(code: int, result: dict[str, Any]) -> Outcome:
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
 
@@ -260,7 +288,7 @@ def _train(
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
     from trainledger.train.progress import Progress
-    from trainledger.train.ranks import this_rank
+    from trainledger.train.ranks import is_replica, this_rank
     from trainledger.train.stop import Stopped
     from trainledger.train.trackers import TensorBoard
 
@@ -273,10 +301,16 @@ def _train(
         if str(end) and not (end.of_all_ranks and this_rank()):
             say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
+    return 0, {} if is_replica() else _finished(finished)
+
+
+def _finished(finished: Finished) -> dict[str, Any]:
+    """The end of a run and its reconciliation, for programs; the page of it is written."""
+    run_dir = finished.run_dir
     record, html = read_run(run_dir), run_dir / "report.html"
     write_html(record, html)
     reconciled = document(record)
-    return 0, {
+    return {
         "state": "finished",
         **vars(finished),
         "html": html,

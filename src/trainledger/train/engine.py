@@ -35,9 +35,9 @@ from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
-from trainledger.train.run_directory import begin_or_match, locked, read_state, write_state
+from trainledger.train.run_directory import already, begin_or_match, read_state, write_state
 from trainledger.train.saving import Saver
-from trainledger.train.step import ALONE, Feed, OpenFeed, Together, derive
+from trainledger.train.step import Feed, OpenFeed, Together, derive
 from trainledger.train.stop import FailedBefore, memory_told
 from trainledger.train.trained import refuse_other_weights, start_from
 
@@ -65,16 +65,15 @@ def train(
     """
     say = say or say_on_stderr
     refuse(run.recipe.precision, run.recipe)
-    with joined(run, seconds=seconds_in_a_collective) as ranks:
-        if not ranks.first:
-            say = _say_nothing
+    with joined(run, run_dir, seconds=seconds_in_a_collective) as ranks:
+        say = _of_first(ranks, say)
         refuse_launches(run.recipe, str(ranks.device))
         refuse_products(run.recipe.precision, ranks.device.type)
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
             # Where some are new, a machine came for one that was taken away: whoever started it wants the run to go on.
             how = {"resume": resume or again > 0, "again": again == ranks.size}
-            begun = ranks.of_first(lambda: _begin(run, run_dir, stack, say, **how))
+            begun = ranks.of_first(lambda: _begin(run, run_dir, ranks, stack, say, **how)) or {"begun": False}
             if "finished" in begun:
                 return finished_from(run_dir, begun["finished"])
             keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
@@ -84,18 +83,20 @@ def train(
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
 
 
-def _begin(run: Run, run_dir: Path, stack: ExitStack, say: Say, *, resume: bool, again: bool) -> dict[str, Any]:
+def _begin(
+    run: Run, run_dir: Path, ranks: Ranks, stack: ExitStack, say: Say, *, resume: bool, again: bool
+) -> dict[str, Any]:
     """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts.
 
     ``again``: torchrun has started all ranks again by itself, which what ended them may forbid.
     """
-    stack.enter_context(locked(run_dir))
+    stack.enter_context(ranks.holding(run_dir))
     begun = begin_or_match(run_dir, run, say)
     earlier = read_state(run_dir)
     if earlier is not None:
         refuse_other_weights(run_dir, earlier.get("initial_weights"))
     if begun and not resume:
-        raise InvalidInput([_already(run_dir, earlier)])
+        raise InvalidInput([already(run_dir, earlier)])
     if earlier is not None and earlier["state"] == "finished":
         damaged = checkpoint.damage(finished_from(run_dir, earlier).checkpoint)
         if damaged is None:
@@ -123,8 +124,8 @@ def _prepare(
     """Model, optimizer and feed as they begin, or as the newest valid checkpoint holds them."""
     device = ranks.device
     mesh = None if ranks.size == 1 else mesh_of(run.layout, device.type)
-    part = 0 if mesh is None else data_rank(run.layout, mesh)
-    feed = _opened(run, ranks, open_feed, stack, part)
+    part, parts = (0, 1) if mesh is None else (data_rank(run.layout, mesh), run.layout.data_ranks)
+    feed = _opened(run, ranks, open_feed, stack, part, parts)
     if feed.tokenizer_definition is not None and ranks.first:
         write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
     for each in feed.remarks:
@@ -141,7 +142,7 @@ def _prepare(
             else build_optimizer(model, run.recipe, width_factor=run.width_factor)
         )
         scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
-        state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part)
+        state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part, parts)
         state.initial_weights = initial_weights
         if path is not None:
             ranks.together(lambda: restore(state, path, say))
@@ -157,12 +158,11 @@ def _prepare(
     return state, feed, mesh
 
 
-def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part: int) -> Feed:
+def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part: int, parts: int) -> Feed:
     """The feed of a data rank, closed when ``stack`` ends; all ranks must read the same text."""
     feeds: list[Feed] = []
 
     def opened() -> str:
-        parts = run.layout.data_ranks
         feeds.append(open_feed(run, ranks.device, rank=part, ranks=parts, progress=ranks.first))
         stack.callback(feeds[0].close)
         return feeds[0].fingerprint
@@ -229,7 +229,7 @@ def _model(
     with ranks.device:  # only now, so that frozen weights are stored in their format as they begin
         adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
-    return model, ALONE, initial_weights
+    return model, ranks.with_whole_model, initial_weights
 
 
 def _compile(model: Transformer) -> None:
@@ -260,18 +260,9 @@ def _arithmetic(run: Run, device: torch.device, *, keeps: bool) -> Iterator[None
         filling.fill_uninitialized_memory = filled
 
 
-def _already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
-    """Why a begun run is not begun again."""
-    if earlier is not None and earlier["state"] == "finished":
-        return Problem("run directory", str(run_dir), f"is already finished ({earlier['step']} steps)")
-    if earlier is not None and earlier["state"] == "failed":
-        rule = f"holds this run, which failed: {earlier.get('why', 'it did not say why')} --resume tries again"
-        return Problem("run directory", str(run_dir), rule)
-    return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
-
-
-def _say_nothing(sentence: str) -> None:
-    """What a rank other than the first says."""
+def _of_first(ranks: Ranks, say: Say) -> Say:
+    """Says what the first rank says, which another may become where replicas come and go."""
+    return lambda sentence: say(sentence) if ranks.first else None
 
 
 def say_on_stderr(sentence: str) -> None:

@@ -22,7 +22,7 @@ def losses_by_source(state: TrainingState, feed: Feed, reading: Reading, ranks: 
     found = {
         source: evaluate(
             state.model, reading.held_out(feed.validation(source), sequences), state.run.recipe,
-            together=state.together, ranks=ranks, part=state.data_rank, parts=state.run.layout.data_ranks,
+            together=state.together, ranks=ranks, part=state.data_rank, parts=state.data_ranks,
         )
         for source, sequences in feed.validation_sequences.items()
     }  # fmt: skip

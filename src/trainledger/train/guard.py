@@ -27,7 +27,8 @@ class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
 @dataclass(frozen=True)
 class Agreed:
     """What a rank knows of a step before its update, and then all of them: the mean loss, the joint gradient norm, a
-    signal that asks for the end, whether a rank still writes a checkpoint, and whether one could not read its batch."""
+    signal that asks for the end, whether a rank still writes a checkpoint, whether one could not read its batch, and
+    the signal that asks this process alone to leave."""
 
     loss: float
     grad_norm: float | None
@@ -35,20 +36,23 @@ class Agreed:
     signum: int | None = None
     writing: bool = False
     unread: bool = False
+    leaves: int | None = None
 
 
 def agree(ranks: Ranks, layout: Layout, own: Agreed) -> Agreed:
     """What all ranks know of a step, so that all make its update or none does: ``finite`` where it is to be made."""
     bad = not_finite(own.loss, own.grad_norm)
-    if ranks.size == 1:
+    if ranks.alone:
         return replace(own, finite=not bad)
     asked = [float(own.signum == each) for each in STOP_SIGNALS]
     flags = (float(bad), float(own.writing), float(own.unread))
-    total, n_bad, n_writing, n_unread, *asked = ranks.summed(own.loss, *flags, *asked)
-    signals = (each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks)
-    mean = total * layout.pipeline / layout.devices
+    total, n_bad, n_writing, n_unread, *asked = ranks.settled(own.loss, *flags, *asked)
+    signum = next((each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks), None)
+    ends = ranks.ends(sum(asked))
+    leaves = None if ends else own.signum
+    mean = total * layout.pipeline / layout.devices if ranks.size > 1 else total  # replicas have parts of the mean
     finite = n_bad == n_unread == 0
-    return Agreed(mean, own.grad_norm, finite, next(signals, None), n_writing > 0, n_unread > 0)
+    return Agreed(mean, own.grad_norm, finite, signum if ends else None, n_writing > 0, n_unread > 0, leaves)
 
 
 @dataclass

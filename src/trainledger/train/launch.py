@@ -37,7 +37,7 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id="trainledger", rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=restarts, logs_specs=DefaultLogsSpecs(),
-        signals_to_handle=",".join(_handed_on()),
+        signals_to_handle=",".join(each.name for each in handed_on()),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trainledger-ranks-") as folder:
         os.environ[ended.FILE] = str(Path(folder) / "ended")
@@ -63,8 +63,8 @@ def _launched(config: LaunchConfig, words: Sequence[str], say: Callable[[str], N
     return 0
 
 
-def _handed_on() -> list[str]:
+def handed_on() -> list[signal.Signals]:
     """The signals that the ranks shall get: all that ask for the end, but SIGHUP where the run was started without it
     (nohup)."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each.name for each in STOP_SIGNALS if not (ignored and each == signal.SIGHUP)]
+    return [each for each in STOP_SIGNALS if not (ignored and each == signal.SIGHUP)]

@@ -29,15 +29,35 @@ def restore(state: TrainingState, path: Path, say: Callable[[str], None]) -> Non
     """Put a checkpoint's tensors and figures in place of those of a run, which may be in the midst of it."""
     _forget_states(state.optimizer)
     facts = load(path, state.model, state.optimizer)
+    _take_figures(state, facts)
+    if facts["threads"] != torch.get_num_threads():
+        threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
+        say(f"{path.name} was made with {threads}: the last bits may differ.")
+
+
+def take_from(
+    model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: Mapping[str, Any], state: TrainingState
+) -> None:
+    """Put the tensors and figures of another process, which has the whole model as well, in place of those of a run."""
+    _forget_states(state.optimizer)
+    with torch.no_grad():
+        for name, each in model_tensors(state.model).items():
+            each.copy_(model[name])
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, value in optimizer.items():
+        kind, _, name = key.partition("/")
+        states.setdefault(name, {})[kind] = value
+    _put_states(state.model, state.optimizer, states)
+    _take_figures(state, facts)
+
+
+def _take_figures(state: TrainingState, facts: Mapping[str, Any]) -> None:
     if state.scaler is not None:
         state.scaler.restore(facts["loss_scale"])
     for name in ("step", "loss", "validation_loss", "seconds"):
         setattr(state, name, facts[name])
     state.initial_weights = facts.get("initial_weights")
     state.guard = GuardRecord(**facts["guard"])
-    if facts["threads"] != torch.get_num_threads():
-        threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
-        say(f"{path.name} was made with {threads}: the last bits may differ.")
 
 
 def _forget_states(optimizer: torch.optim.Optimizer) -> None:
@@ -52,11 +72,16 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     read_into(path, model_tensors(model))
     states = _states(path, _like(model, optimizer))
     read_into(path, {f"{key}/{name}": each for name, own in states.items() for key, each in own.items()})
+    _put_states(model, optimizer, states)
+    return read_facts(path)
+
+
+def _put_states(model: nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
+    """Give an optimizer its states, by parameter and state."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     in_order = [names[each] for group in optimizer.param_groups for each in group["params"]]
     by_number = {number: states[name] for number, name in enumerate(in_order) if name in states}
     optimizer.load_state_dict({"state": by_number, "param_groups": optimizer.state_dict()["param_groups"]})
-    return read_facts(path)
 
 
 def read_into(path: Path, tensors: dict[str, Tensor]) -> None:

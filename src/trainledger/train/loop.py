@@ -15,19 +15,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.durable import FORBIDDEN, is_full
 from trainledger.spec.guard import Stop
-from trainledger.spec.runfile import digest
 from trainledger.spec.schedule import learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
 from trainledger.train.evaluation import losses_by_source
 from trainledger.train.guard import Agreed, NotFinite, agree, forget_after, ordinal, to_go_back_to
+from trainledger.train.handing_over import figures, figures_to_go_on
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
-from trainledger.train.ranks import Ranks, lost_ranks_named
+from trainledger.train.ranks import Ranks, lost_ranks_named, names_of
 from trainledger.train.reading import Reading
-from trainledger.train.run_directory import write_state
+from trainledger.train.run_directory import read_state, write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.train.stop import (
@@ -35,6 +35,7 @@ from trainledger.train.stop import (
     Diverged,
     Interrupted,
     LostRank,
+    NotCommitted,
     Stopped,
     StopRequests,
     memory_told,
@@ -58,11 +59,13 @@ class TrainingLoop:
         self.saver = saver
         self.recipe = state.run.recipe
         self.feed, self.reading = feed, Reading(state.run, ranks)
-        self.observers = observers
+        self.observers = ranks.watching(observers)
+        self.waiting = [each for each in observers if each not in self.observers]  # until this process is the first
         self.say = say
-        self.clock = PhaseClock(state.device, observers)
+        self.clock = PhaseClock(state.device, self.observers)
         self.saved_step = state.step if state.step else -1
         self.watch = SpikeWatch(self.recipe.watch, feed, say)
+        self.took = ranks.took
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
         state.unigram_entropy = feed.unigram_entropy
         state.validation_sequences = sum(feed.validation_sequences.values())
@@ -74,12 +77,13 @@ class TrainingLoop:
         try:
             if self.metrics.damaged:
                 self.say(f"Damaged lines of {self.metrics.path}, which are left out: {self.metrics.damaged}.")
-            self.write_state("running", **self.facts())
+            self.write_state("running", **figures(self.state))
             self.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
-            stops = StopRequests(speaks=self.ranks.first, echoes=self.ranks.size > 1)
+            stops = StopRequests(speaks=self.ranks.first, echoes=not self.ranks.alone)
             with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
                 for each in self.observers:
                     each.on_start(state)
+                self.ranks.attach(state, self.feed)
                 self.steps(requests)
                 return self.finish()
         except Interrupted as error:
@@ -115,31 +119,65 @@ class TrainingLoop:
     def open_metrics(self) -> None:
         """Go on with the file of the curve after the run's step, and know again what was usual by then."""
         state = self.state
-        self.metrics = Metrics(state.run_dir, after=state.step) if self.ranks.first else NoMetrics()
-        if self.ranks.first:
+        kept = self.ranks.lines
+        first = self.ranks.first
+        self.metrics = Metrics(state.run_dir, after=state.step, kept=kept) if first else NoMetrics(kept)
+        if first:
             self.watch.remember(each for each in read(state.run_dir / "metrics.jsonl") if "loss" in each)
 
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
         state, recipe = self.state, self.recipe
-        batches = self.batches()
+        batches, began = self.batches(), time.perf_counter()
         while state.step < recipe.total_steps:
             try:
-                self.step_and_what_is_due(batches, requests)
+                if self.meet():
+                    batches = self.batches()
+                self.step_and_what_is_due(batches, requests, began)
             except NotFinite as found:
                 self.roll_back_or_end(str(found))
                 batches = self.batches()
+            except NotCommitted:  # taken again, by those who are left
+                batches = self.batches()
+                continue
+            began = time.perf_counter()
         self.keep_saved()
+
+    def meet(self) -> bool:
+        """Find out who takes the next step; whether it begins from another state than the last one gave.
+
+        The replica that becomes the first goes on with the run's files, and saves a checkpoint that is owed.
+        """
+        healed, first = self.ranks.meet(), self.ranks.takes_over()
+        if healed:
+            self.saved_step = -1
+        if (healed and self.ranks.first) or first:
+            self.go_on_with_files()
+            self.write_state("running", **figures(self.state))
+        if first and due(self.state.step, self.recipe.checkpoints.every):
+            self.save()
+        return healed
+
+    def go_on_with_files(self) -> None:
+        """Write what is not written yet, as the first."""
+        self.metrics.close()
+        self.open_metrics()
+        newest = checkpoint.all_checkpoints(self.state.run_dir)[-1:]
+        self.saved_step = checkpoint.step_of(newest[0]) if newest else -1
+        for each in self.waiting:
+            each.on_start(self.state)
+        self.observers += self.waiting
+        self.waiting = []
 
     def batches(self) -> Iterator[Sequence[Batch]]:
         """The batches of the steps from here on."""
         return self.feed.batches(self.state.step + self.state.guard.batches_left_out)
 
-    def step_and_what_is_due(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> None:
+    def step_and_what_is_due(self, batches: Iterator[Sequence[Batch]], requests: StopRequests, began: float) -> None:
         """One step, then the evaluation, the checkpoint and the end that are due after it."""
         state, recipe = self.state, self.recipe
-        signum = self.one_step(batches, requests)
-        if self.ranks.size == 1:
+        signum = self.one_step(batches, requests, began)
+        if self.ranks.alone:
             signum = requests.signum  # it may have come after the step
         last = state.step == recipe.total_steps
         # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
@@ -153,8 +191,11 @@ class TrainingLoop:
             done = f"Stopped after step {state.step} of {recipe.total_steps}, which is saved"
             raise Interrupted(signum, f"{done}; --resume goes on from it.")
 
-    def one_step(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> int | None:
-        """Fetch a batch, take one optimizer step, write its record; the signal that asks some rank to stop, if any."""
+    def one_step(self, batches: Iterator[Sequence[Batch]], requests: StopRequests, began: float) -> int | None:
+        """Fetch a batch, take one optimizer step, write its record; the signal that asks some rank to stop, if any.
+
+        ``began`` is when the step did: it may have been tried before.
+        """
         state, recipe = self.state, self.recipe
         index, number = state.step, state.step + 1
         if state.device.type != "cpu":
@@ -163,7 +204,6 @@ class TrainingLoop:
             )
         rate = learning_rate(recipe, index)
         random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
-        seeds = dropout_seeds(recipe.seed, index, state.run.grad_accum) if random else None
         agreed: list[Agreed] = []
 
         def judge(loss: Tensor, grad_norm: Tensor | None) -> bool:
@@ -175,21 +215,22 @@ class TrainingLoop:
                 agreed.append(agree(self.ranks, state.run.layout, own))
             return agreed[0].finite
 
-        started = time.perf_counter()
         with ExitStack() as stack:
             for each in self.observers:
                 stack.enter_context(each.around_step(number))
             with self.clock("data"):
-                micro_batches = [state.together.own(each) for each in self.reading.step(batches)]
+                whole = self.reading.step(batches)
+                micro_batches = [state.together.own(each) for each in self.ranks.dealt(whole)]
+            seeds = self.ranks.dealt(dropout_seeds(recipe.seed, index, len(whole))) if random else None
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
                 state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
-                together=state.together, judge=judge,
+                together=state.together, judge=judge, of=len(whole),
             )  # fmt: skip
         told = agreed[0]
         if told.unread:
             self.reading.refuse()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - began
         state.step, state.seconds = number, state.seconds + seconds
         if told.finite:
             state.loss = told.loss
@@ -197,6 +238,10 @@ class TrainingLoop:
         record = StepRecord(
             number, told.loss, tokens, seconds, rate, told.grad_norm, state.seconds, self.clock.take(), result.skipped
         )
+        if self.ranks.took != self.took:
+            self.took = self.ranks.took
+            self.metrics.event("replicas", number, took=self.took)
+            self.say(f"Step {number} was taken by {names_of(self.took)} of {state.run.layout.replicate}.")
         self.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
@@ -210,6 +255,9 @@ class TrainingLoop:
                 raise self.diverged(f"Step {number} gave a loss scale below {SMALLEST_SCALE}: every step overflows")
         if self.saver.pending and not told.writing:
             self.keep_saved()
+        if told.leaves is not None:
+            done = f"This replica leaves after step {number}, as it was asked to; the others go on"
+            raise Interrupted(told.leaves, f"{done}.", of_all_ranks=False)
         return told.signum
 
     def left_out(self, told: Agreed) -> None:
@@ -253,7 +301,7 @@ class TrainingLoop:
         # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
         facts = {"to": name, "from": step, **guard.facts(), "why": why}
         self.metrics.event("roll-back", state.step + 1, **facts)
-        self.write_state("running", **self.facts())
+        self.write_state("running", **figures(self.state))
         left_out = f"the batches of steps {state.step + 1} to {step} are left out"
         self.say(f"{why}; back to {name}, {left_out} (roll-back {guard.roll_backs} of at most {beyond.times}).")
 
@@ -282,15 +330,13 @@ class TrainingLoop:
         self.keep_saved()
         if any(self.ranks.summed(float(not all_finite(state.model)))):
             raise NotFinite(f"Step {state.step} gave weights that are not finite at {self.rate_told()}")
+        if not self.ranks.saves:
+            return
         self.begun_at = time.perf_counter()
         self.clock.exact = True
         with self.clock("checkpoint"):
-            facts = {**self.facts(), "digest": digest(state.run), "data": self.feed.fingerprint}
-            facts |= {"threads": torch.get_num_threads(), "guard": state.guard.facts()}
-            if state.scaler is not None:
-                facts["loss_scale"] = state.scaler.facts()
             self.metrics.sync()
-            self.saver.begin(state.step, state.model, state.optimizer, facts)
+            self.saver.begin(state.step, state.model, state.optimizer, figures_to_go_on(state, self.feed))
         self.saved_step = state.step
         state.seconds += self.clock.seconds["checkpoint"]
         if not self.saver.background:
@@ -315,30 +361,29 @@ class TrainingLoop:
         written = {"written_seconds": time.perf_counter() - self.begun_at} if self.saver.background else {}
         step = checkpoint.step_of(path)
         self.metrics.event("checkpoint", step, path=path.name, phase_seconds=phases, **written)
-        self.write_state("running", **self.facts())
+        self.write_state("running", **figures(self.state))
         for each in self.observers:
             each.on_checkpoint(step, path, phases["checkpoint"])
 
     def finish(self) -> Finished:
         """The last words of a run that reached its last step."""
         state = self.state
+        if self.ranks.takes_over(wait=True):
+            written = read_state(state.run_dir)
+            if written is not None and written["state"] == "finished":
+                return finished_from(state.run_dir, written)
+            self.go_on_with_files()  # the first was lost before it had finished
+            self.save()
+            self.keep_saved()
         path = checkpoint.all_checkpoints(state.run_dir)[-1]
         counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
         self.metrics.event("finish", state.step, seconds=state.seconds, **counted)
-        facts = self.facts() | {"checkpoint": path.name}
+        facts = figures(self.state) | {"checkpoint": path.name}
         self.write_state("finished", **facts)
         finished = finished_from(state.run_dir, facts)
         for each in self.observers:
             each.on_finish(finished)
         return finished
-
-    def facts(self) -> dict[str, Any]:
-        """The state of the run, as JSON stores it: what is not finite is null."""
-        state = self.state
-        names = ("step", "loss", "validation_loss", "unigram_entropy", "seconds", "initial_weights")
-        values = {name: getattr(state, name) for name in names}
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        return {**finite, "tokens": state.step * self.recipe.tokens_per_step}
 
     def rate_told(self) -> str:
         """The learning rate of the last step."""
@@ -360,7 +405,7 @@ class TrainingLoop:
         """Write how a run ended early, where the disk still has room."""
         try:
             self.metrics.event(how, self.state.step, why=why)
-            self.write_state(how, **self.facts(), why=why, **more)
+            self.write_state(how, **figures(self.state), why=why, **more)
         except OSError:
             pass  # the exception has the reason for the end; a full disk must not replace it
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,15 +17,23 @@ from trainledger.durable import parse_json, sync, write_atomically
 from trainledger.spec.plain import finite
 from trainledger.train.observer import EvaluationRecord, StepRecord
 
+Lines = deque[Mapping[str, object]]  # the last ones, kept in memory
+
 
 class Metrics:
     """Appends lines to ``metrics.jsonl``; each is handed to the system before the next step begins."""
 
-    def __init__(self, run_dir: Path, *, after: int) -> None:
-        """Open the file for a session that begins ``after`` that many steps; later lines are cut off."""
+    def __init__(self, run_dir: Path, *, after: int, kept: Lines | None = None) -> None:
+        """Open the file for a session that begins ``after`` that many steps; later lines are cut off.
+
+        The ``kept`` lines take the place of those of the same steps, and all later ones are kept as well.
+        """
         self.path = run_dir / "metrics.jsonl"
         self.damaged = cut_back(self.path, after)  # lines that were left out
+        if kept:
+            _put(self.path, kept)
         self._file = self.path.open("a", encoding="utf-8")
+        self.kept = kept
 
     def step(self, record: StepRecord) -> None:
         self.write(asdict(record))
@@ -49,8 +58,12 @@ class Metrics:
 
     def write(self, fields: Mapping[str, object]) -> None:
         """Append a line."""
-        # JSON has no NaN and no infinity; what is not finite is written as null.
-        self._file.write(json.dumps(finite(dict(fields))) + "\n")
+        if self.kept is not None:
+            self.kept.append(fields)
+        self._append(fields)
+
+    def _append(self, fields: Mapping[str, object]) -> None:
+        self._file.write(_line(fields))
         self._file.flush()
 
 
@@ -59,8 +72,9 @@ class NoMetrics(Metrics):
 
     damaged = 0
 
-    def __init__(self) -> None:
-        """No file."""
+    def __init__(self, kept: Lines | None = None) -> None:
+        """No file; lines are ``kept``."""
+        self.kept = kept
 
     def sync(self) -> None:
         pass
@@ -68,8 +82,28 @@ class NoMetrics(Metrics):
     def close(self) -> None:
         pass
 
-    def write(self, fields: Mapping[str, object]) -> None:
+    def _append(self, fields: Mapping[str, object]) -> None:
         pass
+
+
+def _line(fields: Mapping[str, object]) -> str:
+    # JSON has no NaN and no infinity; what is not finite is written as null.
+    return json.dumps(finite(dict(fields))) + "\n"
+
+
+def _put(path: Path, kept: Lines) -> None:
+    """Write kept lines in the place of those that say the same of the same step, and the others after the last one.
+
+    A replica that was lost may have written a step that the others have then taken again.
+    """
+    left = {_place(each): each for each in kept}
+    lines = [left.pop(_place(each), each) for each in read(path)]
+    write_atomically(path, "".join(map(_line, [*lines, *left.values()])))
+
+
+def _place(line: Mapping[str, Any]) -> tuple[int, str]:
+    """Which line of a run this is: the step, and what is said of it."""
+    return line.get("step", 0), line.get("event") or ("evaluation" if "validation_loss" in line else "step")
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

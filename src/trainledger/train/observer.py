@@ -33,6 +33,7 @@ class TrainingState:
     together: Together = ALONE
     rank: int = 0
     data_rank: int = 0  # among the ranks with different sequences
+    data_ranks: int = 1  # which there are so many of
     step: int = 0
     seconds: float = 0.0  # of training so far, over all sessions
     loss: float | None = None

@@ -11,12 +11,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -28,11 +30,16 @@ from trainledger.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.train.device import find_device
+from trainledger.train.run_directory import locked
+from trainledger.train.step import ALONE, Feed, Together
 from trainledger.train.stop import EndedElsewhere, LostRank, Stopped
 
+REPLICA = "TRAINLEDGER_REPLICA"  # the environment variable with the number of a replica that may come and go
 WRONG_INPUT = 2  # the exit code of the command line for InvalidInput
 FAILED, DISK_FULL = 1, 4  # its exit codes for other failures, and for a full disk
 SECONDS_IN_A_COLLECTIVE = 600.0
+O = TypeVar("O")
+T = TypeVar("T")
 _LONGEST_PAUSE = 1.0  # seconds between two words of ranks that wait for one that prepares text or writes a checkpoint
 
 
@@ -50,6 +57,11 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is the rank that writes the run's files and speaks to the person who started it."""
         return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other process to agree with."""
+        return self.size == 1
 
     def together(self, make: Callable[[], Any]) -> list[Any]:
         """What ``make`` gives on every rank, by rank; values that JSON holds.
@@ -114,14 +126,73 @@ class Ranks:
         dist.all_reduce(total, group=self.numbers)
         return total.tolist()
 
+    # What replicas that come and go (`replicas`) do otherwise: ranks of a layout are the same from start to end.
+
+    @property
+    def took(self) -> tuple[int, ...]:
+        """The replicas that took the last step, where they may be others at the next."""
+        return ()
+
+    @property
+    def lines(self) -> deque[Mapping[str, object]] | None:
+        """The last lines of metrics, where another process may have to write them."""
+        return None
+
+    def holding(self, run_dir: Path) -> AbstractContextManager[None]:
+        """Hold the run's directory; on the first rank."""
+        return locked(run_dir)
+
+    @property
+    def with_whole_model(self) -> Together:
+        """How a process that has the whole model takes a step."""
+        return ALONE
+
+    @property
+    def saves(self) -> bool:
+        """Whether a part of each checkpoint is this process's to write."""
+        return True
+
+    def watching(self, observers: Sequence[O]) -> list[O]:
+        """Who watches the run here from its start; the others do once this process has become the first."""
+        return list(observers)
+
+    def attach(self, state: Any, feed: Feed) -> None:
+        """Have the state of a run ready for processes that come."""
+
+    def meet(self) -> bool:
+        """Find out who takes the next step; whether this process has got the state of another one for it."""
+        return False
+
+    def dealt(self, whole: Sequence[T]) -> Sequence[T]:
+        """What this process takes of what a step has for its data rank."""
+        return whole
+
+    def settled(self, *numbers: float) -> list[float]:
+        """The sum over all who take a step of each number, once it is sure that they take it together."""
+        return self.summed(*numbers)
+
+    def ends(self, n_asked: float) -> bool:
+        """Whether the run ends where so many of those who take a step are asked to end."""
+        return n_asked > 0
+
+    def takes_over(self, *, wait: bool = False) -> bool:
+        """Whether this process has become the first just now; with ``wait``, once the first has ended."""
+        return False
+
 
 @contextmanager
-def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ranks]:
+def joined(run: Run, run_dir: Path, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ranks]:
     """This process among the ranks of a run; they have met when the block begins, and part when it ends.
 
     ``seconds`` is how long a collective waits for a rank before it fails. Raises `InvalidInput` where the processes
     that were started are not as many as the layout's devices.
     """
+    if REPLICA in os.environ:
+        from trainledger.train.replicas import as_replica
+
+        with as_replica(run, run_dir, int(os.environ[REPLICA]), seconds=seconds) as replica:
+            yield replica
+        return
     started = int(os.environ.get("WORLD_SIZE", "1"))
     refuse_other_count(run, started)
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -227,6 +298,17 @@ def restarted() -> bool:
 def this_rank() -> int | None:
     """The rank that torchrun has given this process; None where it was started alone."""
     return int(os.environ["RANK"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+
+
+def is_replica() -> bool:
+    """Whether this process is a replica that may come and go."""
+    return REPLICA in os.environ
+
+
+def names_of(replicas: Sequence[int]) -> str:
+    """Replicas in a sentence."""
+    *others, last = map(str, replicas)
+    return f"replicas {', '.join(others)} and {last}" if others else f"replica {last}"
 
 
 def refuse_other_count(run: Run, started: int) -> None:

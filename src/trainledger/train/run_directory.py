@@ -34,16 +34,23 @@ def locked(run_dir: Path) -> Iterator[None]:
     The system releases the lock when the process ends, however it ends.
     """
     with ExitStack() as stack:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(run_dir / "lock", wait=False))
-        except BlockingIOError as error:
+        if not taken(run_dir, stack):
             rule = "another process is training in this directory; wait for it or choose another directory"
-            raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
-        except OSError as error:
-            rule = f"cannot be written: {error.strerror}"
-            raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
+            raise InvalidInput([Problem("run directory", str(run_dir), rule)])
         yield
+
+
+def taken(run_dir: Path, stack: ExitStack) -> bool:
+    """Hold a run directory, created where missing, until ``stack`` ends; False where another process holds it."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(held(run_dir / "lock", wait=False))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror}"
+        raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
+    return True
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -94,6 +101,16 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
         write_atomically(path, to_toml(run))
         (run_dir / "forecast.json").unlink(missing_ok=True)
     return True
+
+
+def already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
+    """Why a begun run is not begun again."""
+    if earlier is not None and earlier["state"] == "finished":
+        return Problem("run directory", str(run_dir), f"is already finished ({earlier['step']} steps)")
+    if earlier is not None and earlier["state"] == "failed":
+        rule = f"holds this run, which failed: {earlier.get('why', 'it did not say why')} --resume tries again"
+        return Problem("run directory", str(run_dir), rule)
+    return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
 
 
 def _digests(run_dir: Path) -> Iterator[str]:

@@ -172,15 +172,16 @@ def optimizer_step(
     scaler: LossScaler | None = None,
     together: Together = ALONE,
     judge: Judge | None = None,
+    of: int | None = None,
 ) -> StepResult:
     """Forward and backward of each micro-batch, joint clipping, one step of the optimizer.
 
     ``clock(phase)`` is entered around ``forward``, ``backward``, ``clip`` and ``optimizer``; ``seeds`` has one
     seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16; ``together`` is what
     other ranks have to do with it, and the loss is that of this rank's tokens. ``judge`` is asked before the update
-    whether it is made, by loss and gradient norm (None where there is none or a scaler saw them overflow). Nothing here
-    waits for the device, but for a judge and a scaler's look for overflow, and nothing keeps logits or a graph beyond
-    its own backward.
+    whether it is made, by loss and gradient norm (None where there is none or a scaler saw them overflow). ``of`` is
+    how many micro-batches the mean is of, where others take the rest. Nothing here waits for the device, but for a
+    judge and a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
     """
     clock = clock or _no_clock
     with ExitStack() as stack:
@@ -192,7 +193,7 @@ def optimizer_step(
         if together.pipeline is not None:
             loss = together.pipeline.step(batches, clock)
         else:
-            loss = _micro_batches(model, batches, recipe, clock, seeds, scaler, together)
+            loss = _micro_batches(model, batches, of or len(batches), recipe, clock, seeds, scaler, together)
         together.finish_gradients(model, clock)
     if isinstance(optimizer, MasterWeights) or scaler is not None:
         with clock("optimizer"):
@@ -227,19 +228,20 @@ def _ready(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScale
 def _micro_batches(
     model: nn.Module,
     batches: Sequence[Batch],
+    n_batches: int,
     recipe: Recipe,
     clock: Clock,
     seeds: Sequence[int] | None,
     scaler: LossScaler | None,
     together: Together,
 ) -> Tensor:
-    """Forward and backward of one micro-batch after the other; their mean loss."""
+    """Forward and backward of one micro-batch after the other; their part of the mean loss of ``n_batches``."""
     loss: Tensor | None = None
     for index, batch in enumerate(batches):
         if seeds is not None:
             torch.manual_seed(seeds[index])
         with together.micro_batch(last=index == len(batches) - 1):
-            part = _forward_backward(together.called(model), batch, len(batches), recipe, clock, scaler)
+            part = _forward_backward(together.called(model), batch, n_batches, recipe, clock, scaler)
         loss = part if loss is None else loss + part
     assert loss is not None, "a step needs at least one micro-batch"
     return loss

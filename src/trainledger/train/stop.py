@@ -47,6 +47,10 @@ class LostRank(Stopped):
     exit_code = 5
 
 
+class NotCommitted(Exception):  # noqa: N818 - the loop takes the step again
+    """A step that could not be taken together with other replicas; nothing of it was kept."""
+
+
 class EndedElsewhere(Stopped):
     """Another rank ended the run, and says why; this one ends with the same exit code and says nothing."""
 

@@ -1,0 +1,97 @@
+"""A run in progress that is handed to another process goes on there as it would have here."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_runs import StopAfter
+from tiny_run import CountingFeed, tiny_run
+
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+from trainledger.train.engine import train
+from trainledger.train.handing_over import figures, give, take
+from trainledger.train.metrics import Lines, Metrics, NoMetrics
+from trainledger.train.observer import Observer, TrainingState
+from trainledger.train.saving import model_tensors, optimizer_tensors
+from trainledger.train.stop import Interrupted
+
+FP16 = {"precision": "fp16-mixed"}
+MASTER = {"precision": "bf16", "optimizer": "adamw"}
+
+
+class Keeping(Observer):
+    """Keeps what it has seen of a run."""
+
+    def on_start(self, state: TrainingState) -> None:
+        self.state = state
+
+
+def after(run: Run, folder: Path, step: int) -> TrainingState:
+    """A run as it is after a step."""
+    keeping = Keeping()
+    with pytest.raises(Interrupted):
+        train(run, folder, open_feed=CountingFeed, observers=[keeping, StopAfter(step)], say=lambda _: None)
+    return keeping.state
+
+
+def tensors(state: TrainingState) -> dict[str, torch.Tensor]:
+    return model_tensors(state.model) | optimizer_tensors(state.model, state.optimizer)
+
+
+@pytest.mark.parametrize("fields", [{}, FP16, MASTER, {"optimizer": "lion"}])
+def test_who_takes_a_run_has_all_of_it(tmp_path: Path, fields: dict[str, Any]) -> None:
+    run = tiny_run(**fields)
+    feed = CountingFeed(run, torch.device("cpu"))
+    here, there = after(run, tmp_path / "here", 4), after(run, tmp_path / "there", 1)
+    assert any(not each.equal(other) for each, other in zip(*map(list, _pair(here, there)), strict=True))
+    lines, taken = deque([{"step": 4, "loss": 1.0}]), deque([{"step": 1, "loss": 2.0}])
+    take(there, feed, taken, give(here, feed, lines))
+    ours, theirs = tensors(here), tensors(there)
+    assert ours.keys() == theirs.keys()
+    assert all(each.equal(theirs[name]) for name, each in ours.items())
+    assert figures(here) == figures(there)
+    assert here.guard == there.guard
+    assert taken == lines
+    if here.scaler is not None and there.scaler is not None:
+        assert here.scaler.facts() == there.scaler.facts()
+
+
+def _pair(here: TrainingState, there: TrainingState) -> tuple[Any, Any]:
+    return tensors(here).values(), tensors(there).values()
+
+
+def test_who_trains_something_else_takes_nothing(tmp_path: Path) -> None:
+    run, other = tiny_run(), tiny_run(learning_rate=1e-3)
+    feed = CountingFeed(run, torch.device("cpu"))
+    here, there = after(run, tmp_path / "here", 2), after(other, tmp_path / "there", 1)
+    before = {name: each.clone() for name, each in tensors(there).items()}
+    with pytest.raises(InvalidInput, match=r"run file: is .* for this replica, and .* for those that train"):
+        take(there, feed, deque(), give(here, feed, deque()))
+    assert all(each.equal(before[name]) for name, each in tensors(there).items())
+
+
+def test_lines_that_a_lost_first_has_not_written_are_written_once(tmp_path: Path) -> None:
+    lost, kept = Metrics(tmp_path, after=0), Lines()
+    other = NoMetrics(kept)
+    for step in (1, 2, 3):
+        for each in (lost, other) if step < 3 else (other,):
+            each.write({"step": step, "loss": 1.0 / step})
+    lost.event("replicas", 2, took=[0, 1])  # and the others took step 2 again
+    other.event("replicas", 2, took=[1])
+    with lost.path.open("a") as torn:
+        torn.write('{"step": 3, "lo')
+    goes_on = Metrics(tmp_path, after=3, kept=kept)
+    goes_on.event("replicas", 4, took=[1])
+    goes_on.write({"step": 4, "loss": 0.25})
+    written = [json.loads(each) for each in goes_on.path.read_text().splitlines()]
+    assert [(each["step"], "loss" in each) for each in written] == [
+        (1, True), (2, True), (2, False), (3, True), (4, False), (4, True),
+    ]  # fmt: skip
+    assert [each["took"] for each in written if "took" in each] == [[1], [1]]
+    assert len(kept) == 6
