@@ -57,6 +57,11 @@ class RankProfile:
         return self.waited_ns.get(self.profile.step.step.name, {})
 
     @property
+    def own_ns(self) -> int:
+        """Its median step without what it waits in it for other ranks: its own work, and its own gaps."""
+        return self.profile.step.nanoseconds - sum(self.waited_in_median_ns.values())
+
+    @property
     def waterfall(self) -> tuple[MeasuredBar, ...]:
         """The bars of its median step, with what it waits for the slowest rank as one of them."""
         found, waited = self.profile, self.waited_in_median_ns
@@ -77,6 +82,18 @@ class Ranks(Answer, report="profile_ranks"):
         """The median step of the rank in the middle."""
         lengths = sorted(each.profile.step.nanoseconds for each in self.ranks)
         return lengths[(len(lengths) - 1) // 2]
+
+    @property
+    def own_ns(self) -> int:
+        """The median over ranks of their steps without what they wait for each other."""
+        lengths = sorted(each.own_ns for each in self.ranks)
+        return lengths[(len(lengths) - 1) // 2]
+
+    @property
+    def slowest(self) -> RankProfile | None:
+        """The rank with the longest step without its waits; None where that is within a fiftieth of the median."""
+        longest = max(self.ranks, key=lambda each: each.own_ns)
+        return longest if longest.own_ns - self.own_ns > _WORTH_A_NAME * self.step_ns else None
 
     @property
     def stragglers(self) -> tuple[RankProfile, ...]:
@@ -103,9 +120,13 @@ class Ranks(Answer, report="profile_ranks"):
         """What each of the others waited for a rank, on the average of them."""
         return rank.caused_ns / max(len(self.ranks) - 1, 1)
 
+    def costs_of_a_step_ns(self, rank: RankProfile) -> float:
+        """The same of one step, on the average of the steps."""
+        return self._costs_ns(rank) / max(len(self.steps), 1)
+
     def said_of(self, straggler: RankProfile) -> str:
         """A sentence on a rank that the others wait for."""
-        each_ns = self._costs_ns(straggler) / max(len(self.steps), 1)
+        each_ns = self.costs_of_a_step_ns(straggler)
         return (
             f"Rank {straggler.rank} came last to {format_count(straggler.last)} of {format_count(straggler.compared)} "
             f"collectives: each of the others waited {format_seconds(each_ns / _NANO)} of a step for it, "
