@@ -8,8 +8,9 @@ import pytest
 from test_ranks import LATE_US, written
 
 from trainledger.cli import main
+from trainledger.profiler.rank_timeline import WAITS
 from trainledger.profiler.ranks import Ranks, ranks_of
-from trainledger.profiler.ranks_against import WAITS, RanksAgainst, ranks_against
+from trainledger.profiler.ranks_against import RanksAgainst, ranks_against
 from trainledger.profiler.step_time import EXPOSED
 
 

@@ -16,11 +16,10 @@ from trainledger.profiler.against import (
     products_of,
     summed,
 )
+from trainledger.profiler.rank_timeline import WAITS
 from trainledger.profiler.ranks import RankProfile, Ranks
 from trainledger.profiler.step_time import EXPOSED
 from trainledger.units import format_count
-
-WAITS = "waiting for other ranks"  # a part of exposed communication, which has a row of its own here
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from trainledger.document import Document, Facts, Figure, Table, notes, section, sections, shown
 from trainledger.profiler.against import Changed
+from trainledger.profiler.rank_timeline import WAITS
 from trainledger.profiler.ranks import RankProfile, Ranks
-from trainledger.profiler.ranks_against import WAITS, RanksAgainst
+from trainledger.profiler.ranks_against import RanksAgainst
 from trainledger.report.plain_data import Shape, plain
 from trainledger.report.profile_against import changed, largest_changes
 from trainledger.report.profile_ranks import document as of_ranks
