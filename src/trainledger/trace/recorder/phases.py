@@ -57,10 +57,10 @@ class Phases:
             keep_what_lives((each for each in live if id(each) in self._of_graph), "backward")
 
     def notice(self, events: list[Event]) -> None:
-        """Distinguish forward and backward by whether autograd runs."""
+        """Distinguish forward and backward by whether autograd runs (its last callbacks, of FSDP and DDP, too)."""
         if self.current not in _FOUND:
             return
-        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
         if phase == self.current:
             return
         if phase == "backward" and events and events[-1].facts["name"] == "ones_like":

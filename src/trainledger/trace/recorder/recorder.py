@@ -29,7 +29,7 @@ from trainledger.trace.loss import NoScalarLossError
 from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
-from trainledger.trace.optimizers import optimizers_in
+from trainledger.trace.optimizers import that_hold_state
 from trainledger.trace.patches import around, inside, replaced
 from trainledger.trace.recorder.attribution import Attribution, of_loss, plain_name
 from trainledger.trace.recorder.modes import dispatching
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for category, tensors in (("parameters", trained), ("frozen weights", frozen), ("buffers", buffers)):
             self.resident(tensors.values(), category, tensors)
         names = {id(each): name for name, each in named.items()}
-        for each in optimizers_in(optimizer):
+        for each in that_hold_state(optimizer):
             for parameter, state in each.state.items():
                 owner = names.get(id(parameter), "")
                 for key, value in state.items():
