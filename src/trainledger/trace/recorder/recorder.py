@@ -242,8 +242,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         into: Tensor | None = None,
     ) -> Event | None:
         """Record an operation that has run; None for a view. ``into`` is the gradient that it was added into."""
-        if self._find_phases:
-            self.phases.notice(self.events)
+        self.see_phase()
         self._in_threads += self.attribution.is_first_elsewhere()
         operator = operator_of(func)
         line = self.attribution.line()
@@ -300,6 +299,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self._append(event)
         return event
+
+    def see_phase(self) -> None:
+        """Before something is recorded: in which phase that is, unless the step says it itself."""
+        if self._find_phases:
+            self.phases.notice(self.events)
 
     def _add_unseen(self, inputs: list[Tensor]) -> None:
         """What is read without having been made here was there before."""
