@@ -141,7 +141,7 @@ class Runs:
         work, recorder = self._work, self._recorder
         if work is None:
             return
-        recorder.see_phase()
+        recorder.phases.notice(recorder.events)
         dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
         made = self._claim(len(recorder.events))
         phase = recorder.phases.of_operation(made)
@@ -173,7 +173,7 @@ class Runs:
             self._settle()
         with torch_internals.modes_off(), self._mode:
             tensor = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
-        self._recorder.see_phase()
+        self._recorder.phases.notice(events)
         if not self._waiting:
             self._frees_before = len(events[-1].freed) if events else 0
         if tensor.untyped_storage().nbytes():

@@ -100,7 +100,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
         self._clocked = clocked
-        self._find_phases = find_phases
         self._observe = observe
         self._appeared = appeared
         self.higher_order_ran: Callable[[Event], object] = lambda event: None  # no operator that ``observe`` knows
@@ -112,7 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._root = model
         self.storages = Storages(self.events, self.local, freed)
         self.attribution = Attribution(model, lines, self._left_module)
-        self.phases = Phases(model, self.storages, self.attribution)
+        self.phases = Phases(model, self.storages, self.attribution, find=find_phases)
         named = {plain_name(name): each for name, each in model.named_parameters()}
         trained: dict[str, Tensor] = {name: each for name, each in named.items() if each.requires_grad}
         frozen: dict[str, Tensor] = {name: each for name, each in named.items() if not each.requires_grad}
@@ -242,7 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         into: Tensor | None = None,
     ) -> Event | None:
         """Record an operation that has run; None for a view. ``into`` is the gradient that it was added into."""
-        self.see_phase()
+        self.phases.notice(self.events)
         self._in_threads += self.attribution.is_first_elsewhere()
         operator = operator_of(func)
         line = self.attribution.line()
@@ -299,11 +298,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self._append(event)
         return event
-
-    def see_phase(self) -> None:
-        """Before something is recorded: in which phase that is, unless the step says it itself."""
-        if self._find_phases:
-            self.phases.notice(self.events)
 
     def _add_unseen(self, inputs: list[Tensor]) -> None:
         """What is read without having been made here was there before."""
