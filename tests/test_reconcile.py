@@ -35,6 +35,7 @@ def forecasts(draw):
         seconds_by_phase=draw(phases),
         mfu=draw(st.floats(0.0, 1.0)),
         peak_flops_per_second=draw(st.none() | st.floats(1e9, 1e15)),
+        devices=draw(st.integers(1, 10**5)),
     )
 
 
@@ -73,9 +74,11 @@ def test_a_part_of_which_next_to_nothing_was_predicted_has_a_ratio():
     assert table_of(Reconciliation((row,))).rows[1][3] == "inf"
 
 
-def test_a_forecast_of_no_devices_at_all_is_compared():
-    predicted = Forecast(step_seconds=1.0, mfu=2.225e-309, model_flops=10, peak_flops_per_second=1e-3)
-    assert reconcile(predicted, Measured())["mfu"].predicted == 2.225e-309
+def test_the_measured_mfu_is_of_all_devices_of_the_forecast():
+    predicted = Forecast(model_flops=800, step_seconds=1.0, mfu=0.5, peak_flops_per_second=200.0, devices=8)
+    measured = Measured(step_seconds=Spread(median=2.0, low=2.0, high=2.0, count=1))
+    assert reconcile(predicted, measured)["mfu"].measured == 0.25
+    assert [each.field for each in Forecast(devices=0).problems()] == ["devices"]
 
 
 @given(forecasts(), measurements())

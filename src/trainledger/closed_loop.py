@@ -166,7 +166,7 @@ class Measuring(Observer):
     def _notes(self) -> tuple[str, ...]:
         notes = []
         recipe = self._state.run.recipe
-        if recipe.compiles:
+        if recipe.compiles and not self.meter.saw_compiled:
             whose = ("eager blocks", "compiled ones") if recipe.compile else ("an eager loss", "a compiled one")
             notes.append(
                 "the step was metered without torch.compile, which an operation-by-operation record undoes: its bytes "

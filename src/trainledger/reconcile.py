@@ -18,7 +18,6 @@ from trainledger.predict.forecast import Forecast
 from trainledger.predict.utilization import mfu
 
 Number = int | float
-_MOST_DEVICES = 1e7  # more are not devices, but an edited forecast
 
 
 @dataclass(frozen=True)
@@ -198,20 +197,11 @@ def _tokens_per_second(before: Forecast, after: Measured, step: float | None) ->
 
 def _mfu(before: Forecast, after: Measured, step: float | None) -> Row:
     """Both against the forecast's peak; parts: the step time with the FLOPs as predicted, then the FLOPs."""
-    peak, flops = _peak(before), after.model_flops or before.model_flops
+    one, flops = before.peak_flops_per_second, after.model_flops or before.model_flops
+    peak = one and one * before.devices
     measured = mfu(flops, step, peak) if peak and flops and step else None
     parts: tuple[Part, ...] = ()
     if measured is not None and before.mfu is not None and before.model_flops and peak and step:
         between = mfu(before.model_flops, step, peak)
         parts = (Part("step time", before.mfu, between), Part("model FLOPs", between, measured))
     return Row("mfu", "MFU", "share", before.mfu, measured, before.basis.get("mfu", ""), parts)
-
-
-def _peak(before: Forecast) -> float | None:
-    """The peak of all devices that a forecast's MFU is of; its own peak is that of one."""
-    one = before.peak_flops_per_second
-    if not (one and before.mfu and before.step_seconds and before.model_flops):
-        return one
-    of_one = before.mfu * before.step_seconds * one  # FLOPs that one device computes in the step
-    devices = before.model_flops / of_one if of_one else inf
-    return one * max(1, round(devices)) if devices < _MOST_DEVICES else one

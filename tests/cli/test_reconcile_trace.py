@@ -59,7 +59,7 @@ def test_two_traces_are_compared(tmp_path):
         (("--run", "run.toml"), "is for --trace"),
         (("--against", "other.json"), "is for --trace"),
         (("--trace", str(TRACE), "--against", "other.json", "--run", "run.toml"), "cannot be combined with --run"),
-        (("--trace", str(TRACE), "--against", "."), "must be one trace where two are compared"),
+        (("--trace", str(TRACE), "--against", "."), "must be one trace, as --trace"),
         (("--trace", str(TRACE), "--run", "run.toml"), "run.toml"),
         (("runs/x", "--trace", "trace.json"), "replaces RUN_DIR; give one of them"),
         ((), "is not a directory; trainledger runs lists those there are"),

@@ -77,6 +77,52 @@ def test_a_recorded_step_gives_ledger_and_flops(tmp_path):
     assert record.measured.tokens_per_step == 32
 
 
+class Container(torch.optim.Optimizer):
+    """Optimizers as one, as torchtitan's `OptimizersContainer` is: states are those of the ones inside."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+        super().__init__([each for one in optimizers for group in one.param_groups for each in group["params"]], {})
+
+    def step(self, closure=None):
+        for each in self.optimizers:
+            each.step()
+
+    def zero_grad(self, set_to_none=True):
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+
+def test_optimizers_in_a_container_are_one_step(tmp_path):
+    model, _ = model_and_optimizer()
+    inside = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in model]
+    optimizer = Container(inside)
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=3) as meter:
+        train(meter, model, optimizer, 4)
+    record = read_run(tmp_path / "run")
+    assert len(record.steps) == 4
+    states = sum(2 * 4 * each.numel() + 4 for each in model.parameters())
+    assert sum(nbytes for name, nbytes in record.measured_ledger.resident if name == "optimizer state") == states
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_a_loss_in_pieces_is_of_one_micro_batch(tmp_path, grad_accum):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=2):
+        for _ in range(3):
+            for _ in range(grad_accum):
+                logits_BTV = model(torch.randint(0, 64, (2, 16)))
+                pieces = [each.detach().requires_grad_() for each in logits_BTV.chunk(4, dim=1)]
+                for each in pieces:
+                    each.logsumexp(-1).sum().backward()
+                logits_BTV.backward(torch.cat([each.grad for each in pieces], dim=1))
+            optimizer.step()
+            optimizer.zero_grad()
+    ledger = read_run(tmp_path / "run").measured_ledger
+    assert ledger.micro_batches == grad_accum
+    assert ledger.kept_nbytes >= 4 * 2 * 16 * 32  # what the last layer keeps, of each micro-batch
+
+
 def test_a_forecast_is_kept_and_compared(tmp_path):
     model, optimizer = model_and_optimizer()
     said = []

@@ -126,7 +126,7 @@ def _refuse(measured: Measured, run: Run, machine: Calibration) -> None:
     if not run.layout.alone:
         raise _PassedOver("ran on several ranks, whose times overlap")
     if run.recipe.compiles:
-        raise _PassedOver("was compiled, and its operations were metered without the compiler")
+        raise _PassedOver("was compiled, and a calibration has no rates of a compiler's kernels")
     if measured.step_seconds.count < ENOUGH_STEPS:
         raise _PassedOver(f"has {measured.step_seconds.count} steady steps, fewer than {ENOUGH_STEPS}")
     if any("kept the machine busy" in each for each in measured.notes):

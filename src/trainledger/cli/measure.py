@@ -133,7 +133,7 @@ def runs(args: Namespace) -> Document:
     flag("--update", "fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs"),
     option("--runs DIR", "with --update: where the run directories are (runs)", default=None),
     flag("--undo", "undo the last --update of the calibration"),
-    option("--against OTHER", "another trace that this one is compared with", default=None),
+    option("--against OTHER", "another trace, or directory of ranks, that this one is compared with", default=None),
     option("--run RUN.toml", "with a trace or a snapshot: its run, whose forecast is compared with it", default=None),
     SET,
     output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),

@@ -56,9 +56,7 @@ def of_memory(args: Namespace) -> Document:
 
 def _answer(args: Namespace, progress: Progress) -> Answer:
     if args.against is not None:
-        from trainledger.profiler.against import against
-
-        return against(_one(args.trace, progress), _one(args.against, progress, "--against"))
+        return _against(args, progress)
     if args.run is None:
         return _read(args.trace, progress)
     import trainledger as tl
@@ -70,13 +68,21 @@ def _answer(args: Namespace, progress: Progress) -> Answer:
     return beside(found, plan, advice)
 
 
-def _one(path: str, progress: Progress, flag: str = "--trace") -> Profile:
-    """The profile of one file; two directories of ranks are not compared."""
-    if Path(path).is_dir():
-        raise InvalidInput([Problem(flag, path, "must be one trace where two are compared, not a directory of ranks")])
-    found = _read(path, progress)
-    assert isinstance(found, Profile)
-    return found
+def _against(args: Namespace, progress: Progress) -> Answer:
+    """One trace against another, or a directory of ranks against another."""
+    from trainledger.profiler.against import against
+    from trainledger.profiler.ranks_against import ranks_against
+
+    folders = [Path(each).is_dir() for each in (args.trace, args.against)]
+    if folders[0] != folders[1]:
+        what = "a directory of ranks" if folders[0] else "one trace"
+        raise InvalidInput([Problem("--against", args.against, f"must be {what}, as --trace {args.trace} is")])
+    after, before = _read(args.trace, progress), _read(args.against, progress)
+    if isinstance(after, Ranks):
+        assert isinstance(before, Ranks)
+        return ranks_against(after, before)
+    assert isinstance(before, Profile)
+    return against(after, before)
 
 
 def _read(path: str, progress: Progress) -> Profile | Ranks:

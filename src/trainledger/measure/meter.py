@@ -15,6 +15,7 @@ from torch import nn
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.rank_recorder import RealRankRecorder, recorded
+from trainledger.trace.compiled import is_compiled, metered
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
@@ -35,6 +36,7 @@ class StepMeter(Observer):
 
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
+        self.saw_compiled = False  # whether compiled code ran as such in the ledger's step
         self.allocator_peak_nbytes: int | None = None
         self._recorder: Recorder | None = None
         self._steps: tuple[int, ...] = ()
@@ -75,8 +77,10 @@ class StepMeter(Observer):
         self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
             self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
-        with recording:
+        compiled = metered(state.model, self._recorder) if state.run.recipe.compiles else nullcontext()
+        with recording, compiled:
             yield
+        self.saw_compiled = self._recorder.sees_compiled
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
 
@@ -123,11 +127,12 @@ def meter(
     """A context that records a training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
 
     Forward and backward are distinguished by what runs an operation, the optimizer's step by its hooks. Start
-    with gradients set to None, as those that are there already are not followed. Code under torch.compile
-    runs eagerly inside.
+    with gradients set to None, as those that are there already are not followed. Compiled modules run as compiled,
+    made anew for it; on an accelerator and among several ranks they run eagerly inside.
     """
     recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
-    with phases_of(optimizers_in(optimizer), recorder), recorder:
+    compiled = metered(model, recorder) if is_compiled(model) else nullcontext()
+    with phases_of(optimizers_in(optimizer), recorder), recorder, compiled:
         yield Meter(recorder)
 
 

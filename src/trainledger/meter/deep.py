@@ -8,15 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from trainledger.annotate.live import watched_code
 from trainledger.ledger.ledger import Ledger
+from trainledger.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.meter.script import main_script
 from trainledger.meter.shapes import odd_shapes
 from trainledger.meter.watch import Finding
+from trainledger.trace.compiled import is_compiled, metered
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 
@@ -49,13 +52,16 @@ class DeepSteps:
         if number in self.slowed:
             self._stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")  # they are ours
-        if number == self.slowed[0] and self._alone:
+        if number == self.slowed[0]:
             for each in self._optimizers:  # gradients that are there already are not followed
                 each.zero_grad(set_to_none=True)
-            self._recorder = Recorder(
-                self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines()
+            kind = Recorder if self._alone else RealRankRecorder
+            self._recorder = kind(self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines())
+            self._stack.enter_context(
+                recorded(self._recorder) if isinstance(self._recorder, RealRankRecorder) else self._recorder
             )
-            self._stack.enter_context(self._recorder)
+            if is_compiled(self._model):
+                self._stack.enter_context(metered(self._model, self._recorder))
         elif number == self.slowed[1]:
             self._watched = self._stack.enter_context(watched_code(main_script() or "<loop>"))
 
@@ -65,12 +71,16 @@ class DeepSteps:
         with nullcontext() if self._recorder is None else self._recorder.phase("optimizer"):
             yield
 
-    def after(self, number: int, tokens: int) -> Iterator[Finding]:
-        """End what was recorded of the step of that number, begin that of the next; what was found."""
+    def after(self, number: int, tokens: int, forwards: int) -> Iterator[Finding]:
+        """End what was recorded of the step of that number, begin that of the next; what was found.
+
+        ``forwards`` are its micro-batches: a loss may run several backwards of one.
+        """
         self.recorded = False
         if number == self.slowed[0] and self._recorder is not None:
             self._stack.close()
-            self.ledger, self.recorded = self._recorder.ledger(tokens=tokens, writer="measure"), True
+            found = self._recorder.ledger(tokens=tokens, writer="measure")
+            self.ledger, self.recorded = replace(found, micro_batches=forwards or found.micro_batches), True
             self._recorder = None
             yield from odd_shapes(self.ledger, number)
         elif number == self.slowed[-1]:

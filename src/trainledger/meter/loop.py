@@ -231,7 +231,8 @@ class LoopMeter:
             step.facts.setdefault("learning_rate", float(rate))
         step.facts |= self._usage.now()
         if self._deep is not None:
-            for each in self._deep.after(step.number, self._tokens_of(step)):
+            forwards = sum(phase == FORWARD for phase, _ in step.begins)
+            for each in self._deep.after(step.number, self._tokens_of(step), forwards):
                 self._find(each)
             if self._deep.recorded and self._deep.ledger is not None:
                 self._speed.record(self._deep.ledger)

@@ -49,7 +49,8 @@ class Forecast:
     """A run as predicted: one step's ledger in figures, its time, and the time of the whole.
 
     Names are those of `ledger.measured.Measured`. What could not be predicted is None, and ``notes`` says why.
-    ``basis`` names that of each quantity: exact, bound, assumed or measured. ``peak_nbytes`` is of the tensors of the
+    ``basis`` names that of each quantity: exact, bound, assumed or measured. ``peak_flops_per_second`` is that of one
+    of the ``devices`` that share a step; MFU is of the peak of all of these. ``peak_nbytes`` is of the tensors of the
     peak rank, ``device_nbytes`` all that it holds, of ``usable_nbytes`` that it has. ``waterfall`` leads from
     6 N D at the peak to ``total_seconds``; ``step_causes`` split a step (`predict.step.CAUSES`). ``goodput`` is
     the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power times
@@ -82,6 +83,7 @@ class Forecast:
     hfu: float | None = None
     matmul_dtype: str = ""
     peak_flops_per_second: float | None = None
+    devices: int = 1
     days: float | None = None
     device_hours: float | None = None
     money: float | None = None
@@ -130,6 +132,8 @@ class Forecast:
         return self.mfu * self.run_tokens_per_second / self.tokens_per_second
 
     def problems(self) -> Iterator[Problem]:
+        if self.devices < 1:
+            yield Problem("devices", self.devices, "must be at least 1", 1)
         for quantity, basis in self.basis.items():
             if basis not in BASES:
                 yield Problem(f"basis.{quantity}", basis, f"must be one of {', '.join(BASES)}")

@@ -337,6 +337,7 @@ def _against_peak(
     devices = run.layout.devices  # those that share a step; of a run without a layout one runs it
     facts = {
         "peak_flops_per_second": peak,
+        "devices": devices,
         "mfu": mfu(ledger.model_flops, step.seconds, peak * devices),
         "hfu": hfu(ledger.matmul_flops, step.seconds, peak * devices),
     }

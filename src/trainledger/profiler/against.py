@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trainledger.document import Answer
@@ -49,49 +49,54 @@ class Against(Answer, report="profile_against"):
 
 def against(after: Profile, before: Profile) -> Against:
     """What changed from one profile to another."""
-    both = (before, after)
     parts, kernels, products, sent = (
-        _changes(*(found(each) for each in both)) for found in (_parts, _kernels, _products, _collectives)
+        changes(summed(found(before)), summed(found(after)))
+        for found in (parts_of, kernels_of, products_of, collectives_of)
     )
     return Against(before, after, parts, kernels, products, sent, tuple(_notes(before, after)))
 
 
-def _parts(found: Profile) -> Iterable[tuple[str, Runs]]:
+def parts_of(found: Profile) -> Iterable[tuple[str, Runs]]:
+    """The parts of the median step."""
     return ((name, (0, each)) for name, each in found.step.parts_ns.items())
 
 
-def _kernels(found: Profile) -> Iterable[tuple[str, Runs]]:
+def kernels_of(found: Profile) -> Iterable[tuple[str, Runs]]:
+    """Its kernels by name."""
     return ((each.name, (each.count, each.nanoseconds)) for each in found.kernels)
 
 
-def _products(found: Profile) -> Iterable[tuple[str, Runs]]:
+def products_of(found: Profile) -> Iterable[tuple[str, Runs]]:
+    """Its matmuls, attention and convolutions by shape, format, and whether they run again."""
     for each in found.products:
         again = ", recomputed" if each.recomputed else ""
         yield f"{each.kind} {each.shape} in {each.dtype}{again}", (each.count, each.nanoseconds)
 
 
-def _collectives(found: Profile) -> Iterable[tuple[str, Runs]]:
+def collectives_of(found: Profile) -> Iterable[tuple[str, Runs]]:
+    """Its collectives by size, format and ranks."""
     for each in found.collectives:
         size = max(each.elements_in, each.elements_out)
         yield f"{each.collective} of {size:,} {each.dtype} over {each.ranks}", (each.count, each.nanoseconds)
 
 
-def _changes(before: Iterable[tuple[str, Runs]], after: Iterable[tuple[str, Runs]]) -> tuple[Changed, ...]:
-    a, b = _summed(before), _summed(after)
+def changes(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> tuple[Changed, ...]:
+    """What takes time in any of the two, the largest difference first."""
     found = []
-    for name in dict.fromkeys((*a, *b)):
-        (before_count, before_ns), (after_count, after_ns) = a.get(name, (0, 0)), b.get(name, (0, 0))
+    for name in dict.fromkeys((*before, *after)):
+        (before_count, before_ns), (after_count, after_ns) = before.get(name, (0, 0)), after.get(name, (0, 0))
         if before_ns or after_ns:
             found.append(Changed(name, before_count, after_count, before_ns, after_ns))
     return tuple(sorted(found, key=lambda each: -abs(each.difference_ns)))
 
 
-def _summed(found: Iterable[tuple[str, Runs]]) -> dict[str, Runs]:
-    summed: dict[str, Runs] = {}
+def summed(found: Iterable[tuple[str, Runs]]) -> dict[str, Runs]:
+    """What has the same name as one."""
+    sums: dict[str, Runs] = {}
     for name, (count, nanoseconds) in found:
-        before = summed.get(name, (0, 0))
-        summed[name] = before[0] + count, before[1] + nanoseconds
-    return summed
+        before = sums.get(name, (0, 0))
+        sums[name] = before[0] + count, before[1] + nanoseconds
+    return sums
 
 
 def _notes(before: Profile, after: Profile) -> Iterator[str]:

@@ -18,8 +18,11 @@ RECOMPUTATION = "recomputation"
 COMMUNICATION = "communication"
 
 UPDATE = re.compile(r"^Optimizer\.step#")  # what PyTorch calls the annotation around an optimizer's update
-COLLECTIVE = re.compile(r"nccl|rccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+COLLECTIVE = re.compile(  # but for what FSDP copies into the message of a gather
+    r"nccl|rccl|c10d(_functional)?::|gloo|all_?reduce|all_?gather(?!_copy)|reduce_?scatter|all_?to_?all", re.IGNORECASE
+)
 _OF_OPERATORS = (
+    ("elementwise", r"^fsdp::"),  # copies into and out of messages
     ("attention", r"attention|flash|fmha|scaled_dot_product|ring_attn"),
     ("convolution", r"conv"),
     ("matmul", r"::(mm|addmm|bmm|baddbmm|addmv|mv|dot|linear|matmul|einsum|_scaled_mm|_grouped_mm|_scaled_grouped_mm"
@@ -47,9 +50,9 @@ _OF_KERNELS = (
     ("elementwise", r"elementwise|CatArray|copy|fill|triton_poi|batched_transpose|SubTensorOp|transpose|dropout"),
 )  # fmt: skip
 _CALLS = re.compile(
-    r"^autograd::|Backward\d*$|AccumulateGrad$|^(aten::)?(detach|detach_|view|reshape|_unsafe_view|t|transpose|permute|expand"
+    r"^autograd::|^Python(DispatchMode|Subclass)$|Backward\d*$|AccumulateGrad$|^(aten::)?(detach|detach_|view|reshape|_unsafe_view|t|transpose|permute|expand"
     r"|expand_as|as_strided|slice|select|narrow|squeeze|unsqueeze|unbind|alias|resolve_conj|resolve_neg|result_type"
-    r"|is_nonzero|item|_local_scalar_dense|view_as|movedim|swapaxes|chunk|set_|resize_|requires_grad_|lift_fresh)$"
+    r"|is_nonzero|item|_local_scalar_dense|view_as|view_as_real|view_as_complex|_conj|flatten|unflatten|split_with_sizes|movedim|swapaxes|chunk|set_|resize_|requires_grad_|lift_fresh)$"
 )
 _OPERATORS = tuple((kind, re.compile(pattern)) for kind, pattern in _OF_OPERATORS)
 _KERNELS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _OF_KERNELS)

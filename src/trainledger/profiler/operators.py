@@ -7,6 +7,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from trainledger.profiler.collectives import collective_named
 from trainledger.profiler.intervals import Intervals, union
 from trainledger.profiler.kinds import (
     COMMUNICATION,
@@ -55,6 +56,16 @@ def _during(recording: Recording, pattern: re.Pattern[str]) -> Which:
         first, last = np.searchsorted(operators.begins_ns, [begin, end])
         inside[first:last] |= operators.lanes[first:last] == lane
     return inside
+
+
+def calls_on_host(recording: Recording) -> dict[str, Intervals]:
+    """Of a program without a device: the moments inside operators that call collectives, by kind of collective."""
+    operators = recording.operators
+    kinds = np.array([collective_named(each) if is_collective(each) else "" for each in recording.names], dtype=object)
+    of = kinds[operators.names] if len(operators) else kinds[:0]
+    return {
+        kind: union(operators.begins_ns[of == kind], operators.ends_ns[of == kind]) for kind in sorted({*of} - {""})
+    }
 
 
 def kinds_on_host(recording: Recording, again: Which) -> dict[str, Intervals]:

@@ -55,11 +55,23 @@ def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) 
 
 
 def exposed_by_kind(times: Timeline, step: Step, exposed: Intervals) -> dict[str, Intervals]:
-    """The moments of a step's exposed communication by kind of collective, where several run of the first of them."""
+    """The moments of a step's exposed communication by kind of collective, where several run of the first of them.
+
+    A host calls a collective before, and often waits in the call after, what its backend says that it runs.
+    """
     begin, end = step.device_ns
     sent = times.sent
     there = np.flatnonzero((sent.spans.begins_ns < end) & (sent.spans.ends_ns > begin)).tolist()
-    return _by_key(sent.spans, there, lambda at: sent.kinds[at], exposed)
+    found = _by_key(sent.spans, there, lambda at: sent.kinds[at], exposed)
+    for each in found.values():
+        exposed = without(exposed, each)
+    for kind, calls in times.calls.items():
+        own = common(exposed, calls)
+        if len(own):
+            both = np.concatenate([found[kind], own]) if kind in found else own
+            both = both[np.argsort(both[:, 0], kind="stable")]
+            found[kind], exposed = union(both[:, 0], both[:, 1]), without(exposed, own)
+    return found
 
 
 def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, Intervals]:

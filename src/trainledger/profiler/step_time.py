@@ -19,7 +19,7 @@ import numpy as np
 from trainledger.profiler.collectives import Collectives, collectives
 from trainledger.profiler.intervals import Intervals, inside, length, union, within, without
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
-from trainledger.profiler.operators import kinds_of_work, kinds_on_host
+from trainledger.profiler.operators import calls_on_host, kinds_of_work, kinds_on_host
 from trainledger.profiler.recomputation import Recomputed, recomputed
 from trainledger.profiler.recording import NONE, Recording
 from trainledger.profiler.steps import Step, launched
@@ -72,6 +72,7 @@ class Timeline:
     work_kinds: tuple[str, ...]  # of each piece of device work
     recomputed: Recomputed
     sent: Collectives
+    calls: Mapping[str, Intervals]  # of a host that has no device: inside of operators that call collectives
     kinds: Mapping[str, Intervals]
     around: Mapping[str, Intervals]  # of the host: evaluation and checkpoints
     data: Intervals
@@ -98,7 +99,8 @@ def timeline(recording: Recording) -> Timeline:
         for moments in around.values():
             by_kind = {kind: without(each, moments) for kind, each in by_kind.items()}
     late, after_sync = _late(recording)
-    return Timeline(work_kinds, again, sent, by_kind, around, _waits_for_data(recording), after_sync, late)
+    calls = {} if recording.on_device else calls_on_host(recording)
+    return Timeline(work_kinds, again, sent, calls, by_kind, around, _waits_for_data(recording), after_sync, late)
 
 
 def step_time(times: Timeline, step: Step) -> StepTime:

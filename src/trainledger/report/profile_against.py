@@ -26,9 +26,9 @@ def document(found: Against, *, most: int = _ROWS) -> Document:
         sections=sections(
             section("", Facts(tuple(_facts(found))), *_sentences(found)),
             section("Parts of the step", _parts(found)),
-            _changed("Kernels", "kernels", found.kernels, most),
-            _changed("Products", "products", found.products, most),
-            _changed("Collectives", "collectives", found.collectives, most),
+            changed("Kernels", "kernels", found.kernels, most),
+            changed("Products", "products", found.products, most),
+            changed("Collectives", "collectives", found.collectives, most),
             notes(found.notes),
         ),
         data=lambda: _data(found),
@@ -49,17 +49,22 @@ def _sentences(found: Against) -> Iterator[str]:
         return
     how = "longer" if difference > 0 else "shorter"
     yield f"The step is {format_percent(abs(difference) / before)} {how}."
-    for each in found.parts[:_SENTENCES]:
-        if abs(each.difference_ns) > _LEAST * before:
-            more = "more" if each.difference_ns > 0 else "less"
-            share = format_percent(abs(each.difference_ns) / before)
-            yield f"{each.name}: {shown(abs(each.difference_ns), 'nanoseconds')} {more} ({share} of the step before)."
+    yield from largest_changes(found.parts, before)
     for which, some in (("gone", [e for e in found.kernels if not e.after_count]),
                         ("new", [e for e in found.kernels if not e.before_count])):  # fmt: skip
         if some:
             time = shown(sum(each.before_ns + each.after_ns for each in some), "nanoseconds")
             count = "1 kernel is" if len(some) == 1 else f"{len(some)} kernels are"
             yield f"{count} {which} ({time}); the longest: {short_name(some[0].name)}"
+
+
+def largest_changes(parts: Sequence[Changed], before_ns: int) -> Iterator[str]:
+    """A sentence on each of the parts that changed most; ``before_ns`` is the step that they are compared with."""
+    for each in parts[:_SENTENCES]:
+        if abs(each.difference_ns) > _LEAST * before_ns:
+            more = "more" if each.difference_ns > 0 else "less"
+            share = format_percent(abs(each.difference_ns) / before_ns)
+            yield f"{each.name}: {shown(abs(each.difference_ns), 'nanoseconds')} {more} ({share} of the step before)."
 
 
 def _parts(found: Against) -> Table:
@@ -69,7 +74,8 @@ def _parts(found: Against) -> Table:
     return Table("parts", columns, (*rows, ("in all", *whole)), ("", *("nanoseconds",) * 3))
 
 
-def _changed(title: str, name: str, some: Sequence[Changed], most: int) -> Section | None:
+def changed(title: str, name: str, some: Sequence[Changed], most: int) -> Section | None:
+    """A table of what runs otherwise, ``most`` rows of it; None where there is nothing."""
     rows = tuple(
         (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns, each.difference_ns)
         for each in some[:most]

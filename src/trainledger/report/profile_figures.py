@@ -25,12 +25,13 @@ from trainledger.report.plan_figures import waterfall
 from trainledger.report.style import COLOURS, arranged, line, points
 from trainledger.units import GIGA, TERA, format_flops_per_second, format_nbytes
 
-_GROUPS = (
+GROUPS = (
     ("matmuls, attention, convolutions", COLOURS[0], COMPUTE_PARTS), (RECOMPUTATION, COLOURS[2], (RECOMPUTATION,)),
     (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY), ("communication and copies", COLOURS[1], (EXPOSED, COPY)),
     ("data, evaluation, checkpoints", COLOURS[3], (WAIT_FOR_DATA, EVALUATION, CHECKPOINTS)),
-    (LAUNCH, "#bbbbbb", (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
+    (LAUNCH, "#aaaaaa", (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
 )  # fmt: skip
+UNEXPLAINED_COLOUR = "#dddddd"
 _ROOM = 4  # a factor around the products of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -57,13 +58,13 @@ def _timeline(found: Profile) -> Figure | None:
     at = [(each + 0.5) * width_ms for each in range(count)]
     left = [width_ms] * count
     data = []
-    for name, colour, parts in _GROUPS:
+    for name, colour, parts in GROUPS:
         own = [sum(found.pieces[part][each] for part in parts) / 1e6 for each in range(count)]
         left = [before - each for before, each in zip(left, own, strict=True)]
         if any(own):
             data.append(_stacked(name, colour, at, own, width_ms))
     if any(each > 1e-6 * width_ms for each in left):
-        data.append(_stacked(UNEXPLAINED, "#eeeeee", at, [max(each, 0.0) for each in left], width_ms))
+        data.append(_stacked(UNEXPLAINED, UNEXPLAINED_COLOUR, at, [max(each, 0.0) for each in left], width_ms))
     layout = arranged("", "milliseconds of the step", "share", barmode="stack", bargap=0.0)
     layout["yaxis"] |= {"range": [0, 1]}
     return {"data": data, "layout": layout}

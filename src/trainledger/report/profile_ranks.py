@@ -14,6 +14,7 @@ from trainledger.report.plain_data import plain
 from trainledger.report.plan_figures import waterfall
 from trainledger.report.profile import causes_of, short_bars
 from trainledger.report.profile import document as of_profile
+from trainledger.report.rank_figures import rank_figure
 from trainledger.units import format_count, format_percent
 
 
@@ -48,7 +49,7 @@ def document(found: Ranks, *, most: int = 0) -> Document:
             notes((*found.doubts, *dict.fromkeys(said for each in found.ranks for said in each.profile.doubts))),
         ),
         data=lambda: _data(found),
-        figures=lambda: _figures(shown_ranks),
+        figures=lambda: rank_figure(found) | _figures(shown_ranks),
     )
 
 

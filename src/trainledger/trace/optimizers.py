@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -70,6 +70,14 @@ def optimizers_in(
     if optimizer is None:
         return ()
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+
+
+def that_hold_state(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Iterator[torch.optim.Optimizer]:
+    """The optimizers of a step whose state it is: of one that holds others (torchtitan's container) those."""
+    for each in optimizers_in(optimizer):
+        yield from getattr(each, "optimizers", (each,))
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

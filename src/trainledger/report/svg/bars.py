@@ -81,6 +81,7 @@ def _bars(
     marker = trace.get("marker", {})
     colours = _each(marker.get("color", COLOURS[number % len(COLOURS)]))
     opacities, bases = _each(marker.get("opacity", 1.0)), _each(trace.get("base", 0.0))
+    widths = _each(trace.get("width"))
     labels = _each("" if trace.get("textposition") == "none" else trace.get("text") or "")
     said = hover_of(trace, titles)
     for at, (middle, value) in enumerate(zip(middles, values, strict=True)):
@@ -91,7 +92,7 @@ def _bars(
             start = ends.get((middle, value < 0), 0.0)
             ends[middle, value < 0] = start + value
         yield Bar(
-            number, middle + aside, wide, start, start + value, colours(at), said(at),
+            number, middle + aside, widths(at) or wide, start, start + value, colours(at), said(at),
             opacities(at) * trace.get("opacity", 1.0), str(labels(at) or ""),
         )  # fmt: skip
 

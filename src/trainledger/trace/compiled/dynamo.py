@@ -1,13 +1,13 @@
-"""Compiled modules while a step is traced: Dynamo compiles them for fake tensors, and Inductor's code runs.
+"""Compiled modules while a step is traced or metered: Dynamo compiles them anew, and Inductor's code runs.
 
-Inductor lowers, fuses, schedules and plans memory as usual and writes the Python that allocates, reuses and frees; only
-the C++ of the kernels is not compiled. Before each call that code says which one it is.
+Inductor lowers, fuses, schedules and plans memory as usual and writes the Python that allocates, reuses and frees; for
+fake tensors only the C++ of the kernels is not compiled. Before each call that code says which one it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Owners, Runs
 from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off, no_word_of_hooks
-from trainledger.trace.patches import answering, around, replaced
+from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_users, shown_file
@@ -41,11 +41,11 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 @contextmanager
-def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, what is compiled runs as compiled code does, on fake tensors, and is recorded.
+def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) -> Iterator[None]:
+    """Inside, what is compiled runs as compiled code does, and is recorded: on fake tensors of a ``mode``, else really.
 
-    Whatever Inductor compiles is compiled anew without its kernels, backward included. Graph breaks and what could
-    not be compiled for fake tensors, which then runs eagerly, are said in the recorder's notes. What this process has
+    Whatever Inductor compiles is compiled anew, for fake tensors without its kernels, backward included. Graph breaks
+    and what could not be compiled, which then runs eagerly, are said in the recorder's notes. What this process has
     compiled before is forgotten: its next call compiles it again.
     """
     if not torch_internals.dynamo_is_loaded():
@@ -86,6 +86,18 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
         finally:
             recorder.notes += dict.fromkeys(_breaks(breaks))
             torch._dynamo.reset()
+
+
+def metered(model: nn.Module, recorder: Recorder) -> AbstractContextManager[None]:
+    """Inside, what is compiled of a real step runs as compiled and is recorded.
+
+    On an accelerator, among several ranks, or where this torch lacks what that needs, it runs eagerly, as the ledger
+    says. Compiled code is made anew for it, and once more when it is called after it.
+    """
+    on_cpu = all(each.device.type == "cpu" for each in model.parameters())
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    follows = on_cpu and alone and torch_internals.dynamo_is_loaded() and torch_internals.has_all_names()
+    return captured(model, recorder, None) if follows else nullcontext()
 
 
 def _entered(recorder: Recorder, module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -174,7 +186,10 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
     for constants in ("constants", "torchbind_constants", "opaque_value_type_classes"):
         module.__dict__.update(getattr(graph, constants, {}))
 
-    with replaced(torch_internals.name("compiling"), "cpp_pybinding", answering(lambda *given: runs.kernel(given))):
+    def kernel(before: Callable[..., Any], *source: Any, **options: Any) -> Callable[..., None]:
+        return runs.kernel(before(*source, **options) if runs.really else None)
+
+    with replaced(torch_internals.name("compiling"), "cpp_pybinding", around(kernel)):
         exec(compile(source, module.__file__, "exec"), module.__dict__)
     module.__dict__.update(runs.names(graph.__dict__.get(_WORKS, [])))
     module.__dict__["call"] = runs.graph(module.__dict__["call"], is_backward=bool(graph.is_backward))

@@ -1,8 +1,10 @@
-"""The compiler's code run on fake tensors: what it allocates, reads, writes and frees, and for which module."""
+"""The compiler's code as it runs, on fake tensors or really: what it allocates, reads, writes and frees."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -78,9 +80,10 @@ class Runs:
     dispatched.
     """
 
-    def __init__(self, recorder: Recorder, mode: FakeTensorMode, owners: Owners) -> None:
+    def __init__(self, recorder: Recorder, mode: FakeTensorMode | None, owners: Owners) -> None:
+        self.really = mode is None
         self._recorder = recorder
-        self._mode = mode
+        self._mode = mode or nullcontext()
         self._owners = owners
         self._moved: Moved = {}
         self._waiting: list[Storage] = []  # allocated, and its call has not run yet
@@ -122,32 +125,45 @@ class Runs:
 
         return run
 
-    def kernel(self, arguments: tuple[Any, ...]) -> None:
-        """A fused kernel is called. What of it is recomputation is an entry of its own."""
+    def kernel(self, run: Callable[..., None] | None) -> Callable[..., None]:
+        """What stands for a fused kernel in the code of a graph: it runs, where there is one, and is recorded."""
+
+        def called(*arguments: Any) -> None:
+            begin = time.perf_counter()
+            if run is not None:
+                run(*arguments)
+            self._called(arguments, None if run is None else time.perf_counter() - begin)
+
+        return called
+
+    def _called(self, arguments: tuple[Any, ...], seconds: float | None) -> None:
+        """A fused kernel was called. What of it is recomputation is an entry of its own."""
         work, recorder = self._work, self._recorder
         if work is None:
             return
+        recorder.phases.notice(recorder.events)
         dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
         made = self._claim(len(recorder.events))
         phase = recorder.phases.of_operation(made)
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
-        def note(made: list[Storage], phase: str, flops: int, read: int, written: int) -> None:
+        def note(made: list[Storage], phase: str, flops: int, read: int, written: int, seconds: float | None) -> None:
             event = Event(
                 made, name=work.name, path=self._path(phase, work), phase=phase, kind=work.kind, flops=flops,
                 read=read, written=written, dtype=dtypes[0] if dtypes else "", line=work.line,
-                basis="assumed" if recomputed else "exact", source=SOURCE,
+                basis="assumed" if recomputed else "exact", source=SOURCE, seconds=seconds,
             )  # fmt: skip
             self._append(event)
 
         if recomputed:
-            note([], "recompute", recomputed, 0, 0)
+            note([], "recompute", recomputed, 0, 0, None if seconds is None else 0.0)
         note(
             made,
             "recompute" if phase == "backward" and work.recomputed else phase,
             work.flops - recomputed,
             _touched(work.reads, arguments),
             _touched(work.writes, arguments),
+            seconds,
         )
         self._work, self._events_before = None, len(recorder.events)
 
@@ -157,6 +173,7 @@ class Runs:
             self._settle()
         with torch_internals.modes_off(), self._mode:
             tensor = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+        self._recorder.phases.notice(events)
         if not self._waiting:
             self._frees_before = len(events[-1].freed) if events else 0
         if tensor.untyped_storage().nbytes():

@@ -57,6 +57,16 @@ def name(what: str) -> Any:
     return found
 
 
+def has_all_names() -> bool:
+    """Whether this torch has all that following compiled code needs."""
+    try:
+        for each in _NAMES:
+            name(each)
+    except InvalidInput:
+        return False
+    return True
+
+
 @contextmanager
 def no_word_of_hooks() -> Iterator[None]:
     """Inside, torch.compile does not warn of hooks on all modules: they are the recorder's, and hidden from it."""
@@ -125,7 +135,7 @@ def hooks_unseen() -> Iterator[None]:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The compiler's settings while it makes no kernels: no cache stores that, and backward is compiled at once."""
+    """The compiler's settings while its code says what it calls: no cache stores that; backward is compiled at once."""
     import torch._functorch.config
     import torch._inductor.config
 

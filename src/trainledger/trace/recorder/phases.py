@@ -29,10 +29,11 @@ _FOUND = ("other", "forward", "backward")  # phases that are distinguished by wh
 class Phases:
     """The phase that runs now, and the number of backwards so far."""
 
-    def __init__(self, model: nn.Module, storages: Storages, attribution: Attribution) -> None:
+    def __init__(self, model: nn.Module, storages: Storages, attribution: Attribution, *, find: bool = False) -> None:
         self.current = "other"
         self.latest = "forward"  # the last one that `begin` was called with
         self.micro_batches = 0
+        self._find = find  # else the step says it
         self._model = model
         self._storages = storages
         self._attribution = attribution
@@ -57,10 +58,10 @@ class Phases:
             keep_what_lives((each for each in live if id(each) in self._of_graph), "backward")
 
     def notice(self, events: list[Event]) -> None:
-        """Distinguish forward and backward by whether autograd runs."""
-        if self.current not in _FOUND:
+        """Before something is recorded: forward or backward, by whether autograd runs (its last callbacks too)."""
+        if not self._find or self.current not in _FOUND:
             return
-        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
         if phase == self.current:
             return
         if phase == "backward" and events and events[-1].facts["name"] == "ones_like":

@@ -29,7 +29,7 @@ from trainledger.trace.loss import NoScalarLossError
 from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
-from trainledger.trace.optimizers import optimizers_in
+from trainledger.trace.optimizers import that_hold_state
 from trainledger.trace.patches import around, inside, replaced
 from trainledger.trace.recorder.attribution import Attribution, of_loss, plain_name
 from trainledger.trace.recorder.modes import dispatching
@@ -100,7 +100,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
         self._clocked = clocked
-        self._find_phases = find_phases
         self._observe = observe
         self._appeared = appeared
         self.higher_order_ran: Callable[[Event], object] = lambda event: None  # no operator that ``observe`` knows
@@ -112,7 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._root = model
         self.storages = Storages(self.events, self.local, freed)
         self.attribution = Attribution(model, lines, self._left_module)
-        self.phases = Phases(model, self.storages, self.attribution)
+        self.phases = Phases(model, self.storages, self.attribution, find=find_phases)
         named = {plain_name(name): each for name, each in model.named_parameters()}
         trained: dict[str, Tensor] = {name: each for name, each in named.items() if each.requires_grad}
         frozen: dict[str, Tensor] = {name: each for name, each in named.items() if not each.requires_grad}
@@ -120,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for category, tensors in (("parameters", trained), ("frozen weights", frozen), ("buffers", buffers)):
             self.resident(tensors.values(), category, tensors)
         names = {id(each): name for name, each in named.items()}
-        for each in optimizers_in(optimizer):
+        for each in that_hold_state(optimizer):
             for parameter, state in each.state.items():
                 owner = names.get(id(parameter), "")
                 for key, value in state.items():
@@ -242,8 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         into: Tensor | None = None,
     ) -> Event | None:
         """Record an operation that has run; None for a view. ``into`` is the gradient that it was added into."""
-        if self._find_phases:
-            self.phases.notice(self.events)
+        self.phases.notice(self.events)
         self._in_threads += self.attribution.is_first_elsewhere()
         operator = operator_of(func)
         line = self.attribution.line()
