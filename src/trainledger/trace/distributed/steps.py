@@ -158,7 +158,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         optimizers_used = list(self._used.values())
         self._before.close()
         self._counts.clear()
-        self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines())
+        self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines(), sizes=self._counts.sizes)
         gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
         recorder.resident(gradients.values(), "gradients", gradients)
         for model in self._models.values():
