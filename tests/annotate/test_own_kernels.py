@@ -122,12 +122,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("hub")
 def test_flash_attention_of_a_hub_counts_as_that_of_torch(tmp_path: Path) -> None:
     fetched = fake(tmp_path, HUB + "attention.flash_attn_func(q, k, v).sum().backward()\n")
+    other = HUB.replace("kernels-community/flash-attn3", "someone/flash-attention-3")
+    inner = fake(tmp_path, other + "attention.flash_attn_interface.flash_attn_func(q, k, v).sum().backward()\n")
     ours = fake(
         tmp_path,
         HUB + "q, k, v = (each.transpose(1, 2) for each in (q, k, v))\n"
         "nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()\n",
     )
-    assert fetched.total.flops == ours.total.flops
+    assert fetched.total.flops == ours.total.flops == inner.total.flops
     assert any("flash_attn_func of kernels-community/flash-attn3" in each for each in fetched.notes)
 
 

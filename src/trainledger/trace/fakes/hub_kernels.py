@@ -14,7 +14,7 @@ from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.patches import after_import, all_replaced
 
 _KNOWN = ("flash_attn_func", "flash_attn_varlen_func")
-_ATTENTION = "flash-attn"
+_ATTENTION = "flash-att"  # of the repository: flash-attn3, flash-attention-3
 
 
 class _Kernels:
