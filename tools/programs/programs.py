@@ -175,10 +175,11 @@ The scripts of transformers, Lightning and accelerate are in [tools/programs/scr
 written as their examples are. torchtitan's configuration for debugging has flex attention, which is counted dense, and
 CUDA graphs, of which the first capture is what is recorded. Its blocks with flex attention cannot be compiled for fake
 tensors: a note says that they are accounted for as eager, so the compiled row is that of the eager one. modded-nanogpt
-brings kernels of Triton and CUDA, and attention from a hub: none is run; of its own kernels memory is counted and no
-FLOPs (they are listed as uncounted), of attention the FLOPs of the longest sequence or window. Its script fetches the
-vocabulary of GPT-2 (`TIKTOKEN_CACHE_DIR` where there is no network). Operations are those before fusion, so its peak,
-that of a validation of 262,144 tokens in one process, is above what the compiled program has.{left_out}
+brings kernels of Triton and CUDA, and attention from a hub (nanochat too): none is run; of its own kernels memory is
+counted and no FLOPs (they are listed as uncounted), of attention the FLOPs of the longest sequence or window. Its
+script fetches the vocabulary of GPT-2 (`TIKTOKEN_CACHE_DIR` where there is no network). Operations are those before
+fusion, so its peak, that of a validation of 262,144 tokens in one process, is above what the
+compiled program has.{left_out}
 """
 
 
@@ -205,7 +206,7 @@ def main() -> int:
             cwd = script.parent if program.data == "nanogpt" else Path(folder)
             for name, command, alone in runs(program, script):
                 found = run(command, given, cwd, alone)
-                rows.append(row(program, number, name, found, alone))
+                rows.append(row(program, number, name, found, alone).replace(f"{script.parent}{os.sep}", ""))
                 failed += (program.ends or alone) and not rows[-1].rpartition("| ")[2].startswith("to its end")
                 print(rows[-1], f"({found['took']:.0f} s)", flush=True)
     if asked.write:
