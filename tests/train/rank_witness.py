@@ -112,7 +112,7 @@ class Witness(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         for each in tensors_in(out):
-            if not hasattr(each, "__tensor_flatten__"):  # a wrapper has no memory of its own
+            if not hasattr(each, "__tensor_flatten__") and not each.is_meta:  # neither has memory of its own
                 self._see(each)
         space, name = func._schema.name.split("::")
         if "c10d" in space and name not in UNSEEN:

@@ -31,6 +31,22 @@ def for_nanogpt(folder: Path) -> None:
         tokens.tofile(folder / "data" / "small" / f"{name}.bin")
 
 
+def for_modded_nanogpt(folder: Path) -> None:
+    """Tokens of documents of 400 as fineweb.py of its data writes them, in as many files as the script asks for."""
+    import numpy as np
+
+    made = folder / "data" / "fineweb10B"
+    made.mkdir(parents=True, exist_ok=True)
+    tokens = np.random.default_rng(0).integers(0, 50256, 3_000_000).astype(np.uint16)
+    tokens[::400] = 50256  # where a document begins
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(tokens)
+    (made / "tokens").write_bytes(header.tobytes() + tokens.tobytes())
+    for name in ("train", "val"):
+        for number in range(20):
+            (made / f"fineweb_{name}_{number:06d}.bin").symlink_to(made / "tokens")
+
+
 def for_torchtitan(folder: Path) -> None:
     """The text and the tokenizer that its configurations for debugging name, which its wheel does not have."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -75,4 +91,8 @@ def for_nanochat(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"nanogpt": for_nanogpt, "torchtitan": for_torchtitan, "nanochat": for_nanochat}[sys.argv[1]](Path(sys.argv[2]))
+    made = {
+        "nanogpt": for_nanogpt, "modded-nanogpt": for_modded_nanogpt, "torchtitan": for_torchtitan,
+        "nanochat": for_nanochat,
+    }  # fmt: skip
+    made[sys.argv[1]](Path(sys.argv[2]))

@@ -20,6 +20,7 @@ from trainledger.annotate.copies import DEVICE
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.fakes.gpu import Gpu, gpu_answers
 from trainledger.trace.patches import around, replaced
+from trainledger.trace.recorder.modes import also_in_backward
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_tracers
 from trainledger.trace.recorder.tensor_facts import is_gpu, tensors_in
@@ -169,7 +170,7 @@ def pretended(accelerator: Accelerator, synchronized: Callable[[], None]) -> Ite
         replaced(F, "cross_entropy", _in_fp32),
         replaced(F, "log_softmax", _in_fp32),
         replaced(FakeTensor, "device", lambda _: _FakeDevice(accelerator, FakeTensor.device)),
-        accelerator,
+        also_in_backward(accelerator),
     ):
         yield
 

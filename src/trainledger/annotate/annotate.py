@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 
@@ -33,12 +32,13 @@ from trainledger.annotate.watcher import Watcher
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.fakes.counts import Counts
 from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.own_code import own_code_followed
 from trainledger.trace.fakes.picked import EmptyBatches, ZeroIndices
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.shown import numbers_shown
-from trainledger.trace.fakes.stored import converted, without_values
+from trainledger.trace.fakes.stored import without_values
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.tensor_facts import tensors_in
@@ -160,10 +160,10 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         enter(replaced(torch, "compile", lambda _: _eager(note)))
         enter(steps.followed())
         if request.fake:
-            enter(FakeTensorMode(allow_non_fake_inputs=True))
+            mode = enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
-            enter(replaced(nn.Module, "_apply", converted))
             enter(numbers_shown())
+            enter(own_code_followed(mode, note, watcher.launched))
             enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided, EmptyBatches(lambda: lines.here() or "a line of a library")))

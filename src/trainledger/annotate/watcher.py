@@ -22,6 +22,7 @@ from trainledger.annotate.source import Caller, Callers, Files
 from trainledger.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.annotate.updates import Updates
 from trainledger.ledger.core.record import Event, Storage
+from trainledger.trace.fakes.launches import record_launch
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import TORCH, Lines
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
@@ -88,6 +89,12 @@ class Watcher:
             self._take_event(func, args, kwargs, out, event, node)
         if self.updates.watches:
             self.updates.ran(func, args, kwargs, event, backward=node is not None)
+
+    def launched(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the launch of a kernel that the program brings itself."""
+        event = record_launch(self.recorder, name, args, kwargs)
+        self.account.take(event)
+        self.uncounted.setdefault(name, event.facts["line"])
 
     def _take_event(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event, node: Any

@@ -14,7 +14,7 @@ from trainledger.report.memory import memory_figure, peak_figure
 from trainledger.report.peak import peak_data, peak_sections, place
 from trainledger.units import counted
 
-SPLITS = ("phase", "kind", "path", "line", "category")
+SPLITS = ("phase", "kind", "path", "line", "category", "basis")
 LONGEST = 20  # rows of a split
 _PAYLOAD = (
     "Payload: the bytes of all these messages, counted whole: the operand of a reduction, the result of a gather."
@@ -144,6 +144,7 @@ def _data(ledger: Ledger, title: str, by: str, tensors: bool, on_device: OnDevic
         "parameters": ledger.parameters,
         "flops": ledger.flops,
         "flops_by_kind": ledger.by("kind"),
+        "flops_by_basis": ledger.by("basis"),
         "model_flops": ledger.model_flops,
         "kept_nbytes": ledger.kept_nbytes,
         "peak_nbytes": peak.nbytes if peak else None,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
@@ -70,3 +75,45 @@ def all_replaced(*patches: Patch) -> Iterator[None]:
         for owner, name, made in patches:
             stack.enter_context(replaced(owner, name, made, needed=False))
         yield
+
+
+@contextmanager
+def after_import(name: str, loaded: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Call ``loaded`` with a module that is there already, or as soon as something inside imports it."""
+    module = sys.modules.get(name)
+    if module is not None:
+        loaded(module)
+        yield
+        return
+    finder = _Finder(name, loaded)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as Python does, and has it looked at when it has run."""
+
+    def __init__(self, name: str, loaded: Callable[[ModuleType], None]) -> None:
+        self._name, self._loaded, self._looking = name, loaded, False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        execute, loaded = spec.loader.exec_module, self._loaded
+
+        def then_look(module: ModuleType) -> None:
+            execute(module)
+            loaded(module)
+
+        spec.loader.exec_module = then_look  # type: ignore[method-assign]
+        return spec

@@ -190,7 +190,9 @@ def _record(
             model.zero_grad(set_to_none=True)
             for each in fakes:
                 each.grad = None
-            recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
+            recorder = Recorder(
+                model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels, sizes=counts.sizes
+            )
             recorder.resident(fakes, "batch")
             recorder.storages.replaced_by_fake(tensors_in([given.batch, given.label]))
             with (

@@ -19,6 +19,7 @@ import trainledger as tl
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.distributed import trace_rank
+from trainledger.trace.fakes.refused import Refused
 
 pytestmark = pytest.mark.torch
 
@@ -427,3 +428,49 @@ def test_what_a_library_wants_is_said_with_the_line_that_called_it(
     said = " ".join(capsys.readouterr().err.split())
     assert "No such file or directory: 'nowhere.npy'" in said
     assert f"called at {file}:2" in said
+
+
+# Optimizers and kernels of their own
+
+
+class Filled(torch.autograd.Function):
+    """Its backward makes tensors on the GPU, and gives one gradient less than it has inputs, as compiled code may."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Any) -> Tensor:
+        assert x.is_cuda
+        y = torch.empty(x.shape, device="cuda")
+        kernel((1, 1, 1), (32, 1, 1), (x, y))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return (g + torch.ones(g.shape, device="cuda"),)
+
+
+def own_kernels() -> None:
+    kernel = torch.cuda._compile_kernel("__global__ void fill(const float *x, float *y) {}", "fill")
+    model = mlp().cuda()
+    trained(model, batch=lambda: Filled.apply(model(torch.randn(4, 8, device="cuda")), kernel))
+
+
+def test_a_rank_launches_kernels_of_its_own() -> None:
+    ledger = trace_rank(own_kernels, world_size=RANKS)
+    assert not ledger.partial
+    assert ledger.uncounted == (("cuda::fill", 1),)
+    assert [each.kind for each in ledger if each.name == "cuda::fill"] == ["unknown"]
+    assert any("backward of Filled returns 1 gradients of 2 inputs" in each for each in ledger.notes)
+
+
+def own_optimizer() -> None:
+    model = mlp()
+    for _ in range(100):
+        model(torch.randn(4, 8)).square().mean().backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each.sub_(each.grad, alpha=0.1)
+
+
+def test_an_optimizer_that_is_none_of_torch_is_refused_where_it_writes() -> None:
+    with pytest.raises(Refused, match="written here by an optimizer that is none of torch"):
+        trace_rank(own_optimizer, world_size=RANKS)

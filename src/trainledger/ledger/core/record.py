@@ -29,10 +29,12 @@ class Group:
 
 class Storage:
     """One piece of memory. ``cached`` means that each iteration of a loop keeps its own copy, ``of_parameter``
-    that it is a parameter in another format; ``origin`` what a trace knows of it.
+    that it is a parameter in another format; ``origin`` what a trace knows of it, ``basis`` that of its size.
     """
 
-    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase")
+    __slots__ = (
+        "__weakref__", "basis", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase",
+    )  # fmt: skip
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes
@@ -42,6 +44,7 @@ class Storage:
         self.kept = False
         self.cached = False
         self.of_parameter = False
+        self.basis = "exact"
         self.origin: Origin | None = None
 
 

@@ -144,6 +144,8 @@ class Runs:
         recorder.phases.notice(recorder.events)
         dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
         made = self._claim(len(recorder.events))
+        known = [recorder.storages.of(each) for each in arguments if isinstance(each, Tensor)]
+        basis = recorder.sizes.of_records(known, made)
         phase = recorder.phases.of_operation(made)
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
@@ -151,7 +153,7 @@ class Runs:
             event = Event(
                 made, name=work.name, path=self._path(phase, work), phase=phase, kind=work.kind, flops=flops,
                 read=read, written=written, dtype=dtypes[0] if dtypes else "", line=work.line,
-                basis="assumed" if recomputed else "exact", source=SOURCE, seconds=seconds,
+                basis="assumed" if recomputed else basis, source=SOURCE, seconds=seconds,
             )  # fmt: skip
             self._append(event)
 

@@ -24,7 +24,10 @@ from trainledger.trace.distributed.collectives import COUNTS, counts_have_values
 from trainledger.trace.distributed.local_shards import local, run_on_parts
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
 from trainledger.trace.fakes.counts import Counts
+from trainledger.trace.fakes.launches import record_launch
+from trainledger.trace.fakes.own_code import own_code_followed
 from trainledger.trace.fakes.picked import EmptyBatches, zero_where_picked
+from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import AssumedValues
 from trainledger.trace.fakes.shown import numbers_shown
@@ -62,6 +65,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # checkpoint does before it loads one, is no training step.
         self._worked = False
         self._first: torch.optim.Optimizer | None = None
+        self._made_optimizer = self._ran_backward = False
         self._used: dict[int, torch.optim.Optimizer] = {}
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
@@ -75,7 +79,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._before = ExitStack()  # until a step is recorded
 
     def __enter__(self) -> Steps:
-        enter = self._stack.enter_context
+        enter, mode = self._stack.enter_context, torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         for hook in (
             module_hooks.register_module_forward_pre_hook(self._enter_module),
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
@@ -102,6 +106,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         enter(self._counts.followed())
         enter(numbers_shown())
         enter(without_values(self.left_out.setdefault))
+        enter(replaced(torch.optim.Optimizer, "__init__", around(self._made)))
+        enter(own_code_followed(mode, self.left_out.setdefault, self._launched))
         enter(dispatching(self))
         return self
 
@@ -132,10 +138,16 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = recorder.__torch_dispatch__(func, types, args, kwargs)
         else:
             out = func(*args, **(kwargs or {}))
+            if self._ran_backward and not self._made_optimizer and func._schema.is_mutable:
+                self._refuse_own_update(args)
         give_values(func, args, out)
         zero_where_picked(func, out, self._picked)
         self._empty.ran(func, args, out)
         return out
+
+    def _launched(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.recorder is not None:
+            record_launch(self.recorder, name, args, kwargs)
 
     def _picked(self) -> None:
         if self.recorder is not None:
@@ -158,7 +170,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         optimizers_used = list(self._used.values())
         self._before.close()
         self._counts.clear()
-        self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines())
+        self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines(), sizes=self._counts.sizes)
         gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
         recorder.resident(gradients.values(), "gradients", gradients)
         for model in self._models.values():
@@ -207,6 +219,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _during(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         self._worked = self._worked or phase == "backward"
+        self._ran_backward = self._ran_backward or (phase == "backward" and self.between_optimizer_steps)
         if recorder is None or recorder.compiling or recorder.phases.current == phase:
             return function(*args, **kwargs)
         before = recorder.phases.current
@@ -240,6 +253,23 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
+
+    def _made(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        self._made_optimizer = True
+        before(*args, **kwargs)
+
+    def _refuse_own_update(self, args: tuple[Any, ...]) -> None:
+        """Without an optimizer of torch no step is seen, and a program would run to its end for nothing."""
+        if torch.is_grad_enabled():
+            return
+        written = {each.untyped_storage()._cdata for each in tensors_in(args[:1])}
+        parameters = (each for model in self._models.values() for each in model.parameters())
+        if any(each.untyped_storage()._cdata in written for each in parameters if type(each.data) is FakeTensor):
+            raise Refused(
+                "parameters are written here by an optimizer that is none of torch.optim.Optimizer: where its steps "
+                "begin and end is not seen on a rank; let it inherit from torch.optim.Optimizer, or take one process: "
+                "annotate --fake --steps 2"
+            )
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._used.setdefault(id(optimizer), optimizer)

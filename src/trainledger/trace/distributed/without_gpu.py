@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,10 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from trainledger.trace.fakes.gpu import Gpu, gpu_answers
 from trainledger.trace.patches import Patch, around
+from trainledger.trace.recorder.modes import also_in_backward
+from trainledger.trace.recorder.source_lines import TORCH
 from trainledger.trace.recorder.tensor_facts import is_gpu
 
 _CPU = torch.device("cpu")
 _PLAIN = torch.empty(0)
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -26,7 +30,7 @@ def as_cpu(gpu: Gpu) -> Iterator[None]:
 
     ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
     """
-    with gpu_answers(gpu), _OnCpu():
+    with gpu_answers(gpu), also_in_backward(_OnCpu()):
         yield
 
 
@@ -37,6 +41,8 @@ class _OnCpu(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
+        if func == _IS_CUDA and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
+            return True  # a kernel of the program's own wants to know it before it is launched
         if name == "cuda":
             return args[0].to("cpu")
         if kwargs and is_gpu(kwargs.get("device")):

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.fakes.refused import Refused
+from trainledger.trace.recorder.assumed_sizes import ASSUMED, BOUND, AssumedSizes
 from trainledger.units import counted
 
 aten = torch.ops.aten
@@ -29,13 +30,14 @@ class Counts:
     """How many elements of unknown values are assumed to be found; ``line`` is the one that runs now.
 
     Each of ``assume`` is ``nonzero=SHARE`` of all elements, or a count of 2 and more, for every line or for one
-    (``nonzero@FILE:LINE=``). Raises InvalidInput for anything else.
+    (``nonzero@FILE:LINE=``). Raises InvalidInput for anything else. ``sizes`` knows what rests on the numbers.
     """
 
     def __init__(self, assume: Sequence[str], line: Callable[[], str]) -> None:
         self._given = dict(_given(each) for each in assume)
         self._line = line
         self._noted: dict[str, str] = {}
+        self.sizes = AssumedSizes()
 
     def number(self, elements: int) -> int:
         """How many of so many elements are found by what runs now."""
@@ -49,8 +51,10 @@ class Counts:
                 f"{line}: how many elements are found depends on values; all {counted(elements, 'element')} are "
                 "assumed, which is the most: what follows is an upper bound (--assume nonzero=1/8 takes a share)"
             )
+            self.sizes.found(elements, elements, BOUND)
             return elements
         found = min(elements, int(given) if given > 1 else -(-elements * given.numerator // given.denominator))
+        self.sizes.found(found, elements, ASSUMED)
         self._noted[line] = f"{line}: {found:,} of {counted(elements, 'element')} are assumed to be found, as given"
         return found
 
@@ -59,8 +63,9 @@ class Counts:
         yield from self._noted.values()
 
     def clear(self) -> None:
-        """Forget the lines so far."""
+        """Forget the lines so far, and their numbers."""
         self._noted.clear()
+        self.sizes.clear()
 
     @contextmanager
     def followed(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ GPU's, a rank's program has them on the CPU. Torch's own compiler is told the tr
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ import torch.amp.autocast_mode
 from torch import Tensor
 
 from trainledger.trace.fakes.refused import Refused
-from trainledger.trace.patches import Made, Patch, all_replaced, answering
+from trainledger.trace.patches import Made, Patch, all_replaced, answering, around
 from trainledger.trace.recorder.source_lines import TORCH
 from trainledger.units import GIGA
 
@@ -180,6 +182,7 @@ def gpu_answers(gpu: Gpu) -> Iterator[None]:
         (torch.cuda.nccl, "version", answering((2, 27, 3))),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu),
         *((torch.cuda.nvtx, name, answering(None)) for name in _MARKS.split()),
+        (subprocess.Popen, "__init__", around(_without_nvidia_smi)),
     ]
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     if flex is not None:
@@ -197,6 +200,14 @@ def answering_itself(_: Any) -> Callable[..., Tensor]:
         return self
 
     return itself
+
+
+def _without_nvidia_smi(before: Callable[..., None], process: Any, args: Any, *more: Any, **options: Any) -> None:
+    """What a program logs of its GPU is nothing where there is no ``nvidia-smi``; any other process is started."""
+    words = args.split() if isinstance(args, str) else args if isinstance(args, (list, tuple)) else ()
+    if words and words[0] == "nvidia-smi" and shutil.which("nvidia-smi") is None:
+        args = "true" if isinstance(args, str) else ["true"]
+    before(process, args, *more, **options)
 
 
 def _truth(value: Any) -> Made:

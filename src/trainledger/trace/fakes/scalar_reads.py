@@ -33,7 +33,8 @@ class ZeroWhereUnknown(TorchDispatchMode):
 
     Where such a number only scales values and does not decide which operations run, that is exact. ``trusted()`` says
     where: inside an optimizer. In torch's own optimizers it is true of all numbers, since those that decide (the step
-    count, ASGD's ``mu``) are known: tensors of a single number that are made where it is trusted keep their value.
+    count, ASGD's ``mu``) are known: tensors of a single number that are made where it is trusted keep their value, and
+    those of a whole number anywhere.
     A truth value always decides, and what other optimizers do with a number is not known. There, and where nothing is
     trusted, ``assumed()`` is called each time; where nothing is trusted and without it, the read fails. ``results``
     correct what some operators give (`results`). L-BFGS decides by losses and slopes, and reads those of a descent that
@@ -70,7 +71,7 @@ class ZeroWhereUnknown(TorchDispatchMode):
         out = added_to_dense(func, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
-        if func in _MADE_OF and isinstance(out, FakeTensor) and out.dim() == 0 and self._trusted():
+        if func in _MADE_OF and isinstance(out, FakeTensor) and out.dim() == 0 and (self._trusted() or _is_whole(out)):
             return _known(out, _MADE_OF[func](args))
         correct = self._results.get(func)
         return out if correct is None else correct(args, out)
@@ -90,6 +91,10 @@ def _known(made: FakeTensor, number: Any) -> torch.Tensor:
     if not isinstance(number, (bool, int, float)) or made.fake_device.type != "cpu":
         return made
     return torch.tensor(number, dtype=made.dtype)
+
+
+def _is_whole(tensor: FakeTensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _only_scales(tensor: FakeTensor) -> bool:

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.abc
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.fakes.tensors import fake_batch, mapped
-from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.patches import after_import, all_replaced, around
 from trainledger.trace.recorder.tensor_facts import has_no_memory
 
 Note = Callable[[str], None]
@@ -37,22 +34,20 @@ def without_values(note: Note) -> Iterator[None]:
     copied.
     """
     files = _Files(note)
-    finder = _Pretrained()
-    sys.meta_path.insert(0, finder)
-    _refuse_pretrained(sys.modules.get("transformers.modeling_utils"))
     safe = sys.modules.get("safetensors.torch")
-    try:
-        with all_replaced(
+    # Pretrained weights are refused as soon as a script imports what would load them.
+    with (
+        after_import("transformers.modeling_utils", _refuse_pretrained),
+        all_replaced(
             (torch, "load", around(files.load)),
             (torch, "save", around(files.save)),
             (torch.Tensor, "__deepcopy__", around(_copied)),
             (torch.Tensor, "__reduce_ex__", around(_pickled)),
             (torch.utils.data.DataLoader, "__init__", lambda before: _in_process(before, note)),
             *([(safe, "load_file", _refused("load_file reads values"))] if safe is not None else []),
-        ):
-            yield
-    finally:
-        sys.meta_path.remove(finder)
+        ),
+    ):
+        yield
 
 
 def _refused(what: str) -> Callable[[Any], Callable[..., Any]]:
@@ -195,7 +190,7 @@ def _in_process(before: Callable[..., None], note: Note) -> Callable[..., None]:
     return init
 
 
-def _refuse_pretrained(module: ModuleType | None) -> None:
+def _refuse_pretrained(module: ModuleType) -> None:
     """Weights of a hub must not be fetched to be thrown away. The refusal stays: it asks whether tensors are fake."""
     model = getattr(module, "PreTrainedModel", None)
     if model is None or hasattr(model.from_pretrained, "refuses"):
@@ -210,29 +205,3 @@ def _refuse_pretrained(module: ModuleType | None) -> None:
 
     from_pretrained.refuses = True  # type: ignore[attr-defined]
     model.from_pretrained = classmethod(from_pretrained)
-
-
-class _Pretrained(importlib.abc.MetaPathFinder):
-    """Refuses pretrained weights as soon as a script imports what would load them."""
-
-    def __init__(self) -> None:
-        self._looking = False
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "transformers.modeling_utils" or self._looking:
-            return None
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._looking = False
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
-            return spec
-        execute = spec.loader.exec_module
-
-        def then_refuse(module: ModuleType) -> None:
-            execute(module)
-            _refuse_pretrained(module)
-
-        spec.loader.exec_module = then_refuse  # type: ignore[method-assign]
-        return spec

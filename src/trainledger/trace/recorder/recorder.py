@@ -31,6 +31,7 @@ from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import that_hold_state
 from trainledger.trace.patches import around, inside, replaced
+from trainledger.trace.recorder.assumed_sizes import ASSUMED, AssumedSizes
 from trainledger.trace.recorder.attribution import Attribution, of_loss, plain_name
 from trainledger.trace.recorder.modes import dispatching
 from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
@@ -67,8 +68,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     code that an operation comes from, in backward that of the forward operation it answers. On a CPU, unless
     ``kernels`` are others', entries have as ``scratch`` what kernels allocate besides their results
     (`operators.scratch`), and gradients that autograd would add up in the memory of one of them are recorded so
-    (`phases`); without ``hidden``, neither. Two modules or more are traced as the children of an
-    ``nn.ModuleDict``.
+    (`phases`); without ``hidden``, neither. What rests on assumed ``sizes`` has their basis. Two modules or more are
+    traced as the children of an ``nn.ModuleDict``.
 
     ``observe`` is called after each operation, on the thread that dispatches, with its record (None for a view), and
     ``freed`` when the last reference to memory is gone; neither may run operations that are dispatched. For them only
@@ -91,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         appeared: Callable[[Event], None] | None = None,
         kernels: str = "cpu",
         hidden: bool = True,
+        sizes: AssumedSizes | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
@@ -99,12 +101,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[str] = []
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
-        self._clocked = clocked
-        self._observe = observe
-        self._appeared = appeared
+        self._clocked, self._observe, self._appeared = clocked, observe, appeared
         self.higher_order_ran: Callable[[Event], object] = lambda event: None  # no operator that ``observe`` knows
-        self._kernels = kernels
-        self._hidden = hidden
+        self._kernels, self._hidden = kernels, hidden
+        self.sizes = sizes or AssumedSizes()
         self._adds_in_place = hidden and alone() is not None
         self._one_at_a_time = RLock()
         self._unseen = self._in_threads = 0
@@ -228,7 +228,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_unknown(name)
         if made or not wraps:
             kind = "attention" if flex else "copy" if wraps else "unknown"
-            self.higher_order_ran(self.add(name, made, kind=kind, source=name, **flex))
+            basis = self.sizes.of_records(map(self.storages.of, tensors_in(args)))
+            self.higher_order_ran(self.add(name, made, kind=kind, source=name, basis=basis, **flex))
         return out
 
     def _record(
@@ -252,6 +253,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.storages.move(into.untyped_storage()._cdata, out.untyped_storage())
         made = self._made(func, operator, out, line)
         written = sum(each.nbytes for each in made)
+        basis = self.sizes.basis(func, args, kwargs, out, made, self.storages)
         if made and inputs and func.is_view:
             # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
             for record in made:
@@ -292,7 +294,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape=operator.shape(args),
             scratch=operator.scratch(args, out) if operator.scratch is not None and self._on_cpu(inputs) else 0,
             seconds=seconds,
-            basis="assumed" if operator.assumed else "exact",
+            basis=ASSUMED if operator.assumed else basis,
             source=operator.source or func._schema.name,
             line=line,
         )
