@@ -34,7 +34,8 @@ from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
-from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
+from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, is_replica, joined, restarted
+from trainledger.train.replicas import as_replica
 from trainledger.train.run_directory import already, begin_or_match, read_state, write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import Feed, OpenFeed, Together, derive
@@ -65,7 +66,12 @@ def train(
     """
     say = say or say_on_stderr
     refuse(run.recipe.precision, run.recipe)
-    with joined(run, run_dir, seconds=seconds_in_a_collective) as ranks:
+    there = (
+        as_replica(run, run_dir, seconds=seconds_in_a_collective)
+        if is_replica()
+        else joined(run, seconds=seconds_in_a_collective)
+    )
+    with there as ranks:
         say = _of_first(ranks, say)
         refuse_launches(run.recipe, str(ranks.device))
         refuse_products(run.recipe.precision, ranks.device.type)

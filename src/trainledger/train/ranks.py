@@ -181,18 +181,12 @@ class Ranks:
 
 
 @contextmanager
-def joined(run: Run, run_dir: Path, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ranks]:
+def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ranks]:
     """This process among the ranks of a run; they have met when the block begins, and part when it ends.
 
     ``seconds`` is how long a collective waits for a rank before it fails. Raises `InvalidInput` where the processes
     that were started are not as many as the layout's devices.
     """
-    if REPLICA in os.environ:
-        from trainledger.train.replicas import as_replica
-
-        with as_replica(run, run_dir, int(os.environ[REPLICA]), seconds=seconds) as replica:
-            yield replica
-        return
     started = int(os.environ.get("WORLD_SIZE", "1"))
     refuse_other_count(run, started)
     local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -33,7 +33,7 @@ from trainledger.train.device import find_device
 from trainledger.train.handing_over import give, take
 from trainledger.train.metrics import Lines
 from trainledger.train.observer import TrainingState
-from trainledger.train.ranks import O, Ranks, T
+from trainledger.train.ranks import REPLICA, O, Ranks, T
 from trainledger.train.run_directory import read_state, taken
 from trainledger.train.step import Alone, Clock, Feed, Together
 from trainledger.train.stop import EndedElsewhere, LostRank, NotCommitted, Stopped
@@ -218,9 +218,10 @@ class _ReplicaTogether(Alone):
 
 
 @contextmanager
-def as_replica(run: Run, run_dir: Path, index: int, *, seconds: float) -> Iterator[Replica]:
+def as_replica(run: Run, run_dir: Path, *, seconds: float) -> Iterator[Replica]:
     """This process as one of the replicas of a run: known to the others when the block begins, gone when it ends."""
     refuse(run)
+    index = int(os.environ[REPLICA])
     torchft = find_torchft()
     device = find_device(run.cluster.backend, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
