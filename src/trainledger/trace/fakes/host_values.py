@@ -44,6 +44,8 @@ def host_values(mode: FakeTensorMode) -> Iterator[None]:
         return out
 
     def from_file(before: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not mode:
+            return before(*args, **kwargs)  # in a thread that loads ahead: two threads cannot work in one mode
         with _disable_current_modes():
             real = before(*args, **kwargs)
         found: Tensor = mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
