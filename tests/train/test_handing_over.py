@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_run import CountingFeed, tiny_run
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.train.engine import train
+from trainledger.train.handed_files import HandedFiles
 from trainledger.train.handing_over import figures, give, take
 from trainledger.train.metrics import Lines, Metrics, NoMetrics
 from trainledger.train.observer import Observer, TrainingState
@@ -22,6 +24,7 @@ from trainledger.train.saving import model_tensors, optimizer_tensors
 from trainledger.train.stop import Interrupted
 
 FP16 = {"precision": "fp16-mixed"}
+SOON = timedelta(seconds=1)
 MASTER = {"precision": "bf16", "optimizer": "adamw"}
 
 
@@ -44,6 +47,16 @@ def tensors(state: TrainingState) -> dict[str, torch.Tensor]:
     return model_tensors(state.model) | optimizer_tensors(state.model, state.optimizer)
 
 
+def sent(run_dir: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What another process gets of it."""
+    sender, receiver = (HandedFiles(run_dir, index) for index in range(2))
+    sender.send_checkpoint([1], 4, {"user": {"run": given}, "torchft": {"step": 4}}, SOON)
+    found = receiver.recv_checkpoint(0, sender.metadata(), 4, SOON)
+    assert found["torchft"] == {"step": 4}
+    run: dict[str, Any] = found["user"]["run"]
+    return run
+
+
 @pytest.mark.parametrize("fields", [{}, FP16, MASTER, {"optimizer": "lion"}])
 def test_who_takes_a_run_has_all_of_it(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = tiny_run(**fields)
@@ -51,7 +64,7 @@ def test_who_takes_a_run_has_all_of_it(tmp_path: Path, fields: dict[str, Any]) -
     here, there = after(run, tmp_path / "here", 4), after(run, tmp_path / "there", 1)
     assert any(not each.equal(other) for each, other in zip(*map(list, _pair(here, there)), strict=True))
     lines, taken = deque([{"step": 4, "loss": 1.0}]), deque([{"step": 1, "loss": 2.0}])
-    take(there, feed, taken, give(here, feed, lines))
+    take(there, feed, taken, sent(tmp_path, give(here, feed, lines)))
     ours, theirs = tensors(here), tensors(there)
     assert ours.keys() == theirs.keys()
     assert all(each.equal(theirs[name]) for name, each in ours.items())
@@ -95,3 +108,27 @@ def test_lines_that_a_lost_first_has_not_written_are_written_once(tmp_path: Path
     ]  # fmt: skip
     assert [each["took"] for each in written if "took" in each] == [[1], [1]]
     assert len(kept) == 6
+
+
+def test_one_file_of_a_process_is_there_and_none_after_it(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        return {each.name for each in (tmp_path / "handed-over").iterdir()}
+
+    given = {"model": {"w": torch.ones(2)}, "optimizer": {}, "lines": []}
+    one = HandedFiles(tmp_path, 3)
+    for step in (1, 2):
+        one.send_checkpoint([0], step, {"user": {"run": given}, "torchft": {}}, SOON)
+    assert names() == {f"{one.metadata()}-2"}
+    again = HandedFiles(tmp_path, 3)  # the same replica, started again after it was killed
+    assert names() == set()
+    again.send_checkpoint([0], 2, {"user": {"run": given}, "torchft": {}}, SOON)
+    again.shutdown()
+    assert names() == set()
+
+
+def test_a_name_leads_nowhere_else_and_a_state_that_does_not_come_is_said(tmp_path: Path) -> None:
+    other, own = HandedFiles(tmp_path / "other", 0), HandedFiles(tmp_path / "own", 1)
+    given = {"model": {"w": torch.ones(2)}, "optimizer": {}}
+    other.send_checkpoint([1], 1, {"user": {"run": given}, "torchft": {}}, SOON)
+    with pytest.raises(TimeoutError, match="do all replicas see the same directory"):
+        own.recv_checkpoint(0, f"../../other/handed-over/{other.metadata()}", 1, timedelta(0))

@@ -35,9 +35,20 @@ def _nothing_is_left() -> Iterator[None]:
     commanded.end_all()
 
 
-def start(folder: Path, *words: str, steps: int = 100_000, **more: str) -> subprocess.Popen[str]:
+LATE = "late"  # a file: processes that begin while it is there begin later than a lost heartbeat is noticed
+_SLEEPS = f"""
+import os, time
+if "TRAINLEDGER_REPLICA" in os.environ and os.path.exists("{LATE}"):
+    time.sleep(10)
+"""
+
+
+def start(folder: Path, *words: str, steps: int = 100_000) -> subprocess.Popen[str]:
     commanded.write(folder, layout="replicate = 2", ranks=2, steps=steps, every=25)
-    return commanded.start(folder, "--replicas", "2", *LOST, *words, environment=more)
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "sitecustomize.py").write_text(_SLEEPS)
+    path = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
+    return commanded.start(folder, "--replicas", "2", *LOST, *words, environment={"PYTHONPATH": path})
 
 
 def took(run_dir: Path) -> list[tuple[int, list[int]]]:
@@ -87,6 +98,7 @@ def test_others_go_on_and_the_lost_one_comes_again(tmp_path: Path, killed: int) 
     """Replica 0 holds the run's directory when it is killed, and the other takes it; a stop saves, a resume goes on."""
     process = start(tmp_path)
     run_dir = commanded.until_step(tmp_path, 15, process)
+    (tmp_path / LATE).touch()
     os.kill(commanded.replicas(process)[killed], signal.SIGKILL)
     until_took(run_dir, [0, 1], changes=2, process=process)
     until_step(run_dir, took(run_dir)[-1][0] + 5, process)
@@ -99,6 +111,20 @@ def test_others_go_on_and_the_lost_one_comes_again(tmp_path: Path, killed: int) 
     assert steps == list(range(1, len(steps) + 1)), "each step once"
     assert saved(run_dir)[0] == len(steps), "a stop saves"
     assert commanded.state_of(run_dir)["state"] == "interrupted"
+    assert_replayed(tmp_path, run_dir)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_that_comes_again_before_the_others_miss_it(tmp_path: Path, killed: int) -> None:
+    process = start(tmp_path)
+    run_dir = commanded.until_step(tmp_path, 15, process)
+    os.kill(commanded.replicas(process)[killed], signal.SIGKILL)
+    until_step(run_dir, steps_of(run_dir)[-1] + 300, process)  # longer than it takes to come
+    process.send_signal(signal.SIGTERM)
+    assert commanded.end(process)[0] == 143
+    steps = steps_of(run_dir)
+    assert steps == list(range(1, len(steps) + 1))
+    assert took(run_dir)[-1][1] == [0, 1]
     assert_replayed(tmp_path, run_dir)
 
 
@@ -163,9 +189,9 @@ def lighthouse() -> Iterator[str]:
     find_torchft()  # which quietens it
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=60_000, heartbeat_timeout_ms=5000)
+    server = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=60_000, heartbeat_timeout_ms=5000)
     try:
-        yield server.address()
+        yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
     finally:
         server.shutdown()
 

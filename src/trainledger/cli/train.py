@@ -217,7 +217,7 @@ def train(args: Namespace) -> Outcome:
 def _train_replicas(args: Namespace, run: Run, run_dir: Path, *, resume: bool) -> Outcome:
     """Start replicas of a run on this machine, and tell its end."""
     from trainledger.train.launch_replicas import launch_replicas
-    from trainledger.train.loop import finished_from
+    from trainledger.train.observer import Finished
     from trainledger.train.run_directory import read_state
 
     here = range(args.first_replica, args.first_replica + args.replicas)
@@ -228,7 +228,7 @@ def _train_replicas(args: Namespace, run: Run, run_dir: Path, *, resume: bool) -
     state = read_state(run_dir)
     if code or state is None:
         raise SystemExit(code)
-    return _outcome(0, _finished(finished_from(run_dir, state)))
+    return _outcome(0, _finished(Finished.of(run_dir, state)))
 
 
 def _outcome(code: int, result: dict[str, Any]) -> Outcome:

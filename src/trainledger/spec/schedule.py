@@ -45,3 +45,8 @@ def sampled_steps(recipe: Recipe, most: int) -> list[int]:
         turns.append(last - round(schedule.decay_fraction * recipe.total_steps))
     spaced = [last * at // max(1, most - 1) for at in range(most)]
     return sorted({each for each in (*spaced, *turns) if 0 <= each <= last})
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something that happens every so many steps happens after this one."""
+    return every is not None and step % every == 0

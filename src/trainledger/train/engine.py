@@ -25,7 +25,7 @@ from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
 from trainledger.train.device import keep_freed_memory, refuse_launches, return_freed_memory
 from trainledger.train.loading import restore
-from trainledger.train.loop import TrainingLoop, finished_from
+from trainledger.train.loop import TrainingLoop
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
@@ -81,7 +81,7 @@ def train(
             how = {"resume": resume or again > 0, "again": again == ranks.size}
             begun = ranks.of_first(lambda: _begin(run, run_dir, ranks, stack, say, **how)) or {"begun": False}
             if "finished" in begun:
-                return finished_from(run_dir, begun["finished"])
+                return Finished.of(run_dir, begun["finished"])
             keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
             stack.enter_context(_arithmetic(run, ranks.device, keeps=keeps))
             state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
@@ -104,7 +104,7 @@ def _begin(
     if begun and not resume:
         raise InvalidInput([already(run_dir, earlier)])
     if earlier is not None and earlier["state"] == "finished":
-        damaged = checkpoint.damage(finished_from(run_dir, earlier).checkpoint)
+        damaged = checkpoint.damage(Finished.of(run_dir, earlier).checkpoint)
         if damaged is None:
             say(f"{run_dir} is already finished.")
             return {"finished": earlier}

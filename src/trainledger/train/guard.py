@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from trainledger.spec.guard import Guard
 from trainledger.spec.layout import Layout
 from trainledger.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
@@ -119,3 +122,9 @@ def ordinal(number: int) -> str:
     """
     teen = number % 100 in (11, 12, 13)
     return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def all_finite(model: nn.Module) -> bool:
+    """Whether no parameter holds a NaN or an infinity."""
+    with torch.no_grad():
+        return all(math.isfinite(each.sum(dtype=torch.float64).item()) for each in model.parameters())

@@ -111,10 +111,13 @@ def _lighthouse(seconds: float) -> Iterator[str]:
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        bind="[::]:0", min_replicas=1, join_timeout_ms=int(1000 * seconds), heartbeat_timeout_ms=_HEARTBEAT_TIMEOUT_MS
+        bind="127.0.0.1:0",
+        min_replicas=1,
+        join_timeout_ms=int(1000 * seconds),
+        heartbeat_timeout_ms=_HEARTBEAT_TIMEOUT_MS,
     )
     try:
-        yield server.address()
+        yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
     finally:
         server.shutdown()
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.durable import FORBIDDEN, is_full
 from trainledger.spec.guard import Stop
-from trainledger.spec.schedule import learning_rate
+from trainledger.spec.schedule import due, learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
 from trainledger.train.evaluation import losses_by_source
-from trainledger.train.guard import Agreed, NotFinite, agree, forget_after, ordinal, to_go_back_to
+from trainledger.train.guard import Agreed, NotFinite, agree, all_finite, forget_after, ordinal, to_go_back_to
 from trainledger.train.handing_over import figures, figures_to_go_on
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
@@ -28,18 +25,9 @@ from trainledger.train.optimizer import set_learning_rate
 from trainledger.train.ranks import Ranks, lost_ranks_named, names_of
 from trainledger.train.reading import Reading
 from trainledger.train.run_directory import read_state, write_state
-from trainledger.train.saving import Saver
+from trainledger.train.saving import Saver, cannot_record
 from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
-from trainledger.train.stop import (
-    CannotSave,
-    Diverged,
-    Interrupted,
-    LostRank,
-    NotCommitted,
-    Stopped,
-    StopRequests,
-    memory_told,
-)
+from trainledger.train.stop import Diverged, Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
 from trainledger.train.watch import MOST_KEPT, SpikeWatch, listed
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
@@ -86,20 +74,15 @@ class TrainingLoop:
                 self.ranks.attach(state, self.feed)
                 self.steps(requests)
                 return self.finish()
-        except Interrupted as error:
-            self.note_end("interrupted", str(error), exit_code=error.exit_code)
-            raise
-        except LostRank as error:
-            self.note_end("interrupted", str(error))
+        except (Interrupted, LostRank) as error:
+            asked = {"exit_code": error.exit_code} if isinstance(error, Interrupted) else {}
+            self.note_end("interrupted", str(error), **asked)
             raise
         except OSError as error:
             if not is_full(error) and error.errno not in FORBIDDEN:
                 self.note_end("failed", str(error))
                 raise
-            newest = checkpoint.all_checkpoints(state.run_dir)
-            where = f"the newest checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
-            what = "No space for the records" if is_full(error) else "The records cannot be written"
-            refused = CannotSave(f"{what} of step {state.step} ({error}); {where}.")
+            refused = cannot_record(state.run_dir, state.step, error)
             self.note_end("failed", str(refused), exit_code=refused.exit_code)
             raise refused from error
         except BaseException as error:
@@ -119,8 +102,7 @@ class TrainingLoop:
     def open_metrics(self) -> None:
         """Go on with the file of the curve after the run's step, and know again what was usual by then."""
         state = self.state
-        kept = self.ranks.lines
-        first = self.ranks.first
+        kept, first = self.ranks.lines, self.ranks.first
         self.metrics = Metrics(state.run_dir, after=state.step, kept=kept) if first else NoMetrics(kept)
         if first:
             self.watch.remember(each for each in read(state.run_dir / "metrics.jsonl") if "loss" in each)
@@ -162,8 +144,8 @@ class TrainingLoop:
         """Write what is not written yet, as the first."""
         self.metrics.close()
         self.open_metrics()
-        newest = checkpoint.all_checkpoints(self.state.run_dir)[-1:]
-        self.saved_step = checkpoint.step_of(newest[0]) if newest else -1
+        saved = checkpoint.all_checkpoints(self.state.run_dir)
+        self.saved_step = max(map(checkpoint.step_of, saved), default=-1)
         for each in self.waiting:
             each.on_start(self.state)
         self.observers += self.waiting
@@ -279,18 +261,18 @@ class TrainingLoop:
 
     def roll_back_or_end(self, why: str) -> None:
         """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
-        state, beyond = self.state, self.recipe.guard.beyond
+        state, beyond, every = self.state, self.recipe.guard.beyond, self.recipe.checkpoints.every
         if isinstance(beyond, Stop):
             raise self.diverged(why)
         if state.guard.roll_backs >= beyond.times:
             raise self.diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
         self.keep_saved()
         first = min(state.guard.recent, default=state.step + 1)
-        name = self.ranks.of_first(lambda: _name(to_go_back_to(state.run_dir, first, self.recipe.checkpoints.every)))
-        if name is None:
+        path = self.ranks.of_first(lambda: str(to_go_back_to(state.run_dir, first, every) or ""))
+        if not path:
             raise self.diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard
-        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
+        self.ranks.together(lambda: restore(state, Path(path), self.say))
         guard.rolled_back(step, state.guard, state.step)
         state.guard, state.seconds = guard, seconds
         self.saved_step = state.step
@@ -299,6 +281,7 @@ class TrainingLoop:
             self.metrics.close()
             self.open_metrics()
         # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
+        name = Path(path).name
         facts = {"to": name, "from": step, **guard.facts(), "why": why}
         self.metrics.event("roll-back", state.step + 1, **facts)
         self.write_state("running", **figures(self.state))
@@ -371,7 +354,7 @@ class TrainingLoop:
         if self.ranks.takes_over(wait=True):
             written = read_state(state.run_dir)
             if written is not None and written["state"] == "finished":
-                return finished_from(state.run_dir, written)
+                return Finished.of(state.run_dir, written)
             self.go_on_with_files()  # the first was lost before it had finished
             self.save()
             self.keep_saved()
@@ -380,7 +363,7 @@ class TrainingLoop:
         self.metrics.event("finish", state.step, seconds=state.seconds, **counted)
         facts = figures(self.state) | {"checkpoint": path.name}
         self.write_state("finished", **facts)
-        finished = finished_from(state.run_dir, facts)
+        finished = Finished.of(state.run_dir, facts)
         for each in self.observers:
             each.on_finish(finished)
         return finished
@@ -391,7 +374,7 @@ class TrainingLoop:
 
     def diverged(self, why: str) -> Diverged:
         """The sentence with the step that diverged and the checkpoint that is still good."""
-        good = self.ranks.of_first(lambda: _text(checkpoint.latest_valid(self.state.run_dir, self.say)))
+        good = self.ranks.of_first(lambda: str(checkpoint.latest_valid(self.state.run_dir, self.say) or ""))
         kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
         return Diverged(f"{why}; {kept}. {other}.")
@@ -408,29 +391,3 @@ class TrainingLoop:
             self.write_state(how, **figures(self.state), why=why, **more)
         except OSError:
             pass  # the exception has the reason for the end; a full disk must not replace it
-
-
-def due(step: int, every: int | None) -> bool:
-    """Whether something that happens every so many steps happens after this one."""
-    return every is not None and step % every == 0
-
-
-def all_finite(model: nn.Module) -> bool:
-    """Whether no parameter holds a NaN or an infinity."""
-    with torch.no_grad():
-        return all(math.isfinite(each.sum(dtype=torch.float64).item()) for each in model.parameters())
-
-
-def finished_from(run_dir: Path, facts: dict[str, Any]) -> Finished:
-    """The result of a run whose ``state.json`` says finished."""
-    path = checkpoint.checkpoints_dir(run_dir) / facts["checkpoint"]
-    names = ("step", "loss", "validation_loss", "unigram_entropy", "tokens", "seconds")
-    return Finished(**{name: facts[name] for name in names}, run_dir=run_dir, checkpoint=path)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _name(path: Path | None) -> str | None:
-    return None if path is None else path.name

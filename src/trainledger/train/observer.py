@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainledger.spec.run import Run
+from trainledger.train.checkpoint import checkpoints_dir
 from trainledger.train.device import synchronize
 from trainledger.train.guard import GuardRecord
 from trainledger.train.mixed_precision import LossScaler
@@ -89,6 +91,13 @@ class Finished:
     seconds: float
     run_dir: Path
     checkpoint: Path
+
+    @classmethod
+    def of(cls, run_dir: Path, facts: Mapping[str, Any]) -> Finished:
+        """The result of a run whose ``state.json`` says finished."""
+        path = checkpoints_dir(run_dir) / facts["checkpoint"]
+        names = ("step", "loss", "validation_loss", "unigram_entropy", "tokens", "seconds")
+        return cls(**{name: facts[name] for name in names}, run_dir=run_dir, checkpoint=path)
 
 
 class Observer:

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -30,6 +29,7 @@ from trainledger.spec.problem import InvalidInput, Problem, refuse_given
 from trainledger.spec.run import Run
 from trainledger.train.checkpoint import all_checkpoints, step_of
 from trainledger.train.device import find_device
+from trainledger.train.handed_files import HandedFiles
 from trainledger.train.handing_over import give, take
 from trainledger.train.metrics import Lines
 from trainledger.train.observer import TrainingState
@@ -111,9 +111,7 @@ class Replica(Ranks):
     def meet(self) -> bool:
         self.now.healed = False
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
-                self.manager.start_quorum()
+            self.manager.start_quorum()
         except (RuntimeError, TimeoutError) as error:
             why = f"{error}".split("\n")[0]
             raise LostRank(f"The replicas of this run cannot be asked who takes a step ({why}).") from error
@@ -233,7 +231,7 @@ def as_replica(run: Run, run_dir: Path, *, seconds: float) -> Iterator[Replica]:
     manager = torchft.Manager(
         group, None, None, min_replica_size=1, use_async_quorum=False, rank=0, world_size=1, store_addr=host,
         store_port=store.port, replica_id=f"replica-{index:05d}", timeout=timeout, quorum_timeout=timeout,
-        checkpoint_transport=_transport(timeout),
+        checkpoint_transport=HandedFiles(run_dir, index),
     )  # fmt: skip
     with ExitStack() as lock:
         # Who holds the lock is known to the others by now, so none of them begins the run without it.
@@ -251,15 +249,6 @@ def as_replica(run: Run, run_dir: Path, *, seconds: float) -> Iterator[Replica]:
             raise
         finally:
             manager.shutdown(wait=False)
-
-
-def _transport(timeout: timedelta) -> Any:
-    """What sends a replica's state to one that asks for it; it writes no line for each request."""
-    from torchft.checkpointing import HTTPTransport
-
-    transport = HTTPTransport(timeout=timeout, num_chunks=0)
-    transport._server.RequestHandlerClass.log_request = lambda *_: None
-    return transport
 
 
 def _meet_those_started_together() -> None:

@@ -198,6 +198,14 @@ def _name(temporary: Path, final: Path, facts: Mapping[str, object], files: File
     sync(final.parent)
 
 
+def cannot_record(run_dir: Path, step: int, error: OSError) -> CannotSave:
+    """Why a run ends whose metrics or state cannot be written, and what it has been saved until."""
+    newest = all_checkpoints(run_dir)
+    where = f"the newest checkpoint is {newest[-1]}" if newest else "there is no checkpoint yet"
+    what = "No space for the records" if is_full(error) else "The records cannot be written"
+    return CannotSave(f"{what} of step {step} ({error}); {where}.")
+
+
 def _or_cannot_save(make: Callable[[], Any], final: Path) -> Any:
     """What ``make`` gives; what the system refuses as `CannotSave`."""
     try:

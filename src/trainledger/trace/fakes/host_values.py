@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.trace.patches import all_replaced, around
 from trainledger.trace.recorder.tensor_facts import is_gpu
+from trainledger.units import GIB
 
-_MOST = 2**40  # elements
+_MOST = 2**40  # elements of a file that is read
+_MOST_NBYTES = 4 * GIB  # of memory that is made for a program to write to; of more the values are not known
 
 
 @contextmanager
@@ -79,8 +81,12 @@ def _give(mode: FakeTensorMode, tensor: FakeTensor) -> None:
     """Memory of the host that a program will write to."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_meta:
         return
-    with _disable_current_modes():
-        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    nbytes = tensor.untyped_storage().nbytes()
+    if nbytes > _MOST_NBYTES:
+        return
+    with _disable_current_modes():  # zeros, as what nobody has written should not differ from run to run
+        real = torch.zeros(nbytes // tensor.element_size(), dtype=tensor.dtype)
+        real = real.as_strided(tensor.shape, tensor.stride())
     converter = mode.fake_tensor_converter
     described = converter.meta_converter.describer.describe_tensor(real)
     converter.meta_converter.set_tensor_memo(described, tensor)
