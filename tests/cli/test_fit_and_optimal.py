@@ -212,7 +212,7 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
         assert losses[1] == pytest.approx(asked.loss_law.loss(best, 1e23 / best), rel=1e-6)
         assert losses[2] == asked.repeated.loss
     said = " ".join(about(asked))
-    assert "asked for: 8B parameters on 12.5T tokens, loss 2.024." in said
+    assert "requested: 8B parameters on 12.5T tokens, loss 2.024." in said
     assert "cheapest with 2T tokens served: 51.2B parameters on 2.06T tokens" in said
 
 

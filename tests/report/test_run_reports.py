@@ -182,7 +182,7 @@ def test_one_damaged_run_does_not_hide_the_others(copy, capsys, name, content):
 def test_a_file_of_a_run_that_is_a_fifo_is_not_waited_for(copy):
     (copy / "forecast.json").unlink()
     os.mkfifo(copy / "forecast.json")
-    assert "forecast.json is no file" in read_run(copy).missing
+    assert "forecast.json is not a file" in read_run(copy).missing
 
 
 # Who holds a lock until its standard input ends, as training holds it until it ends.
