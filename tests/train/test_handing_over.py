@@ -64,7 +64,7 @@ def test_who_takes_a_run_has_all_of_it(tmp_path: Path, fields: dict[str, Any]) -
     here, there = after(run, tmp_path / "here", 4), after(run, tmp_path / "there", 1)
     assert any(not each.equal(other) for each, other in zip(*map(list, _pair(here, there)), strict=True))
     lines, taken = deque([{"step": 4, "loss": 1.0}]), deque([{"step": 1, "loss": 2.0}])
-    take(there, feed, taken, sent(tmp_path, give(here, feed, lines)))
+    take(there, feed, taken, sent(tmp_path / "there", give(here, feed, lines)))
     ours, theirs = tensors(here), tensors(there)
     assert ours.keys() == theirs.keys()
     assert all(each.equal(theirs[name]) for name, each in ours.items())
@@ -112,14 +112,14 @@ def test_lines_that_a_lost_first_has_not_written_are_written_once(tmp_path: Path
 
 def test_one_file_of_a_process_is_there_and_none_after_it(tmp_path: Path) -> None:
     def names() -> set[str]:
-        return {each.name for each in (tmp_path / "handed-over").iterdir()}
+        return {each.name for each in (tmp_path / ".handed-over").glob("*")}
 
     given = {"model": {"w": torch.ones(2)}, "optimizer": {}, "lines": []}
-    one = HandedFiles(tmp_path, 3)
+    one = HandedFiles(tmp_path / "run", 3)
     for step in (1, 2):
         one.send_checkpoint([0], step, {"user": {"run": given}, "torchft": {}}, SOON)
     assert names() == {f"{one.metadata()}-2"}
-    again = HandedFiles(tmp_path, 3)  # the same replica, started again after it was killed
+    again = HandedFiles(tmp_path / "run", 3)  # the same replica, started again after it was killed
     assert names() == set()
     again.send_checkpoint([0], 2, {"user": {"run": given}, "torchft": {}}, SOON)
     again.shutdown()
@@ -127,8 +127,8 @@ def test_one_file_of_a_process_is_there_and_none_after_it(tmp_path: Path) -> Non
 
 
 def test_a_name_leads_nowhere_else_and_a_state_that_does_not_come_is_said(tmp_path: Path) -> None:
-    other, own = HandedFiles(tmp_path / "other", 0), HandedFiles(tmp_path / "own", 1)
+    other, own = HandedFiles(tmp_path / "others" / "run", 0), HandedFiles(tmp_path / "own" / "run", 1)
     given = {"model": {"w": torch.ones(2)}, "optimizer": {}}
     other.send_checkpoint([1], 1, {"user": {"run": given}, "torchft": {}}, SOON)
     with pytest.raises(TimeoutError, match="do all replicas see the same directory"):
-        own.recv_checkpoint(0, f"../../other/handed-over/{other.metadata()}", 1, timedelta(0))
+        own.recv_checkpoint(0, f"../../others/.handed-over/{other.metadata()}", 1, timedelta(0))

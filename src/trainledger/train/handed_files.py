@@ -1,7 +1,7 @@
-"""The state of a replica on its way to another: a file of tensors and one of JSON, in the run's directory.
+"""The state of a replica on its way to another: a file of tensors and one of JSON, next to the run's directory.
 
-torchft's own ways send a pickle through a port that is open to the network. All replicas share the run's directory
-anyway, and what reads safetensors and JSON runs nothing.
+torchft's own ways send a pickle through a port that is open to the network. All replicas share the folder of runs
+anyway, and what reads safetensors and JSON runs nothing. A replica of another run finds the files too, and is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ class HandedFiles:
     """torchft's ``CheckpointTransport``: each process writes under a name of its own, of which it keeps the last."""
 
     def __init__(self, run_dir: Path, index: int) -> None:
-        self._folder = run_dir / "handed-over"
-        self._name = f"replica-{index:05d}-{secrets.token_hex(8)}"
-        self._remove(f"replica-{index:05d}-*")  # of an earlier process of this replica
+        self._folder = run_dir.parent / ".handed-over"
+        replica = f"{run_dir.name}-{index:05d}-"
+        self._remove(f"{replica}*")  # of an earlier process of this replica
+        self._name = f"{replica}{secrets.token_hex(8)}"
 
     def metadata(self) -> str:
         """The name that the process that comes is told."""
@@ -76,3 +78,5 @@ class HandedFiles:
     def _remove(self, pattern: str) -> None:
         for each in (*self._folder.glob(pattern), *self._folder.glob(f"{TEMPORARY}{pattern}")):
             shutil.rmtree(each, ignore_errors=True)
+        with suppress(OSError):  # others have files in it
+            self._folder.rmdir()
