@@ -26,7 +26,10 @@ def test_a_trace_is_like_itself(name):
     found = of(name)
     same = against(found, found)
     assert same.difference_ns == 0
-    assert all(not each.difference_ns for each in (*same.parts, *same.kernels, *same.products, *same.collectives))
+    assert all(
+        not each.difference_ns
+        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.products, *same.changes.collectives)
+    )
     assert same.notes == ()
 
 
@@ -34,9 +37,9 @@ def test_a_trace_is_like_itself(name):
 @pytest.mark.parametrize("after", NAMES)
 def test_differences_of_parts_sum_to_that_of_the_steps(before, after):
     found = against(of(after), of(before))
-    assert sum(each.difference_ns for each in found.parts) == found.difference_ns
-    assert sum(each.before_ns for each in found.parts) == found.before.step.nanoseconds
-    largest = [abs(each.difference_ns) for each in found.kernels]
+    assert sum(each.difference_ns for each in found.changes.parts) == found.difference_ns
+    assert sum(each.before_ns for each in found.changes.parts) == found.before.step.nanoseconds
+    largest = [abs(each.difference_ns) for each in found.changes.kernels]
     assert largest == sorted(largest, reverse=True)
     data = json.loads(json.dumps(found.document().data()))
     assert data["difference_ns"] == found.difference_ns
@@ -48,8 +51,8 @@ def test_kernels_that_are_slower_and_gone_are_named():
     name = recording.names[work.names[np.argmax(np.bincount(work.names)[work.names])]]
     gone = replace(recording, work=work.where(work.names != recording.names.index(name)))
     found = against(profile(gone, "fast"), profile(recording, "slow"))
-    (kernel,) = (each for each in found.kernels if each.name == name)
+    (kernel,) = (each for each in found.changes.kernels if each.name == name)
     assert kernel.after_count == 0
     assert kernel.before_count > 0
     assert "1 kernel is gone" in str(found)
-    assert found.difference_ns == sum(each.difference_ns for each in found.parts)
+    assert found.difference_ns == sum(each.difference_ns for each in found.changes.parts)

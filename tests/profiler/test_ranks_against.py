@@ -46,10 +46,10 @@ def test_a_straggler_that_is_gone_is_named_with_what_it_cost(held_up, even):
     # In each step two all-reduces wait 400 us for rank 1.
     assert "Rank 1 held the others up before (each waited 800 us of a step" in said_of(found)
     assert held_up.costs_of_a_step_ns(held_up.stragglers[0]) == 2 * LATE_US * 1000
-    (waits,) = (each for each in found.parts if each.name == WAITS)
+    (waits,) = (each for each in found.changes.parts if each.name == WAITS)
     assert waits.after_ns == 0
     assert waits.before_ns == sum(held_up.ranks[0].waited_in_median_ns.values()) > 0
-    (exposed,) = (each for each in found.parts if each.name == EXPOSED)
+    (exposed,) = (each for each in found.changes.parts if each.name == EXPOSED)
     for some, time in ((held_up, exposed.before_ns), (even, exposed.after_ns)):
         every = sorted(
             each.profile.step.parts_ns[EXPOSED] - sum(each.waited_in_median_ns.values()) for each in some.ranks
@@ -68,7 +68,10 @@ def test_a_straggler_that_is_new_and_one_that_is_still_there(tmp_path, held_up, 
 def test_ranks_are_like_themselves(held_up):
     same = ranks_against(held_up, held_up)
     assert same.difference_ns == 0
-    assert all(not each.difference_ns for each in (*same.parts, *same.kernels, *same.products, *same.collectives))
+    assert all(
+        not each.difference_ns
+        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.products, *same.changes.collectives)
+    )
     assert "as long as before" in str(same)
     assert same.notes == ()
 

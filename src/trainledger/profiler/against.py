@@ -9,6 +9,7 @@ from trainledger.document import Answer
 from trainledger.profiler.profile import Profile
 
 Runs = tuple[int, int]  # how often, and nanoseconds in all
+Times = tuple[Mapping[str, Runs], ...]  # by name: parts, kernels, products, collectives
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,25 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Against(Answer, report="profile_against"):
-    """A profile (``after``) and another one that it is compared with (``before``).
+class Changes:
+    """What takes time in two steps, of each kind the largest difference first; the counts of parts are 0."""
 
-    The differences of ``parts`` sum to that of the steps. Those of the others do not, as kernels overlap. Of each kind
-    the largest differences come first; the counts of parts are 0.
-    """
-
-    before: Profile
-    after: Profile
     parts: tuple[Changed, ...]
     kernels: tuple[Changed, ...]
     products: tuple[Changed, ...]
     collectives: tuple[Changed, ...]
+
+
+@dataclass(frozen=True)
+class Against(Answer, report="profile_against"):
+    """A profile (``after``) and another one that it is compared with (``before``).
+
+    The differences of parts sum to that of the steps. Those of the others do not, as kernels overlap.
+    """
+
+    before: Profile
+    after: Profile
+    changes: Changes
     notes: tuple[str, ...] = ()
 
     @property
@@ -49,38 +56,39 @@ class Against(Answer, report="profile_against"):
 
 def against(after: Profile, before: Profile) -> Against:
     """What changed from one profile to another."""
-    parts, kernels, products, sent = (
-        changes(summed(found(before)), summed(found(after)))
-        for found in (parts_of, kernels_of, products_of, collectives_of)
+    return Against(before, after, changes(times_of(before), times_of(after)), tuple(_notes(before, after)))
+
+
+def times_of(found: Profile) -> Times:
+    """What takes time in the median step by name, of each kind in the order of `Changes`."""
+    return (
+        _summed((name, (0, each)) for name, each in found.step.parts_ns.items()),
+        _summed((each.name, (each.count, each.nanoseconds)) for each in found.kernels),
+        _summed(_products(found)),
+        _summed(_collectives(found)),
     )
-    return Against(before, after, parts, kernels, products, sent, tuple(_notes(before, after)))
 
 
-def parts_of(found: Profile) -> Iterable[tuple[str, Runs]]:
-    """The parts of the median step."""
-    return ((name, (0, each)) for name, each in found.step.parts_ns.items())
+def changes(before: Times, after: Times) -> Changes:
+    """What changed from one step to another."""
+    return Changes(*(_changed(*each) for each in zip(before, after, strict=True)))
 
 
-def kernels_of(found: Profile) -> Iterable[tuple[str, Runs]]:
-    """Its kernels by name."""
-    return ((each.name, (each.count, each.nanoseconds)) for each in found.kernels)
-
-
-def products_of(found: Profile) -> Iterable[tuple[str, Runs]]:
-    """Its matmuls, attention and convolutions by shape, format, and whether they run again."""
+def _products(found: Profile) -> Iterator[tuple[str, Runs]]:
+    """Matmuls, attention and convolutions by shape, format, and whether they run again."""
     for each in found.products:
         again = ", recomputed" if each.recomputed else ""
         yield f"{each.kind} {each.shape} in {each.dtype}{again}", (each.count, each.nanoseconds)
 
 
-def collectives_of(found: Profile) -> Iterable[tuple[str, Runs]]:
-    """Its collectives by size, format and ranks."""
+def _collectives(found: Profile) -> Iterator[tuple[str, Runs]]:
+    """Collectives by size, format and ranks."""
     for each in found.collectives:
         size = max(each.elements_in, each.elements_out)
         yield f"{each.collective} of {size:,} {each.dtype} over {each.ranks}", (each.count, each.nanoseconds)
 
 
-def changes(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> tuple[Changed, ...]:
+def _changed(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> tuple[Changed, ...]:
     """What takes time in any of the two, the largest difference first."""
     found = []
     for name in dict.fromkeys((*before, *after)):
@@ -90,13 +98,13 @@ def changes(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> tuple[Chan
     return tuple(sorted(found, key=lambda each: -abs(each.difference_ns)))
 
 
-def summed(found: Iterable[tuple[str, Runs]]) -> dict[str, Runs]:
+def _summed(found: Iterable[tuple[str, Runs]]) -> dict[str, Runs]:
     """What has the same name as one."""
-    sums: dict[str, Runs] = {}
+    summed: dict[str, Runs] = {}
     for name, (count, nanoseconds) in found:
-        before = sums.get(name, (0, 0))
-        sums[name] = before[0] + count, before[1] + nanoseconds
-    return sums
+        before = summed.get(name, (0, 0))
+        summed[name] = before[0] + count, before[1] + nanoseconds
+    return summed
 
 
 def _notes(before: Profile, after: Profile) -> Iterator[str]:

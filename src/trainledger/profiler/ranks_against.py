@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainledger.document import Answer
-from trainledger.profiler.against import (
-    Changed,
-    Runs,
-    changes,
-    collectives_of,
-    kernels_of,
-    parts_of,
-    products_of,
-    summed,
-)
+from trainledger.profiler.against import Changes, Runs, Times, changes, times_of
 from trainledger.profiler.rank_timeline import WAITS
 from trainledger.profiler.ranks import RankProfile, Ranks
 from trainledger.profiler.step_time import EXPOSED
@@ -27,15 +18,12 @@ class RanksAgainst(Answer, report="profile_ranks_against"):
     """The traces of several ranks (``after``), and those that they are compared with (``before``).
 
     All counts and times are medians over the ranks (of an even number the lower of the two), in their median steps;
-    medians of parts do not sum to that of the steps. The largest differences come first.
+    medians of parts do not sum to that of the steps.
     """
 
     before: Ranks
     after: Ranks
-    parts: tuple[Changed, ...]
-    kernels: tuple[Changed, ...]
-    products: tuple[Changed, ...]
-    collectives: tuple[Changed, ...]
+    changes: Changes
     notes: tuple[str, ...] = ()
 
     @property
@@ -51,32 +39,23 @@ class RanksAgainst(Answer, report="profile_ranks_against"):
 
 def ranks_against(after: Ranks, before: Ranks) -> RanksAgainst:
     """What changed from the ranks of one program to those of another."""
-    parts, kernels, products, sent = (
-        changes(_medians(before, found), _medians(after, found))
-        for found in (
-            _parts_and_waits,
-            *(_of_profile(each) for each in (kernels_of, products_of, collectives_of)),
-        )
-    )
-    return RanksAgainst(before, after, parts, kernels, products, sent, tuple(_notes(before, after)))
+    return RanksAgainst(before, after, changes(_medians(before), _medians(after)), tuple(_notes(before, after)))
 
 
-def _of_profile(
-    found: Callable[..., Iterable[tuple[str, Runs]]],
-) -> Callable[[RankProfile], Iterable[tuple[str, Runs]]]:
-    return lambda rank: found(rank.profile)
+def _medians(found: Ranks) -> Times:
+    """The median over ranks of how often each runs, and of its time."""
+    return tuple(_median(each) for each in zip(*(_times_and_waits(rank) for rank in found.ranks), strict=True))
 
 
-def _parts_and_waits(rank: RankProfile) -> Iterator[tuple[str, Runs]]:
+def _times_and_waits(rank: RankProfile) -> Times:
+    parts, *others = times_of(rank.profile)
     waits = sum(rank.waited_in_median_ns.values())
-    for name, (count, nanoseconds) in parts_of(rank.profile):
-        yield name, (count, nanoseconds - waits if name == EXPOSED else nanoseconds)
-    yield WAITS, (0, waits)
+    exposed = {EXPOSED: (0, parts[EXPOSED][1] - waits)} if EXPOSED in parts else {}
+    return ({**parts, **exposed, WAITS: (0, waits)}, *others)
 
 
-def _medians(found: Ranks, of: Callable[[RankProfile], Iterable[tuple[str, Runs]]]) -> dict[str, Runs]:
-    """The median over ranks of how often each runs, and of its time; a rank that has none of it counts as 0."""
-    every = [summed(of(each)) for each in found.ranks]
+def _median(every: tuple[Mapping[str, Runs], ...]) -> dict[str, Runs]:
+    """A rank that has none of something counts as 0."""
     middle = (len(every) - 1) // 2
     medians = {}
     for name in dict.fromkeys(name for each in every for name in each):

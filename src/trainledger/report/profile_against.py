@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from trainledger.document import Document, Facts, Figure, Section, Table, notes, section, sections, shown
 from trainledger.predict.forecast import Bar
-from trainledger.profiler.against import Against, Changed
+from trainledger.profiler.against import Against, Changed, Changes
 from trainledger.profiler.profile import Profile
 from trainledger.report.plain_data import Shape, plain
 from trainledger.report.plan_figures import waterfall
@@ -15,20 +16,19 @@ from trainledger.report.profile import document as of_profile
 from trainledger.report.profile import short_name
 from trainledger.units import format_percent
 
-_ROWS, _SENTENCES = 12, 3
+MOST_ROWS, _SENTENCES = 12, 3
 _LEAST = 0.005  # of the step: less is no sentence
 
 
-def document(found: Against, *, most: int = _ROWS) -> Document:
+def document(found: Against, *, most: int = MOST_ROWS) -> Document:
     """Both steps, what changed most in a sentence each, then parts, kernels, products, collectives (``most`` rows)."""
+    steps = found.before.step.nanoseconds, found.after.step.nanoseconds
     return Document(
         title=f"{found.after.path} against {found.before.path}",
         sections=sections(
             section("", Facts(tuple(_facts(found))), *_sentences(found)),
-            section("Parts of the step", _parts(found)),
-            changed("Kernels", "kernels", found.kernels, most),
-            changed("Products", "products", found.products, most),
-            changed("Collectives", "collectives", found.collectives, most),
+            section("Parts of the step", parts_table(found.changes, steps, "in all")),
+            *changed_sections(found.changes, most),
             notes(found.notes),
         ),
         data=lambda: _data(found),
@@ -49,9 +49,9 @@ def _sentences(found: Against) -> Iterator[str]:
         return
     how = "longer" if difference > 0 else "shorter"
     yield f"The step is {format_percent(abs(difference) / before)} {how}."
-    yield from largest_changes(found.parts, before)
-    for which, some in (("gone", [e for e in found.kernels if not e.after_count]),
-                        ("new", [e for e in found.kernels if not e.before_count])):  # fmt: skip
+    yield from largest_changes(found.changes.parts, before)
+    for which, some in (("gone", [e for e in found.changes.kernels if not e.after_count]),
+                        ("new", [e for e in found.changes.kernels if not e.before_count])):  # fmt: skip
         if some:
             time = shown(sum(each.before_ns + each.after_ns for each in some), "nanoseconds")
             count = "1 kernel is" if len(some) == 1 else f"{len(some)} kernels are"
@@ -67,22 +67,31 @@ def largest_changes(parts: Sequence[Changed], before_ns: int) -> Iterator[str]:
             yield f"{each.name}: {shown(abs(each.difference_ns), 'nanoseconds')} {more} ({share} of the step before)."
 
 
-def _parts(found: Against) -> Table:
+def parts_table(found: Changes, steps_ns: tuple[int, int], whole: str) -> Table:
+    """The parts of two steps, and under the name ``whole`` the steps."""
     rows = [(each.name, each.before_ns, each.after_ns, each.difference_ns) for each in found.parts]
-    whole = (found.before.step.nanoseconds, found.after.step.nanoseconds, found.difference_ns)
     columns = ("of the time of a step", "before", "after", "after - before")
-    return Table("parts", columns, (*rows, ("in all", *whole)), ("", *("nanoseconds",) * 3))
+    before, after = steps_ns
+    return Table("parts", columns, (*rows, (whole, before, after, after - before)), ("", *("nanoseconds",) * 3))
 
 
-def changed(title: str, name: str, some: Sequence[Changed], most: int) -> Section | None:
-    """A table of what runs otherwise, ``most`` rows of it; None where there is nothing."""
-    rows = tuple(
-        (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns, each.difference_ns)
-        for each in some[:most]
-    )
-    columns = (name, "runs before", "after", "time before", "after", "after - before")
-    table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))
-    return section(title, table) if rows else None
+def changed_sections(found: Changes, most: int, over: str = "") -> Iterator[Section | None]:
+    """Tables of the kernels, products and collectives that changed, ``most`` rows each; ``over`` ends their titles."""
+    for name in ("kernels", "products", "collectives"):
+        rows = tuple(
+            (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns,
+             each.difference_ns)
+            for each in getattr(found, name)[:most]
+        )  # fmt: skip
+        columns = (name, "runs before", "after", "time before", "after", "after - before")
+        table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))
+        yield section(name.capitalize() + over, table) if rows else None
+
+
+def changes_data(found: Changes) -> dict[str, Any]:
+    """All changes, as JSON has them."""
+    more: Shape = {Changed: ("difference_ns",)}
+    return {each.name: plain(list(getattr(found, each.name)), more=more) for each in fields(found)}
 
 
 def _figures(found: Against) -> dict[str, Figure]:
@@ -95,10 +104,7 @@ def _waterfall(name: str, found: Profile) -> tuple[str, Figure]:
 
 
 def _data(found: Against) -> dict[str, Any]:
-    more: Shape = {Changed: ("difference_ns",)}
     return {
         "before": of_profile(found.before).data(), "after": of_profile(found.after).data(),
-        "difference_ns": found.difference_ns,
-        **{name: plain(list(getattr(found, name)), more=more) for name in ("parts", "kernels", "products")},
-        "collectives": plain(list(found.collectives), more=more), "notes": list(found.notes),
+        "difference_ns": found.difference_ns, **changes_data(found.changes), "notes": list(found.notes),
     }  # fmt: skip

@@ -6,33 +6,37 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainledger.document import Document, Facts, Figure, Table, notes, section, sections, shown
-from trainledger.profiler.against import Changed
 from trainledger.profiler.rank_timeline import WAITS
 from trainledger.profiler.ranks import RankProfile, Ranks
 from trainledger.profiler.ranks_against import RanksAgainst
-from trainledger.report.plain_data import Shape, plain
-from trainledger.report.profile_against import changed, largest_changes
+from trainledger.report.profile_against import (
+    MOST_ROWS,
+    changed_sections,
+    changes_data,
+    largest_changes,
+    parts_table,
+)
 from trainledger.report.profile_ranks import document as of_ranks
 from trainledger.report.style import COLOURS, arranged, bar_figure, bars
 from trainledger.units import format_percent
 
-_ROWS, _DRAWN_PARTS, _DRAWN_RANKS = 12, 10, 16
+_DRAWN_PARTS, _DRAWN_RANKS = 10, 16
+_OVER = ", median over ranks"
 _LEAST_CHANGE = 0.0005  # of a step: less is written as 0.0 %
 _BEFORE, _AFTER = COLOURS[7], COLOURS[0]
 _HOVER = "%{y}: %{x:.4g} ms<extra></extra>"
 
 
-def document(found: RanksAgainst, *, most: int = _ROWS) -> Document:
+def document(found: RanksAgainst, *, most: int = MOST_ROWS) -> Document:
     """Both programs, what changed in a sentence each, then ranks, parts, kernels, products, collectives."""
+    steps = found.before.step_ns, found.after.step_ns
     return Document(
         title=f"{found.after.path} against {found.before.path}",
         sections=sections(
             section("", Facts(tuple(_facts(found))), list(_sentences(found))),
             section("Ranks", _ranks(found, most)) if found.shared else None,
-            section("Parts of the step, median over ranks", _parts(found)),
-            changed("Kernels, median over ranks", "kernels", found.kernels, most),
-            changed("Products, median over ranks", "products", found.products, most),
-            changed("Collectives, median over ranks", "collectives", found.collectives, most),
+            section("Parts of the step" + _OVER, parts_table(found.changes, steps, "the step")),
+            *changed_sections(found.changes, most, _OVER),
             notes(found.notes),
         ),
         data=lambda: _data(found),
@@ -58,7 +62,7 @@ def _sentences(found: RanksAgainst) -> Iterator[str]:
         change = f"{format_percent(share)} {how}" if share >= _LEAST_CHANGE else "as long as before"
         times = f"{shown(before.step_ns, 'nanoseconds')} before, {shown(after.step_ns, 'nanoseconds')} after"
         yield f"The step is {change}: {times} (median over ranks)."
-        yield from largest_changes(found.parts, before.step_ns)
+        yield from largest_changes(found.changes.parts, before.step_ns)
     yield from _of_stragglers(before, after)
     yield _of_the_slowest(before, after)
 
@@ -124,16 +128,9 @@ def _waits(rank: RankProfile) -> int:
     return sum(rank.waited_in_median_ns.values())
 
 
-def _parts(found: RanksAgainst) -> Table:
-    rows = [(each.name, each.before_ns, each.after_ns, each.difference_ns) for each in found.parts]
-    whole = (found.before.step_ns, found.after.step_ns, found.difference_ns)
-    columns = ("of the time of a step", "before", "after", "after - before")
-    return Table("parts", columns, (*rows, ("the step", *whole)), ("", *("nanoseconds",) * 3))
-
-
 def _figures(found: RanksAgainst) -> dict[str, Figure]:
     """Parts before and after beside each other, and of each rank its own work and its waiting."""
-    parts = sorted(found.parts, key=lambda each: -max(each.before_ns, each.after_ns))[:_DRAWN_PARTS]
+    parts = sorted(found.changes.parts, key=lambda each: -max(each.before_ns, each.after_ns))[:_DRAWN_PARTS]
     rows = [each.name for each in parts]
     times = (
         ("before", _BEFORE, [each.before_ns for each in parts]),
@@ -171,7 +168,6 @@ def _of_ranks(found: RanksAgainst) -> Figure:
 
 
 def _data(found: RanksAgainst) -> dict[str, Any]:
-    more: Shape = {Changed: ("difference_ns",)}
     return {
         "before": of_ranks(found.before).data(), "after": of_ranks(found.after).data(),
         "step_ns": {"before": found.before.step_ns, "after": found.after.step_ns, "difference": found.difference_ns},
@@ -190,9 +186,6 @@ def _data(found: RanksAgainst) -> dict[str, Any]:
             "before": [each.rank for each in found.before.stragglers],
             "after": [each.rank for each in found.after.stragglers],
         },
-        **{
-            name: plain(list(getattr(found, name)), more=more)
-            for name in ("parts", "kernels", "products", "collectives")
-        },
+        **changes_data(found.changes),
         "notes": list(found.notes),
     }  # fmt: skip
