@@ -31,7 +31,7 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     ``OMP_NUM_THREADS`` does not say how many.
     """
     refuse_other_count(run, ranks)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    share_threads(ranks)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -61,6 +61,11 @@ def _launched(config: LaunchConfig, words: Sequence[str], say: Callable[[str], N
     except SignalException as error:
         return 128 + signal.Signals(error.sigval).value
     return 0
+
+
+def share_threads(processes: int) -> None:
+    """Give each of so many processes its share of the cores, where ``OMP_NUM_THREADS`` does not say how many."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
 
 
 def handed_on() -> list[signal.Signals]:

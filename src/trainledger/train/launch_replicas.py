@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.train.launch import handed_on
+from trainledger.train.launch import handed_on, share_threads
 from trainledger.train.ranks import REPLICA, names_of
 from trainledger.train.replicas import LIGHTHOUSE, MEETING, find_torchft, refuse
 from trainledger.train.run_directory import already, is_begun, read_state
@@ -42,7 +42,7 @@ def launch_replicas(
     find_torchft()
     if not resume and is_begun(run_dir):
         raise InvalidInput([already(run_dir, read_state(run_dir))])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // len(here))))
+    share_threads(len(here))
     with ExitStack() as stack:
         address = stack.enter_context(_lighthouse(seconds))
         meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)

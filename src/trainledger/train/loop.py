@@ -268,11 +268,11 @@ class TrainingLoop:
             raise self.diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
         self.keep_saved()
         first = min(state.guard.recent, default=state.step + 1)
-        path = self.ranks.of_first(lambda: str(to_go_back_to(state.run_dir, first, every) or ""))
-        if not path:
+        name = self.ranks.of_first(lambda: Path(to_go_back_to(state.run_dir, first, every) or "").name)
+        if not name:
             raise self.diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard
-        self.ranks.together(lambda: restore(state, Path(path), self.say))
+        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
         guard.rolled_back(step, state.guard, state.step)
         state.guard, state.seconds = guard, seconds
         self.saved_step = state.step
@@ -281,7 +281,6 @@ class TrainingLoop:
             self.metrics.close()
             self.open_metrics()
         # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
-        name = Path(path).name
         facts = {"to": name, "from": step, **guard.facts(), "why": why}
         self.metrics.event("roll-back", state.step + 1, **facts)
         self.write_state("running", **figures(self.state))
