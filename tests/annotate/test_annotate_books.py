@@ -216,7 +216,11 @@ def test_a_long_program_is_not_kept_in_memory() -> None:
         patch.setattr(Steps, "__init__", init)
         long, longer = annotate(program, [64]), annotate(program, [128])
     sizes = [
-        (len(each.recorder.events), len(each.recorder.storages._every), len(each.recorder.attribution._line_of_node))
+        (
+            len(each.recorder.events),
+            len(each.recorder.storages._every),
+            len(each.recorder.attribution._here.thread.line_of_node),
+        )
         for each in seen
     ]
     assert sizes[0] == sizes[1]

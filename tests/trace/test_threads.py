@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from zoo import Setup
 from zoo_compared import kept_by, truth
 
@@ -109,6 +111,47 @@ def test_what_a_thread_computes_that_was_there_before_is_missing_and_told() -> N
     server.join()
     assert {each.path for each in ledger if each.name == "addmm"} == {"b.0", "b.2"}
     assert any("come from operations that were not recorded" in each for each in ledger.notes)
+
+
+class Blocks(nn.Module):
+    """Checkpointed blocks, whose recomputation makes nodes in the thread that runs the backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(3))
+        self.head = nn.Linear(16, 1)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.blocks:
+            x = checkpoint(each, x, use_reentrant=self.reentrant)
+        y: Tensor = self.head(x).mean()
+        return y
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_in_a_thread_of_its_own_belongs_to_the_modules_of_its_forward(reentrant: bool) -> None:
+    """As on an accelerator; each thread counts its nodes for itself."""
+    before = torch.autograd._engine_run_backward
+
+    def in_a_thread(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return before(*args, **kwargs)  # a backward inside of a backward stays in its thread
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(before(*args, **kwargs)))
+        thread.start()
+        thread.join()
+        return results[0]
+
+    ledgers = []
+    for run in (before, in_a_thread):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "_engine_run_backward", run)
+            x = torch.randn(4, 16, requires_grad=True)
+            ledgers.append(tl.trace(Blocks(reentrant=reentrant), x))
+    here, elsewhere = (Counter((each.name, each.path, each.phase) for each in ledger) for ledger in ledgers)
+    assert elsewhere == here
+    assert {path for _, path, phase in here if phase == "backward"} >= {"blocks.1.0", "blocks.1.1", "head"}
 
 
 def test_threads_and_pools_are_as_before_after_a_trace() -> None:

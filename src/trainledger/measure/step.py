@@ -19,7 +19,7 @@ from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.train.mixed_precision import LossScaler, gradient_buffers
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, refuse_products
+from trainledger.train.precision import build_model, refuse_products, set_fp32_products
 from trainledger.train.step import optimizer_step
 
 Batch = tuple[Tensor, Tensor]
@@ -41,10 +41,14 @@ def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
     return rehearsed(run) if few is None else few
 
 
-def rehearse_really(run: Run) -> Ledger:
-    """The same step with real tensors and random tokens, recorded as it runs."""
-    refuse_products(run.recipe.precision, "cpu")
-    return metered_step(run, *_build(run), _batches(run), writer="measure", clocked=True)
+def rehearse_really(run: Run, device: str = "cpu") -> Ledger:
+    """The same step with real tensors and random tokens on a device, recorded as it runs."""
+    refuse_products(run.recipe.precision, device)
+    set_fp32_products(run.recipe.precision)
+    with torch.device(device):
+        model, optimizer = _build(run)
+        batches = _batches(run)
+    return metered_step(run, model, optimizer, batches, writer="measure", clocked=True)
 
 
 def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,8 +1,10 @@
 """Attributes an operation to the module it runs in and the line of the user's code, in backward those of its forward.
 
-Autograd numbers its nodes in the order of the forward, and a node that runs in backward has its number. Torch's
-dispatch modes belong to a thread: threads that traced code starts get those of their starter, and what several do is
-recorded in the order in which it comes, one operation at a time.
+Autograd numbers its nodes in the order of the forward, and a node that runs in backward has its number. Each thread
+counts for itself, and an accelerator's backward runs in a thread of its own, recomputation too: a node's number is one
+of the thread whose modules ran before that backward began. Torch's dispatch modes belong to a thread: threads that
+traced code starts get those of their starter, and what several do is recorded in the order in which it comes, one
+operation at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as pools
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -31,54 +33,91 @@ _COMPILER = tuple(os.path.join(TORCH, each) + os.sep for each in ("_inductor", "
 _NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
 
-class _Running(threading.local):
-    """What each thread runs."""
+class _Thread:
+    """What a thread runs, and what ran when it made which autograd node."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.begins = False
+        # From which node on which module ran, and the line of each node.
+        self.first_nodes: list[int] = []
+        self.path_from: list[str] = []
+        self.line_of_node: dict[int, str] = {}
+
+    def mark(self, path: str) -> None:
+        """From the next node on this path runs."""
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if self.first_nodes and self.first_nodes[-1] == number:  # no node was made since
+            self.path_from[-1] = path
+            return
+        self.first_nodes.append(number)
+        self.path_from.append(path)
+
+    def path_of_node(self, number: int) -> str:
+        at = bisect_right(self.first_nodes, number) - 1
+        return self.path_from[at] if at >= 0 else OUTSIDE
+
+    def forget_before(self, number: int) -> None:
+        gone = max(0, bisect_right(self.first_nodes, number) - 1)
+        del self.first_nodes[:gone], self.path_from[:gone]
+        self.line_of_node = {node: line for node, line in self.line_of_node.items() if node >= number}
+
+
+class _Here(threading.local):
+    """The thread that asks."""
+
+    def __init__(self) -> None:
+        self.thread = _Thread()
 
 
 class Attribution:
     """Follows which modules are running. ``left(module, output)`` is called when one is done."""
 
     def __init__(self, root: nn.Module, lines: Lines | None, left: Callable[[nn.Module, Any], None]) -> None:
-        self._running = _Running()
+        self._here = _Here()
+        self._latest = self._here.thread  # the one that made the nodes of a backward that begins now
+        self._backwards: list[tuple[_Thread, str]] = []  # those that run: who made their nodes, and where they began
         self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
         self._lines = lines
         self._left = left
-        # From which autograd node on which module ran, and the line of each node.
-        self._first_nodes: list[int] = []
-        self._path_from: list[str] = []
-        self._line_of_node: dict[int, str] = {}
         self._last_path = self._last_line = ""
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
 
     @property
     def running(self) -> list[str]:
         """The paths of the modules that this thread runs, the innermost last."""
-        return self._running.paths
+        return self._here.thread.paths
 
     def begin_elsewhere(self, inside: list[str]) -> None:
         """This thread runs what another one started, inside of these modules."""
-        self._running.paths, self._running.begins = list(inside), True
+        self._here.thread.paths, self._here.thread.begins = list(inside), True
 
     def is_first_elsewhere(self) -> bool:
         """Whether the operation that runs now is the first that this thread runs for another one."""
-        first, self._running.begins = self._running.begins, False
+        first, self._here.thread.begins = self._here.thread.begins, False
         return first
 
     def follow(self) -> None:
         """Begin to follow modules, all there are."""
-        self._hooks = [
+        for each in (
             module_hooks.register_module_forward_pre_hook(self.enter),
             module_hooks.register_module_forward_hook(self.exit, always_call=True),
-        ]
+        ):
+            self._hooks.callback(each.remove)
+        self._hooks.enter_context(all_replaced((torch.autograd, "_engine_run_backward", around(self._backward))))
 
     def leave(self) -> None:
         """Follow no longer."""
-        for each in self._hooks:
-            each.remove()
+        self._hooks.close()
+
+    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        makers, inside = self._latest, self.running
+        self._backwards.append((makers, inside[-1] if inside else OUTSIDE))
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._backwards.pop()
+            self._latest = makers  # whatever was recomputed meanwhile
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A module begins to run."""
@@ -94,38 +133,35 @@ class Attribution:
         self._left(module, output)
 
     def _mark(self, path: str) -> None:
-        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        if self._first_nodes and self._first_nodes[-1] == number:  # no node was made since
-            self._path_from[-1] = path
-            return
-        self._first_nodes.append(number)
-        self._path_from.append(path)
+        self._latest = self._here.thread
+        self._latest.mark(path)
 
     def path_of(self, module: nn.Module) -> str | None:
         """The path of a module of the root; None of any other."""
         return self._paths.get(id(module))
 
     def forget_before(self, number: int) -> None:
-        """Drop nodes with a smaller number: past steps of a long program have no backward any more."""
-        gone = max(0, bisect_right(self._first_nodes, number) - 1)
-        del self._first_nodes[:gone], self._path_from[:gone]
-        self._line_of_node = {node: line for node, line in self._line_of_node.items() if node >= number}
+        """Drop nodes of this thread with a smaller number: past steps of a long program have no backward any more."""
+        self._here.thread.forget_before(number)
 
     def path(self, phase: str) -> str:
         """The module path of the operation that runs now."""
         if self.running:
             return self.running[-1]
-        if phase in ("forward", "other"):
-            return OUTSIDE
+        number = _number_of_node()
+        if phase in ("forward", "other"):  # a backward inside of it runs where it began
+            return self._backwards[-1][1] if self._backwards and number is not None else OUTSIDE
         if phase != "backward":
             return ""
-        number = _number_of_node()
         if number is None:
             return OUTSIDE
         if number < _NO_NUMBER:
-            at = bisect_right(self._first_nodes, number) - 1
-            self._last_path = self._path_from[at] if at >= 0 else OUTSIDE
+            self._last_path = self._makers().path_of_node(number)
         return self._last_path
+
+    def _makers(self) -> _Thread:
+        """The thread that made the nodes of the backward that runs now."""
+        return self._backwards[-1][0] if self._backwards else self._here.thread
 
     def line(self) -> str:
         """The line of the operation that runs now, remembered for its backward; to be called at each operation."""
@@ -138,13 +174,13 @@ class Attribution:
             # The node that autograd has just made for it, if it made one. That of an own Function is there before
             # its forward, which runs without gradients.
             made = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-            self._line_of_node.setdefault(made, line)
+            self._here.thread.line_of_node.setdefault(made, line)
             return line
         number = _number_of_node()
         if number is None:  # what backward does before it runs any node, such as the gradient that it starts from
             return self._lines.here(past_engine=True) or ""
         if number < _NO_NUMBER:
-            self._last_line = self._line_of_node.get(number, "")
+            self._last_line = self._makers().line_of_node.get(number, "")
         return self._last_line
 
 

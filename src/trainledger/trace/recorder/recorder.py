@@ -39,7 +39,7 @@ from trainledger.trace.recorder.phases import Phases, added_into, alone
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.storages import Storages
 from trainledger.trace.recorder.tensor_facts import (
-    DTYPE_NAMES,
+    arithmetic_dtype,
     has_no_memory,
     is_followed,
     tensors_in,
@@ -290,7 +290,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             model_flops=model_flops if phase in MODEL_PHASES else 0,
             read=read,
             written=written,
-            dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
+            dtype=arithmetic_dtype(inputs[0], operator.kind) if inputs else "",
             shape=operator.shape(args),
             scratch=operator.scratch(args, out) if operator.scratch is not None and self._on_cpu(inputs) else 0,
             seconds=seconds,
