@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
+from trainledger.nn import attention
+from trainledger.nn.attention import Scores
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement
@@ -106,3 +109,33 @@ def test_cudnn_takes_a_mask_where_a_window_needs_one() -> None:
     ledger = account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")
     found = {(each.name, each.shape[-1]) for each in ledger if each.kind == "attention" and each.phase == "forward"}
     assert found == {("_scaled_dot_product_cudnn_attention", 0)}
+
+
+def repeated(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """As `nn.attention` calls on CUDA the kernel that has no heads shared by queries."""
+    q, k, v = (each.transpose(1, 2) for each in (q_BTHK, k_BTGK, v_BTGW))
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    hidden = None if mask is None else mask.expand(*q.shape[:2], -1, -1)
+    run = torch.ops.aten._scaled_dot_product_efficient_attention
+    y_BHTW: Tensor = run(q, k, v, hidden, True, 0.0, mask is None, scale=scores.scale)[0]
+    return y_BHTW.transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("positions", ["rope", "none"])
+@pytest.mark.parametrize("qk_norm", [None, "head", "width"])
+@pytest.mark.parametrize(("precision", "window"), [("fp32", None), ("fp32", 4), ("bf16-mixed", 4)])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_gradients_of_shared_heads_are_copied_back(
+    positions: str, qk_norm: str | None, precision: str, window: int | None, kv_heads: int
+) -> None:
+    model = {
+        "positions": positions, "attention.qk_norm": qk_norm, "attention.window": window,
+        "attention.n_kv_heads": kv_heads, "norm": "layernorm", "norm.bias": True,
+    }  # fmt: skip
+    own = {"optimizer": "sgd", "optimizer.implementation": "loop", "grad_clip": None, "precision": precision}
+    run = run_of(model=model, **own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "scaled_dot_product", repeated)
+        traced = unrolled(rehearse(run))
+    predicted = unrolled(account(run, backend="cuda"))
+    assert Counter(map(facts, predicted)) == Counter(map(facts, traced))

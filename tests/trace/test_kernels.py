@@ -320,7 +320,7 @@ def test_rms_norms_under_autocast_run_in_fp32() -> None:
         ("sm90", 192, 128, {}, "cudnn"), ("sm100", 192, 128, {}, "cudnn"), ("sm90", 192, 160, {}, "cudnn"),
         ("sm100", 192, 160, {}, "efficient"), ("sm90", 256, 256, {}, "cudnn"), ("sm100", 256, 256, {}, "flash"),
         ("sm90", 264, 264, {}, "efficient"), ("sm90", 60, 60, {}, "flash"),
-        ("sm100", 64, 64, {"dropout_p": 0.125}, "cudnn"), ("sm100", 64, 64, {"dropout_p": 0.1}, "flash"),
+        ("sm100", 64, 64, {"dropout_p": 0.125}, "cudnn"), ("sm100", 64, 64, {"dropout_p": 0.1}, "cudnn"),
         ("sm90", 64, 64, {"dtype": torch.float32}, "efficient"), ("sm90", 64, 64, {"masked": True}, "cudnn"),
         ("cuda", 64, 64, {}, "flash"), ("cuda", 64, 64, {"masked": True}, "efficient"),
     ],
@@ -344,7 +344,7 @@ def test_generations_9_and_10_take_cudnns_attention_where_it_can(
     assert forward.name == f"_scaled_dot_product_{kernel}_attention"
     (backward,) = (each for each in of(ledger, "backward") if each.kind == "attention")
     assert backward.name == f"{forward.name}_backward"
-    ours = cudnn_takes(kernels, dtype_name(dtype), width, value_width, dropout)
+    ours = cudnn_takes(kernels, dtype_name(dtype), width, value_width)
     assert ours == (kernel == "cudnn"), "the closed form asks the same"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trainledger.train.checkpoint import all_checkpoints, damage
 
@@ -69,6 +70,14 @@ def kill_and_resume(tmp_path: Path, n_kills: int, n_steps: int, seed: int) -> di
 def test_a_run_killed_at_random_ends_in_the_same_bits(tmp_path: Path) -> None:
     met = kill_and_resume(tmp_path, n_kills=3, n_steps=10, seed=20)
     assert met["damaged"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_a_deterministic_run_on_a_gpu_ends_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = FIELDS | {"deterministic": True, "precision": "bf16-mixed", "attention_dropout": 0.1}
+    monkeypatch.setattr(sys.modules[__name__], "FIELDS", fields)
+    kill_and_resume(tmp_path, n_kills=1, n_steps=12, seed=3)
 
 
 @pytest.mark.slow

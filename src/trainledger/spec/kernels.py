@@ -21,18 +21,20 @@ def kernels_of_capability(compute_capability: float | None) -> str:
     return "cuda" if compute_capability is None else _CUDNN_FIRST.get(int(compute_capability), "cuda")
 
 
-def cudnn_takes(kernels: str, dtype: str, head_dim: int, value_dim: int, dropout: float) -> bool:
+def cudnn_takes(kernels: str, dtype: str, head_dim: int, value_dim: int, *, deterministic: bool = False) -> bool:
     """Whether sdpa takes cuDNN's attention for a training: of 16 bits, in heads of steps of 8 that are not too wide.
 
-    That is 256 on Hopper, and 128 on Blackwell, or 192 with values of 128. Dropout must be a multiple of 1/16. Masks
-    and heads that queries share it has (the same file as above, check_cudnn_tensor_shapes of torch 2.11 to 2.13).
+    That is 256 on Hopper, and 128 on Blackwell, or 192 with values of 128. Masks, dropout and heads that queries share
+    it has; the same bits each time it does not promise, so that a ``deterministic`` step takes another (the same file
+    as above, check_cudnn_tensor_shapes and check_cudnn_deterministic of torch 2.11 to 2.13). Left out: a sequence of
+    one token, which it does not take either.
 
-    >>> cudnn_takes("sm90", "bf16", 256, 256, 0.0), cudnn_takes("sm100", "bf16", 256, 256, 0.0)
+    >>> cudnn_takes("sm90", "bf16", 256, 256), cudnn_takes("sm100", "bf16", 256, 256)
     (True, False)
-    >>> cudnn_takes("sm100", "bf16", 192, 128, 0.0), cudnn_takes("sm90", "fp16", 64, 64, 0.1)
+    >>> cudnn_takes("sm100", "bf16", 192, 128), cudnn_takes("sm90", "fp16", 64, 64, deterministic=True)
     (True, False)
     """
-    if kernels not in _CUDNN_FIRST.values() or dtype not in ("bf16", "fp16") or (dropout * 16) % 1:
+    if kernels not in _CUDNN_FIRST.values() or dtype not in ("bf16", "fp16") or deterministic:
         return False
     if head_dim % 8 or value_dim % 8:
         return False

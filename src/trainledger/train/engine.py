@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.utils.deterministic
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.data.loader import open_loader
@@ -22,8 +20,9 @@ from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
+from trainledger.train.arithmetic import arithmetic, refuse_workspace
 from trainledger.train.checkpoint import Say
-from trainledger.train.device import keep_freed_memory, refuse_launches, return_freed_memory
+from trainledger.train.device import refuse_launches
 from trainledger.train.loading import restore
 from trainledger.train.loop import TrainingLoop
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
@@ -32,7 +31,7 @@ from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel.mesh import data_rank, mesh_of
 from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
 from trainledger.train.parallel.together import RanksTogether
-from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
+from trainledger.train.precision import build_model, refuse, refuse_products
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, is_replica, joined, restarted
 from trainledger.train.replicas import as_replica
@@ -74,6 +73,7 @@ def train(
     with there as ranks:
         say = _of_first(ranks, say)
         refuse_launches(run.recipe, str(ranks.device))
+        refuse_workspace(run.recipe, str(ranks.device))
         refuse_products(run.recipe.precision, ranks.device.type)
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
@@ -83,7 +83,7 @@ def train(
             if "finished" in begun:
                 return Finished.of(run_dir, begun["finished"])
             keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
-            stack.enter_context(_arithmetic(run, ranks.device, keeps=keeps))
+            stack.enter_context(arithmetic(run.recipe, ranks.device, keeps=keeps))
             state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
             saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
@@ -242,28 +242,6 @@ def _compile(model: Transformer) -> None:
     """Compile each block in place: one graph serves all blocks, and parameter names stay."""
     for layer in model.layers:
         layer.compile()
-
-
-@contextmanager
-def _arithmetic(run: Run, device: torch.device, *, keeps: bool) -> Iterator[None]:
-    """The process-wide switches under which a run's numbers come out the same each time; ``keeps``: freed memory."""
-    set_fp32_products(run.recipe.precision)
-    if device.type == "cpu":
-        keep_freed_memory() if keeps else return_freed_memory()
-    if not (run.recipe.compiles and device.type == "cpu"):
-        yield
-        return
-    # Compiled CPU kernels add up in an order that depends on timing by default; eager ones do not.
-    before = torch.are_deterministic_algorithms_enabled()
-    filling: Any = torch.utils.deterministic
-    filled = filling.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    filling.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        filling.fill_uninitialized_memory = filled
 
 
 def _of_first(ranks: Ranks, say: Say) -> Say:

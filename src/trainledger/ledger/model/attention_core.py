@@ -65,7 +65,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
     head, value = sizes.spec.head_size, sizes.spec.value_size
     if sizes.of_megatron:
         return _transformer_engines(sizes)
-    if cudnn_takes(sizes.backend, dtype, head, value, sizes.attention_dropout):
+    if cudnn_takes(sizes.backend, dtype, head, value, deterministic=sizes.deterministic):
         return "cudnn_attention"
     uneven = head != value
     return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
@@ -119,6 +119,11 @@ def _core(
     kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
     without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
     if without_shared_heads and not is_one(repeats):  # as `nn.attention` does for any mask
+        # The summed gradients have heads before tokens, which a projection's output has not.
+        turned_back = not (is_one(spec.kv_heads) or is_one(T))
+        made_anew = leaves.kind.rotary or spec.attention.qk_norm == "head"
+        k = op.contiguous(tape, k, forward=False, backward=turned_back and not made_anew)
+        v = op.contiguous(tape, v, forward=False, backward=turned_back)
         k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
     keys = T if tokens is None else tokens
     keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys
@@ -170,8 +175,13 @@ def written_out(
 
 
 def probabilities(tape: Tape, sizes: Sizes, scores: Array) -> Array:
-    """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision)."""
+    """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision).
+
+    Its kernel reads fp16 and writes fp32 (aten/src/ATen/native/cuda/SoftMax.cu, half_to_float); bf16 is copied before.
+    """
     wide = sizes.backend != "cpu" and tape.precision.copies == "autocast"
+    if wide and scores.dtype == "fp16":
+        return op.softmax(tape, scores, "_softmax", wide=True)
     return op.softmax(tape, op.cast(tape, scores, "fp32") if wide else scores, "_softmax")
 
 

@@ -273,16 +273,17 @@ def clamp(tape: Tape, x: Array, *, sides: int) -> Array:
     return y
 
 
-def softmax(tape: Tape, x: Array, name: str) -> Array:
-    """Softmax or log-softmax over the last dim; keeps its result."""
+def softmax(tape: Tape, x: Array, name: str, *, wide: bool = False) -> Array:
+    """Softmax or log-softmax over the last dim; keeps its result, which is fp32 where it is ``wide``."""
 
-    def run(name: str, rule: str, *reads: Array) -> Array:
+    def run(name: str, rule: str, dtype: str, *reads: Array) -> Array:
         flops = rules.FLOPS_PER_ELEMENT[rule] * size
         return tape.make(name, "softmax", *reads, elements=size, dtype=dtype, flops=flops, basis="assumed")
 
     size, dtype = x.elements, x.dtype
-    y = run(name, "softmax", x)
-    y.node = tape.node([x.node], (y.view(),), lambda g, y: [run(f"{name}_backward_data", "softmax backward", g, y)])
+    y = run(name, "softmax", "fp32" if wide else dtype, x)
+    back = f"{name}_backward_data"
+    y.node = tape.node([x.node], (y.view(),), lambda g, y: [run(back, "softmax backward", dtype, g, y)])
     return y
 
 

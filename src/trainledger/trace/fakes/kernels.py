@@ -150,7 +150,9 @@ def _aligned(mask: Tensor) -> Tensor:
 
 
 def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool, widest: int) -> bool:
-    if not widest or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype or (dropout * 16) % 1:
+    if not widest or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype:
+        return False
+    if torch.are_deterministic_algorithms_enabled() or (dropout and q.shape[-2] == 1):
         return False
     width, wide = q.shape[-1], v.shape[-1]
     if width % _ALIGNED or wide % _ALIGNED or (max(width, wide) > widest and (width, wide) != (192, 128)):

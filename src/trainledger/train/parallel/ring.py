@@ -98,7 +98,7 @@ def kernel_of(q: Tensor, scores: Scores) -> Kernel:
 class Kernel:
     """Fused attention that gives the logsumexp of scores too, and takes that of all keys in backward.
 
-    ``kind``: ``flash_for_cpu``, ``flash`` or ``efficient``; those of accelerators have run without data only.
+    ``kind``: ``flash_for_cpu``, ``flash`` or ``efficient``, the last two on accelerators.
     """
 
     kind: str
