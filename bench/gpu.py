@@ -1,10 +1,15 @@
 """The checks that need an accelerator, in one command: ``PYTHONPATH=src python bench/gpu.py [OUT.json]``.
 
-Needs nothing but Python and torch. For a few models: the closed form for CUDA kernels against a real step in
-FLOPs, kept bytes and peak, the latter by the recorder and by the caching allocator; predicted step time, from a
-calibration made just before, against the median of real steps. Before that the engine's speed beside other loops
-(`gpu_speed`), profiles (`gpu_profiles`) and what metering costs (`metering`). Writes device, date and versions with the
-figures.
+It takes about a quarter of an hour. ``--parts`` takes some of it; parts of one day and device join in one file:
+
+- ``tests``: those that need an accelerator (``pytest -m gpu``, where pytest is installed);
+- ``calibration``: `measure machine`, written beside the figures;
+- ``speed``: the engine's step beside a bare loop and transformers' model (`gpu_speed`);
+- ``reconcile``: runs of the engine from the command line, forecast and measured (`gpu_reconcile`);
+- ``rows``: the closed form for CUDA kernels against real steps in FLOPs, kept bytes and peak, the latter by the
+  recorder and by the caching allocator; step time by the calibration against the median of real steps;
+- ``profiles``: where the time of steps goes (`gpu_profiles`);
+- ``metering``: what metering costs a loop (`metering`).
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import gpu_profiles
+import gpu_reconcile
 import gpu_speed
 import torch
 
@@ -33,8 +39,10 @@ from trainledger.measure.meter import AllocatorPeak
 from trainledger.measure.step import metered_step
 from trainledger.nn.transformer import build
 from trainledger.predict.step import step_time
-from trainledger.spec.calibration import Calibration
+from trainledger.spec.calibration import Calibration, read_calibration, write_calibration
+from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.run import Run
+from trainledger.train.device import compute_capability
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.step import optimizer_step
 
@@ -61,7 +69,7 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
         shape = (run.device_batch, run.recipe.seq_len)
         batch = tuple(torch.randint(0, run.model.vocab_size, shape) for _ in range(2))
     optimizer = build_optimizer(model, run.recipe)
-    predicted = account(run, backend="cuda")
+    predicted = account(run, backend=kernels_of_capability(compute_capability(device)))
     measured = metered_step(run, model, optimizer, [batch], writer="measure")
     optimizer.zero_grad(set_to_none=True)
     with AllocatorPeak(device) as allocator:
@@ -86,51 +94,76 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
     }
 
 
+def rows(calibration: Path) -> Iterator[Any]:
+    rates = read_calibration(calibration)
+    for run in runs():
+        try:
+            yield compare(run, rates)
+        except torch.OutOfMemoryError as error:
+            yield {"model": run.model.name, "precision": run.recipe.precision.kind, "out_of_memory": str(error)}
+
+
+def tests() -> Iterator[Any]:
+    """What ``pytest -m gpu`` says at its end; all of it goes to stdout."""
+    there = Path(__file__).parents[1] / "tests"
+    files = [str(each) for each in sorted(there.rglob("test_*.py")) if "pytest.mark.gpu" in each.read_text()]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "8", "-o", "addopts=", *files]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    print(done.stdout, flush=True)
+    yield done.stdout.splitlines()[-1] if done.stdout else f"exit code {done.returncode}"
+
+
+def metering() -> Iterator[Any]:
+    command = [sys.executable, str(Path(__file__).with_name("metering.py")), "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    yield json.loads(done.stdout) if done.returncode == 0 else done.stderr.splitlines()[-1:]
+
+
+def calibrated(calibration: Path) -> Iterator[Any]:
+    measured = measure_machine("cuda")
+    write_calibration(measured, calibration)
+    yield measured.peak_flops_per_second
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "out", type=Path, nargs="?", help="where to write the figures (bench/results/gpu-DEVICE-DATE.json)"
     )
     parser.add_argument("--traces", type=Path, help="a folder to keep the traces of the profiles in")
+    parser.add_argument("--parts", help="some of the parts, with commas between")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here; nothing was measured")
     name = torch.cuda.get_device_name()
     slug = "".join(each if each.isalnum() else "-" for each in name.lower())
     out = args.out or Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    calibration = out.with_suffix(".calibration.toml")
+    parts: dict[str, Callable[[], Iterator[Any]]] = {
+        "tests": tests,
+        "calibration": lambda: calibrated(calibration),
+        "speed": lambda: map(gpu_speed.compare, gpu_speed.runs()),
+        "reconcile": lambda: gpu_reconcile.reconciled(calibration),
+        "rows": lambda: rows(calibration),
+        "profiles": lambda: gpu_profiles.profiles(args.traces),
+        "metering": metering,
+    }
+    chosen = args.parts.split(",") if args.parts else list(parts)
+    if unknown := [each for each in chosen if each not in parts]:
+        parser.error(f"--parts: {unknown[0]} is none of {', '.join(parts)}")
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
     record: dict[str, Any] = {"device": name, "date": date.today().isoformat(), "versions": versions}
-    record |= {"rows": [], "speed": [], "profiles": []}
-
-    def keep() -> None:
-        """After each figure, so that a lease that ends loses only what was not measured."""
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
-        gc.collect()
-        torch.cuda.empty_cache()
-
-    for each in gpu_profiles.profiles(args.traces):
-        record["profiles"].append(each)
-        print(json.dumps(each), flush=True)
-        keep()
-    metering = [sys.executable, str(Path(__file__).with_name("metering.py")), "cuda"]
-    done = subprocess.run(metering, capture_output=True, text=True, check=False)
-    record["metering"] = json.loads(done.stdout) if done.returncode == 0 else done.stderr.splitlines()[-1:]
-    print(json.dumps(record["metering"]), flush=True)
-    for run in gpu_speed.runs():
-        record["speed"].append(gpu_speed.compare(run))
-        print(json.dumps(record["speed"][-1]), flush=True)
-        keep()
-    calibration = measure_machine("cuda")
-    record["peaks"] = calibration.peak_flops_per_second
-    for run in runs():
-        try:
-            row = compare(run, calibration)
-        except torch.OutOfMemoryError as error:
-            row = {"model": run.model.name, "precision": run.recipe.precision.kind, "out_of_memory": str(error)}
-        record["rows"].append(row)
-        print(json.dumps(row), flush=True)
-        keep()
+    if out.exists():
+        record |= json.loads(out.read_text())
+    for part in chosen:
+        record[part] = []
+        for each in parts[part]():
+            record[part].append(each)
+            print(part, json.dumps(each), flush=True)
+            out.write_text(json.dumps(record, indent=1) + "\n")  # at once: a lease may end
+            gc.collect()
+            torch.cuda.empty_cache()
     print(f"written to {out}")
 
 

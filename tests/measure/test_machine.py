@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import trainledger as tl
+from trainledger.catalog import device_of_driver
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
 from trainledger.measure.contention import ProcessorUse, Sample, others_between, processor_use, watched
 from trainledger.measure.hardware import memory_nbytes
 from trainledger.measure.kernels import ColdPool, kernels
-from trainledger.measure.machine import storage_bytes_per_second
+from trainledger.measure.machine import measure_machine, storage_bytes_per_second
 from trainledger.measure.meter import QuietSteps
 from trainledger.measure.rounds import Block, Timing, busy_sentence
 from trainledger.spec.calibration import KINDS, Calibration, read_calibration, write_calibration
@@ -219,3 +220,18 @@ def test_a_whole_calibration_has_collectives_that_give_ranks_a_step_time(tmp_pat
     forecast = tl.plan("teach-10m", spread | {"recipe.global_batch": 4, "recipe.steps": 1}).forecast
     assert forecast.step_seconds > 0
     assert forecast.step_causes["exposed communication"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_no_kernel_is_faster_than_the_data_sheet(tmp_path):
+    """Kernels are timed by the device, as the program calls small ones more slowly than they run."""
+    found = measure_machine("cuda", quick=True)
+    sheet = device_of_driver(torch.cuda.get_device_name())
+    if sheet is None:
+        pytest.skip("a device that the catalog has no data sheet of")
+    for each in found.kernels:
+        if each.kind == "matmul":
+            assert each.flops_per_second < 1.02 * sheet.peak_flops_per_second[each.dtype], each
+        if each.kind == "copy" and each.nbytes > 2 * 10**8:
+            assert each.bytes_per_second < sheet.memory_bytes_per_second, each

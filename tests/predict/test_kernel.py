@@ -59,7 +59,7 @@ attentions = st.tuples(st.integers(1, 600), st.integers(1, 9000), st.integers(1,
 def test_no_attention_is_faster_than_the_pairs_that_it_computes(shape, efficiency, multiprocessors, name):
     sequences, queries, keys, width, value_width, causal = shape
     flops = attention_flops(1, sequences, queries, keys, width, value_width)
-    seconds = attention_seconds(name, shape, flops, 1e12, efficiency, multiprocessors)
+    seconds = attention_seconds(name, "bf16", shape, flops, 1e12, efficiency, multiprocessors)
     assert seconds >= flops * computed_share(queries, keys, causal) / 1e12 * (1 - 1e-12)
 
 
@@ -126,7 +126,18 @@ def test_rows_that_begin_anywhere_cost_more():
     odd = matmul_seconds((1, 4096, 50257, 768), "bf16", 1e15, H100.efficiency, 132)
     even = matmul_seconds((1, 4096, 50304, 768), "bf16", 1e15, H100.efficiency, 132)
     assert odd > 1.5 * even
-    assert matmul_seconds((1, 4096, 50257, 768), "fp32", 1e15, H100.efficiency, 132) == even
+    odd, even = (matmul_seconds((1, 4096, n, 768), "fp32", 67e12, H100.efficiency, 132) for n in (50257, 50304))
+    assert odd == even
+
+
+def test_fp32_has_shares_of_its_own_peak():
+    """H200, 2026-11-27: 21.44 ms, 613.9 and 1505.4 microseconds (bench/results)."""
+    shape, attention = (1, 8192, 8192, 8192), (128, 1024, 1024, 64, 64, 1)
+    assert matmul_seconds(shape, "fp32", 67e12, H100.efficiency, 132) == pytest.approx(21.44e-3, rel=0.03)
+    for name, flops, seconds in (("efficient", 4, 613.9e-6), ("efficient_attention_backward", 10, 1505.4e-6)):
+        flops *= 128 * 1024**2 * 64
+        found = attention_seconds(name, "fp32", attention, flops, 67e12, H100.efficiency, 132)
+        assert found == pytest.approx(seconds, rel=0.07)
 
 
 def test_a_half_full_wave_takes_as_long_as_a_full_one():

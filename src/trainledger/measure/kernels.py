@@ -26,6 +26,7 @@ QUICK_MATMULS = ((512, 512, 512), (2048, 2048, 2048), (2048, 256, 256))
 # Of backward, where either factor lies turned: gradients of inputs, then of weights (long inner dimension).
 INPUT_GRADIENTS = ((1024, 512, 512), (2048, 256, 1024))
 WEIGHT_GRADIENTS = ((256, 256, 2048), (1024, 512, 1024), (8192, 256, 1024))
+LARGE_INPUT_GRADIENTS, LARGE_WEIGHT_GRADIENTS = ((8192, 1024, 4096),), ((1024, 4096, 8192),)
 # (sequences x heads, seq_len, head_dim); a narrow head of a toy model runs at a fraction of the others' rate.
 QUICK_ATTENTIONS = ((32, 256, 64), (32, 64, 8))
 ATTENTIONS = (*QUICK_ATTENTIONS, (4, 1024, 64))
@@ -64,6 +65,8 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     """The kernels for a device; ``quick`` leaves out most shapes, an accelerator gets large ones too."""
     large = device.type != "cpu"
     shapes = QUICK_MATMULS if quick else MATMULS + (LARGE_MATMULS if large else ())
+    of_inputs = INPUT_GRADIENTS + (LARGE_INPUT_GRADIENTS if large else ())
+    of_weights = WEIGHT_GRADIENTS + (LARGE_WEIGHT_GRADIENTS if large else ())
     attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
     elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
     pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
@@ -73,8 +76,8 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     for dtype, pool in pools.items():
         found += [_forward_product(pool, dtype, shape) for shape in shapes]
         if not quick:
-            found += [_input_gradient(pool, dtype, shape) for shape in INPUT_GRADIENTS]
-            found += [_weight_gradient(pool, dtype, shape) for shape in WEIGHT_GRADIENTS]
+            found += [_input_gradient(pool, dtype, shape) for shape in of_inputs]
+            found += [_weight_gradient(pool, dtype, shape) for shape in of_weights]
         for shape in attentions:
             found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
     most = elements_of[-1]

@@ -108,7 +108,8 @@ def measure_machine(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         torch_version=torch.__version__,
         threads=threads,
-        kernels=tuple(_kernel_time(each, _middle(bare)) for each in timings),
+        # An accelerator's clock times the kernel alone.
+        kernels=tuple(_kernel_time(each, 0.0 if backend == "cuda" else _middle(bare)) for each in timings),
         fresh_bytes_per_second=fresh,
         operation_seconds=step.operation,
         update_seconds=step.update,

@@ -49,6 +49,10 @@ HOPPER = 9.0  # compute capability
 # cuDNN's at about 1240 (Zadouri et al. 2026, FlashAttention-4: 1613 are 1.3 times as fast). GeForces lack its units.
 CUDNN_ON_BLACKWELL = 3.3
 BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
+# fp32 has no matrix units: matmuls reach 0.77 to 0.79 of its peak on an H200, memory-efficient attention 0.47 to 0.66
+# in forward and 0.48 to 0.54 in backward, whatever the length (our measurement of 2026-11-27). Matmuls of other GPUs
+# reach 0.66 (RTX 4090) to 0.98 (A100) (zzc0721/torch-performance-test-data, the best square matmul).
+FP32_SHARE, FP32_ATTENTION_SHARE = 0.78, 0.5
 
 
 @frozen
@@ -106,6 +110,8 @@ def tiling(
 
 
 def _share(dtype: str, efficiency: Efficiency) -> float:
+    if dtype == "fp32":
+        return FP32_SHARE
     return efficiency.float8_share if dtype in EIGHT_BITS else efficiency.matmul_share
 
 
@@ -149,8 +155,8 @@ def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Re
 
 
 def attention_seconds(
-    name: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency, multiprocessors: int | None,
-    compute_capability: float | None = None,
+    name: str, dtype: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency,
+    multiprocessors: int | None, compute_capability: float | None = None,
 ) -> Real:  # fmt: skip
     """Seconds of a fused attention kernel, forward or backward by its name, its bytes left out.
 
@@ -158,14 +164,17 @@ def attention_seconds(
     """
     sequences, queries, keys, width, value_width, causal = shape
     backward = "backward" in name
-    share = efficiency.attention_backward_share if backward else efficiency.attention_share
-    if "efficient_attention" in name:
-        share = share * EFFICIENT_ATTENTION
-    elif "cudnn_attention" in name:
-        share = min(1.0, share * _cudnn(compute_capability or 0.0))
-    mean_width = (width + value_width) / 2
-    narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
-    share = share * smaller(1.0, narrow) * keys / (keys + efficiency.attention_length)
+    if dtype == "fp32":
+        share: Real = FP32_ATTENTION_SHARE
+    else:
+        share = efficiency.attention_backward_share if backward else efficiency.attention_share
+        if "efficient_attention" in name:
+            share = share * EFFICIENT_ATTENTION
+        elif "cudnn_attention" in name:
+            share = min(1.0, share * _cudnn(compute_capability or 0.0))
+        mean_width = (width + value_width) / 2
+        narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
+        share = share * smaller(1.0, narrow) * keys / (keys + efficiency.attention_length)
     blocks = sequences * -(-(keys if backward else queries) // ATTENTION_BLOCK)
     idle = greater(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
     return flops * computed_share(queries, keys, causal) * idle / (peak * share)

@@ -69,6 +69,7 @@ class Roofline:
     def __init__(self, machine: Machine, *, blocking: bool = False) -> None:
         self.machine = machine
         self.blocking = blocking
+        self._on_cpu = not isinstance(machine, Device) and machine.backend == "cpu"
         self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
         self._factors = {} if isinstance(machine, Device) else machine.factors
         if not isinstance(machine, Device):
@@ -100,7 +101,7 @@ class Roofline:
         ideal = entry.flops / peak_rate(machine, entry.dtype) if compute else 0.0
         factor = factor_of(self._factors, entry.phase, entry.kind)
         compute, memory, overhead = factor * compute, factor * memory, factor * overhead
-        if machine.backend == "cpu":
+        if self._on_cpu:
             return EntryTime(entry, max(compute, memory) + overhead, bound, ideal, overhead)
         # An accelerator works while the program launches what comes next.
         return EntryTime(entry, max(compute, memory), bound, ideal, 0.0, overhead)
@@ -119,7 +120,9 @@ class Roofline:
             what = f"{phase} {entry.kind}" if phase else entry.kind
             raise NoRate(f"no {what} in {dtype} was measured on {self.machine.title}{only}")
         if entry.kind == "attention" and entry.shape:
-            return float(entry.flops / _attention_rate(kernels, *entry.shape[2:4]))
+            heads, _, keys, width, *_ = entry.shape
+            # A few heads do not fill an accelerator; a CPU works on few at a time.
+            return float(entry.flops / _attention_rate(kernels, None if self._on_cpu else heads, keys, width))
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
 
     def _memory(self, entry: Entry) -> float:
@@ -181,8 +184,9 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
         compute = ideal / efficiency.matmul_share
     elif computes and entry.kind == "attention":
         compute = attention_seconds(
-            entry.name, entry.shape, entry.flops, peak, efficiency, device.multiprocessors, device.compute_capability
-        )
+            entry.name, entry.dtype, entry.shape, entry.flops, peak, efficiency, device.multiprocessors,
+            device.compute_capability,
+        )  # fmt: skip
     elif computes:
         compute = matmul_seconds(_padded(entry), entry.dtype, peak, efficiency, device.multiprocessors)
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
@@ -228,11 +232,11 @@ def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> flo
     )  # fmt: skip
 
 
-def _attention_rate(kernels: Sequence[KernelTime], keys: int, width: int) -> float:
-    """FLOP/s of attention over so many keys with heads so wide."""
+def _attention_rate(kernels: Sequence[KernelTime], heads: int | None, keys: int, width: int) -> float:
+    """FLOP/s of attention over so many keys with heads so wide, and with so many of them where that counts."""
     return _rate_near(
-        (math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2, each)
-        for each, (_, length, head) in ((each, each.shape) for each in kernels)
+        (math.log((heads or many) / many) ** 2 + math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2, each)
+        for each, (many, length, head) in ((each, each.shape) for each in kernels)
     )
 
 
