@@ -45,7 +45,7 @@ def test_ranks_read_at_once(tmp_path):
     run = made_run(tmp_path, 300 * KIB)
     found = measure_loader(run, seconds=0.03, ranks=[2, 5])
     assert [(each.what, each.workers) for each in found.times] == [(READ, 1), (AHEAD, 1), (RANKS, 2)]
-    assert "12 sequences do not go evenly over 5 ranks" in found.notes
+    assert "12 sequences cannot be divided evenly among 5 ranks" in found.notes
 
 
 RUN = """

@@ -71,7 +71,7 @@ def measure_loader(
         (Path(folder) / "run.toml").write_text(to_toml(run), encoding="utf-8")
         for count in ranks:
             if run.recipe.global_batch % count:
-                notes.append(f"{run.recipe.global_batch} sequences do not go evenly over {count} ranks")
+                notes.append(f"{run.recipe.global_batch} sequences cannot be divided evenly among {count} ranks")
                 continue
             tell(0.5, f"reading on {count} ranks")
             job = {"run": str(Path(folder) / "run.toml"), "seconds": seconds}

@@ -104,7 +104,7 @@ def _stages(read: Reading, pipeline: int, layers: int) -> dict[str, Any]:
         counts[-1] -= loss
         if sum(counts) == layers and min(counts) >= 0:
             return _interleaved(chunks, tuple(counts))
-    read.refuse("num-layers", layers, f"do not go evenly over {total} chunks of a pipeline of {pipeline}")
+    read.refuse("num-layers", layers, f"cannot be divided evenly among {total} chunks of a pipeline of {pipeline}")
     return {}
 
 

@@ -70,7 +70,7 @@ def room(forecast: Forecast) -> str:
     if forecast.margin_nbytes is None or forecast.chance_of_fitting is None or forecast.chance_of_fitting >= SURE:
         return ""
     less = "" if forecast.fits else f"; chance that it fits: {chance(forecast.chance_of_fitting)}"
-    return f"{less}; {_SURE} with {_rounded(format_nbytes(forecast.margin_nbytes))} free"
+    return f"{less}; a {_SURE} chance needs {_rounded(format_nbytes(forecast.margin_nbytes))} free"
 
 
 def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:

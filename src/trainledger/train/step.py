@@ -243,6 +243,7 @@ def _micro_batches(
         with together.micro_batch(last=index == len(batches) - 1):
             part = _forward_backward(together.called(model), batch, n_batches, recipe, clock, scaler)
         loss = part if loss is None else loss + part
+        del part  # in the last round as in all others, which a trace relies on
     assert loss is not None, "a step needs at least one micro-batch"
     return loss
 

@@ -16,7 +16,7 @@ from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes, is_one, smaller
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.routing import balance_loss, dispatch, from_experts, route, sum_to, to_experts
+from trainledger.ledger.model.routing import Dispatch, balance_loss, dispatch, from_experts, route, sum_to, to_experts
 from trainledger.ledger.ops import megatron
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import by_blocks
@@ -38,18 +38,18 @@ def mlp(
             return op.linear(tape, x, w, b, rows, d_in, d_out)
 
     if spec.feed_forward.gated:
-        h = _gated(tape, sizes, project("gate_proj", x, D, F), project("up_proj", x, D, F))
+        h = _gated(tape, sizes, [project("gate_proj", x, D, F), project("up_proj", x, D, F)])
     else:
         h = op.activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
     return project("down_proj", h, F, D)
 
 
-def _gated(tape: Tape, sizes: Sizes, gate: Array, up: Array) -> Array:
-    """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM."""
+def _gated(tape: Tape, sizes: Sizes, gate_and_up: list[Array]) -> Array:
+    """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM; no name here keeps either alive."""
     activation = sizes.spec.feed_forward.activation
     if sizes.of_megatron and activation == "silu":
-        return megatron.swiglu(tape, gate, up)
-    return op.gated(tape, gate, up, activation)
+        return megatron.swiglu(tape, gate_and_up.pop(0), gate_and_up.pop())
+    return op.gated(tape, gate_and_up.pop(0), gate_and_up.pop(), activation)
 
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
@@ -101,14 +101,18 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     else:
         mixed = sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
     if sizes.balance:
-        difference = tape.pointwise("sub", where.ends, where.starts)
-        share = tape.pointwise("div", difference, dtype="fp32")
-        del difference
-        if not is_one(sizes.layout.context):  # of all tokens of a sequence
-            tape.all_reduce(context_group(sizes), share)
-            tape.change("div_", share)
-        mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
+        loss = op.times_number(tape, balance_loss(tape, sizes, routes, _shares(tape, sizes, where)))
+        mixed = with_loss(tape, mixed, loss)
     return mixed
+
+
+def _shares(tape: Tape, sizes: Sizes, where: Dispatch) -> Array:
+    """Each expert's share of a micro-batch's routes."""
+    share = tape.pointwise("div", tape.pointwise("sub", where.ends, where.starts), dtype="fp32")
+    if not is_one(sizes.layout.context):  # of all tokens of a sequence
+        tape.all_reduce(context_group(sizes), share)
+        tape.change("div_", share)
+    return share
 
 
 def _over_ranks(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, stack: Places) -> Array:
@@ -138,7 +142,7 @@ def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Arra
         y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
         if spec.feed_forward.gated:
             gate, up = op.parts(tape, y, [places.count * F] * 2)
-            h = _gated(tape, sizes, gate, up)
+            h = _gated(tape, sizes, [gate, up])
             del gate, up
         else:
             h = op.activate(tape, y, spec.feed_forward.activation)
