@@ -107,7 +107,8 @@ def _rates_of(clock: Clock, gathered: BlockCosts | None, blocks: Sequence[Block]
                 by_block(gathered.gather[which, run, first]),
                 by_block(gathered.reduce[which, run, first]),
             )
-            there = (payload > 0) | (reduced > 0)
+            # Experts that no other rank has are neither gathered nor reduced; replicas sum them once (`updated`).
+            there = ((payload > 0) | (reduced > 0)) & ((ranks > 1) if which else True)
             if there.any():
                 gathering = gathering + there * clock.collective("all_gather", payload, place)
                 reducing = reducing + there * clock.collective("reduce_scatter", reduced, place)
@@ -171,14 +172,24 @@ class Collectives:
         return nbytes * ((self.states["computed"] - experts) * self.gather_rate + experts * self.expert_rate)
 
     def updated(self) -> Any:
-        """Gathering what the optimizer has updated, where each rank needs all of it and nothing overlaps it."""
+        """What nothing overlaps at the end: gathering what has been updated, where each rank needs all of it."""
         import numpy as np
 
         whole = (self.zero_mode == ZERO1) | (self.zero_mode == ZERO2)
         if overlaps(self.clock.run.layout, "parameters"):
             whole = whole & False
         most = np.max(self._shared_seconds(self.parameter_nbytes), axis=1)[:, None, :]
-        return np.where(whole, most, 0.0)
+        return np.where(whole, most, 0.0) + self._whole_experts()
+
+    def _whole_experts(self) -> Any:
+        """Gradients of experts that no other rank that shards has, summed over replicas: [S, 1, U] or 0."""
+        import numpy as np
+
+        if self.block.expert == 1:
+            return 0.0
+        there = (self.zero_mode > ZERO2) & (self.shared <= self.block.expert)
+        seconds = self.states["experts"] * self.gradient_nbytes * self.sum_rate
+        return np.where(there, seconds, 0.0).max(axis=1)[:, None, :]
 
     def send(self, nbytes: Any) -> Any:
         """Seconds from one stage to the next, [V, 1], of messages of so many bytes [V]."""
