@@ -2,7 +2,7 @@
 
 Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a second
 costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the processor are
-thrown away; where none is left, the fastest calls count.
+thrown away; where none is left, the fastest calls count. Kernels of a GPU are timed by its own clock.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from trainledger.train.device import synchronize
 
 ENOUGH_SAMPLES = 3
 BURST_SECONDS = 0.004
+_WAIT_CYCLES_PER_SECOND = 2e9  # of a kernel that waits; at another clock it is made to wait longer
+_MOST_QUEUED = 256  # kernels that a driver takes before it lets the program wait
 
 Tell = Callable[[float, str], None]  # the share of the work that is done, and the name of what is timed
 
@@ -113,10 +115,6 @@ def _block(call: Callable[[], object], device: torch.device, threads: int, secon
             burst = max(1, int(BURST_SECONDS / fastest))
             before = now
     return Block((before - start) / calls, fastest, sample.others, sample.disturbed)
-
-
-_WAIT_CYCLES_PER_SECOND = 2e9  # of a kernel that waits; at another clock it is made to wait longer
-_MOST_QUEUED = 256  # kernels that a driver takes before it lets the program wait
 
 
 def _block_of_device(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
