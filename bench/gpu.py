@@ -108,9 +108,12 @@ def tests() -> Iterator[Any]:
     there = Path(__file__).parents[1] / "tests"
     files = [str(each) for each in sorted(there.rglob("test_*.py")) if "pytest.mark.gpu" in each.read_text()]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "8", "-o", "addopts=", *files]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    print(done.stdout, flush=True)
-    yield done.stdout.splitlines()[-1] if done.stdout else f"exit code {done.returncode}"
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        for line in running.stdout or ():
+            print(line, end="", flush=True)  # at once: a lease may end
+            last = line.strip() or last
+    yield last
 
 
 def metering() -> Iterator[Any]:
@@ -152,6 +155,8 @@ def main() -> None:
     chosen = args.parts.split(",") if args.parts else list(parts)
     if unknown := [each for each in chosen if each not in parts]:
         parser.error(f"--parts: {unknown[0]} is none of {', '.join(parts)}")
+    if {"reconcile", "rows"} & {*chosen} and "calibration" not in chosen and not calibration.exists():
+        parser.error(f"--parts: reconcile and rows need calibration first, and {calibration} is not there")
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
     record: dict[str, Any] = {"device": name, "date": date.today().isoformat(), "versions": versions}
     if out.exists():

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu_speed
+
 import trainledger
 
 STEPS = 40
-SIZES = (("gpt2", 1024, 16), ("gpt2-medium", 1024, 8), ("llama-3.2-1b", 2048, 4))
 RUN = """
 [model]
 preset = "{preset}"
@@ -38,7 +39,7 @@ def reconciled(calibration: Path) -> Iterator[dict[str, Any]]:
     """Each run's reconciliation as its command prints it, and each quantity predicted and measured."""
     found_in = os.pathsep.join([str(Path(trainledger.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = dict(os.environ, TRAINLEDGER_CALIBRATION=str(calibration.resolve()), PYTHONPATH=found_in)
-    for preset, seq_len, batch in SIZES:
+    for preset, seq_len, batch in gpu_speed.SIZES:
         with tempfile.TemporaryDirectory() as folder:
             text = " ".join(f"{number} times {number} is {number**2}, they say." for number in range(200_000))
             Path(folder, "text.txt").write_text(text)

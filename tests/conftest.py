@@ -98,6 +98,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [each for each in items if id(each) not in left]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked ``gpu`` where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an accelerator")
+
+
 def _own_cost(item: pytest.Item) -> str | None:
     return next((each.name for each in item.iter_markers() if each.name in COSTS), None)
 

@@ -191,7 +191,6 @@ def test_open_loader_checks_the_run(data: DataSpec) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_on_the_device_whole(store: TokenStore) -> None:
     with Loader(alone(store), **SIZES, micro_batch=4, device="cuda") as loader:
         for step, batches in zip(range(200), loader.batches(0), strict=False):

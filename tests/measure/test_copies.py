@@ -70,7 +70,6 @@ def test_the_calls_of_a_device_bring_every_byte_over_and_back():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_device_copies_from_pinned_memory_no_slower():
     seconds = {each.what: each.seconds for each in device_copies(torch.device("cuda"))}
     assert seconds[PINNED] <= 1.1 * seconds[PAGEABLE]

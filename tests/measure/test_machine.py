@@ -223,7 +223,6 @@ def test_a_whole_calibration_has_collectives_that_give_ranks_a_step_time(tmp_pat
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_no_kernel_is_faster_than_the_data_sheet(tmp_path):
     """Kernels are timed by the device, as the program calls small ones more slowly than they run."""
     found = measure_machine("cuda", quick=True)

@@ -92,7 +92,6 @@ def test_what_ran_can_be_named_afterwards():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_on_a_gpu_nothing_waits_and_phases_are_the_devices():
     model = nn.Linear(4096, 4096, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -22,12 +22,9 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse_really
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.run import Run
+from trainledger.train.device import compute_capability
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator"),
-]
-
+pytestmark = pytest.mark.gpu
 
 WIDTHS = ("d_model", "head_dim", "d_ff", "kv_rank", "q_rank", "dim", "nope_head_dim", "rope_head_dim", "v_head_dim")
 
@@ -44,8 +41,7 @@ def eight_times(case: Case) -> Case:
 
 def difference(run: Run) -> str:
     """What differs between the account of a run and its step on the GPU; empty where nothing does."""
-    major, minor = torch.cuda.get_device_capability()
-    predicted = account(run, backend=kernels_of_capability(major + minor / 10))
+    predicted = account(run, backend=kernels_of_capability(compute_capability(torch.device("cuda"))))
     try:
         measured = rehearse_really(run, "cuda")
     except RuntimeError as error:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from trainledger.train.checkpoint import all_checkpoints, damage
 
@@ -73,7 +72,6 @@ def test_a_run_killed_at_random_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_deterministic_run_on_a_gpu_ends_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = FIELDS | {"deterministic": True, "precision": "bf16-mixed", "attention_dropout": 0.1}
     monkeypatch.setattr(sys.modules[__name__], "FIELDS", fields)

@@ -19,15 +19,11 @@ from torch import Tensor
 from trainledger.train.parallel.context import _Around
 from trainledger.train.parallel.ring import Kernel, Ring
 
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator"),
-]
 KERNELS = [
     pytest.param("flash_for_cpu", torch.float32, "cpu", id="cpu"),
-    pytest.param("flash", torch.bfloat16, "cuda", id="flash", marks=ON_GPU),
-    pytest.param("efficient", torch.bfloat16, "cuda", id="efficient in bf16", marks=ON_GPU),
-    pytest.param("efficient", torch.float32, "cuda", id="efficient", marks=ON_GPU),
+    pytest.param("flash", torch.bfloat16, "cuda", id="flash", marks=pytest.mark.gpu),
+    pytest.param("efficient", torch.bfloat16, "cuda", id="efficient in bf16", marks=pytest.mark.gpu),
+    pytest.param("efficient", torch.float32, "cuda", id="efficient", marks=pytest.mark.gpu),
 ]
 
 

@@ -28,7 +28,7 @@ from trainledger.measure.kernels import fresh_bytes_per_second, kernels, operati
 from trainledger.measure.loader import loader_tokens_per_second
 from trainledger.measure.local_ranks import cores_here
 from trainledger.measure.overhead import StepOverhead, TinySteps
-from trainledger.measure.rounds import Timing, busy_sentence, time_all
+from trainledger.measure.rounds import Timing, busy_sentence, has_a_clock, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rates import CollectiveTime
@@ -69,7 +69,8 @@ def measure_machine(
             chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.65 * share, name)
         )
 
-    bare = _watched_often(lambda: operation_seconds(device), threads, 5)
+    bare = [] if has_a_clock(device) else _watched_often(lambda: operation_seconds(device), threads, 5)
+    overhead = _middle(bare) if bare else 0.0
     tell(0.66, "overhead of a step")
     tiny_steps = TinySteps(device)
     steps = _watched_often(tiny_steps, threads, 9)
@@ -108,8 +109,7 @@ def measure_machine(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         torch_version=torch.__version__,
         threads=threads,
-        # An accelerator's clock times the kernel alone.
-        kernels=tuple(_kernel_time(each, 0.0 if backend == "cuda" else _middle(bare)) for each in timings),
+        kernels=tuple(_kernel_time(each, overhead) for each in timings),
         fresh_bytes_per_second=fresh,
         operation_seconds=step.operation,
         update_seconds=step.update,

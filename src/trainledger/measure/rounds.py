@@ -78,6 +78,11 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     return None
 
 
+def has_a_clock(device: torch.device) -> bool:
+    """Whether kernels are timed by a clock of the device, which leaves out what the program needs to call them."""
+    return device.type == "cuda"
+
+
 def time_all(
     chosen: Sequence[Kernel], device: torch.device, threads: int, *, seconds: float, rounds: int, tell: Tell
 ) -> list[Timing]:
@@ -94,7 +99,7 @@ def time_all(
             if timing.blocks and time.perf_counter() > deadline:
                 return timings
             tell(min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
-            timed = _block_of_device if device.type == "cuda" else _block
+            timed = _block_of_device if has_a_clock(device) else _block
             timing.blocks.append(timed(timing.call, device, threads, block))
     return timings
 
@@ -122,26 +127,26 @@ def _block_of_device(call: Callable[[], object], device: torch.device, threads: 
 
     A program calls small kernels more slowly than a device runs them; timed by its clock they would all look alike.
     """
-    events: Any = torch.cuda
-    begin, end = (events.Event(enable_timing=True) for _ in range(2))
+    cuda: Any = torch.cuda  # whose events have no types
+    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     start = time.perf_counter()
     call()
     called = time.perf_counter() - start
-    torch.cuda.synchronize(device)
+    synchronize(device)
     took = time.perf_counter() - start
     calls = max(1, min(_MOST_QUEUED, int(seconds / took)))
     waits = 2 * calls * called + 1e-4
     with watched(threads) as sample:
         for _ in range(4):
-            events._sleep(int(waits * _WAIT_CYCLES_PER_SECOND))
+            cuda._sleep(int(waits * _WAIT_CYCLES_PER_SECOND))
             begin.record()
             for _ in range(calls):
                 call()
             end.record()
             late = begin.query()  # the device began before the program was through
-            torch.cuda.synchronize(device)
+            synchronize(device)
             if not late:
                 break
             waits *= 2
     each = begin.elapsed_time(end) / 1e3 / calls
-    return Block(each, each, sample.others, sample.disturbed)
+    return Block(each, each, sample.others, sample.disturbed or late)

@@ -20,7 +20,7 @@ from trainledger.frozen import frozen
 from trainledger.plan.layouts.accounts import Progress
 from trainledger.plan.layouts.block_costs import COLUMNS, BlockCosts, block_costs, class_of
 from trainledger.plan.layouts.blocks import Block
-from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, rates_of
+from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, experts_shared, rates_of
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Shape, runs_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
@@ -31,6 +31,9 @@ from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 
 BELOW = 0.998  # of the bytes: block costs pad parameters to the ranks of the account that they are read from
+# What is reduced block by block, and not gathered, launches less than the account that costs are read from: 0.80 to 1
+# of it in layouts drawn from eight kinds of run.
+ZERO2_LAUNCHES = 0.75
 
 
 @frozen
@@ -55,11 +58,6 @@ class Costs:
     update_seconds: float
     accumulation: Callable[[int, bool], float]
     slower: float = 0.0
-
-
-# What is reduced block by block, and not gathered, launches less than the account that costs are read from: 0.80 to 1
-# of it in layouts drawn from eight kinds of run.
-ZERO2_LAUNCHES = 0.75
 
 
 class Bounds:
@@ -293,10 +291,7 @@ class _Part:
         return np.where(self.bounds.divides_sends[self.block.variants], self.stream / self.block.tensor, self.stream)
 
     def _experts_shared(self) -> Any:
-        """Where other ranks hold the same experts, [U] or [1]; else those are neither gathered nor reduced."""
-        import numpy as np
-
-        return self.rates.shared[self.at] > self.block.expert if self.block.expert > 1 else np.ones(1, bool)
+        return experts_shared(self.block, self.rates.shared[self.at])
 
     def _copies(self, name: str) -> Any:
         """Seconds of copies out of what is gathered or into what is reduced: [S, J, V, 1 or U]."""

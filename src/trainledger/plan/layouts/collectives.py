@@ -47,6 +47,16 @@ class Rates:
     layers: tuple[tuple[Any, Any], ...]
 
 
+def experts_shared(block: Block, shared: Any) -> Any:
+    """Where other ranks hold the same experts, [U] or [1], of so many that share states.
+
+    Elsewhere experts are neither gathered nor reduced, and replicas sum their gradients once a step.
+    """
+    import numpy as np
+
+    return shared > block.expert if block.expert > 1 else np.ones(1, bool)
+
+
 def rates_of(clock: Clock, gathered: BlockCosts | None, blocks: Sequence[Block]) -> list[Rates]:
     """The rates of each block; the columns of all are computed together, as each block's are few.
 
@@ -107,8 +117,7 @@ def _rates_of(clock: Clock, gathered: BlockCosts | None, blocks: Sequence[Block]
                 by_block(gathered.gather[which, run, first]),
                 by_block(gathered.reduce[which, run, first]),
             )
-            # Experts that no other rank has are neither gathered nor reduced; replicas sum them once (`updated`).
-            there = ((payload > 0) | (reduced > 0)) & ((ranks > 1) if which else True)
+            there = ((payload > 0) | (reduced > 0)) & (ranks > 1)
             if there.any():
                 gathering = gathering + there * clock.collective("all_gather", payload, place)
                 reducing = reducing + there * clock.collective("reduce_scatter", reduced, place)
@@ -185,9 +194,7 @@ class Collectives:
         """Gradients of experts that no other rank that shards has, summed over replicas: [S, 1, U] or 0."""
         import numpy as np
 
-        if self.block.expert == 1:
-            return 0.0
-        there = (self.zero_mode > ZERO2) & (self.shared <= self.block.expert)
+        there = (self.zero_mode > ZERO2) & ~experts_shared(self.block, self.shared)
         seconds = self.states["experts"] * self.gradient_nbytes * self.sum_rate
         return np.where(there, seconds, 0.0).max(axis=1)[:, None, :]
 

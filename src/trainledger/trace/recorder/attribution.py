@@ -148,11 +148,11 @@ class Attribution:
         """The module path of the operation that runs now."""
         if self.running:
             return self.running[-1]
-        number = _number_of_node()
         if phase in ("forward", "other"):  # a backward inside of it runs where it began
-            return self._backwards[-1][1] if self._backwards and number is not None else OUTSIDE
+            return self._backwards[-1][1] if self._backwards and _number_of_node() is not None else OUTSIDE
         if phase != "backward":
             return ""
+        number = _number_of_node()
         if number is None:
             return OUTSIDE
         if number < _NO_NUMBER:
