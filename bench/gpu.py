@@ -1,6 +1,7 @@
 """The checks that need an accelerator, in one command: ``PYTHONPATH=src python bench/gpu.py [OUT.json]``.
 
-It takes about a quarter of an hour. ``--parts`` takes some of it; parts of one day and device join in one file:
+It takes about twenty minutes. ``--parts`` takes some of it, ``--models`` some sizes of speed, reconcile and rows; what
+is measured on one day and device joins in one file:
 
 - ``tests``: those that need an accelerator (``pytest -m gpu``, where pytest is installed);
 - ``calibration``: `measure machine`, written beside the figures;
@@ -47,6 +48,7 @@ from trainledger.train.optimizer import build_optimizer
 from trainledger.train.step import optimizer_step
 
 STEPS = 12
+OF_MODELS = ("speed", "reconcile", "rows")
 
 
 def runs() -> Iterator[Run]:
@@ -94,9 +96,9 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def rows(calibration: Path) -> Iterator[Any]:
+def rows(calibration: Path, chosen: list[Run]) -> Iterator[Any]:
     rates = read_calibration(calibration)
-    for run in runs():
+    for run in chosen:
         try:
             yield compare(run, rates)
         except torch.OutOfMemoryError as error:
@@ -135,6 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--traces", type=Path, help="a folder to keep the traces of the profiles in")
     parser.add_argument("--parts", help="some of the parts, with commas between")
+    parser.add_argument("--models", help=f"some of the models of {', '.join(OF_MODELS)}, with commas between")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here; nothing was measured")
@@ -143,12 +146,16 @@ def main() -> None:
     out = args.out or Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     calibration = out.with_suffix(".calibration.toml")
+    every_model = [preset for preset, *_ in gpu_speed.SIZES]
+    models = args.models.split(",") if args.models else every_model
+    if unknown := [each for each in models if each not in every_model]:
+        parser.error(f"--models: {unknown[0]} is none of {', '.join(every_model)}")
     parts: dict[str, Callable[[], Iterator[Any]]] = {
         "tests": tests,
         "calibration": lambda: calibrated(calibration),
-        "speed": lambda: map(gpu_speed.compare, gpu_speed.runs()),
-        "reconcile": lambda: gpu_reconcile.reconciled(calibration),
-        "rows": lambda: rows(calibration),
+        "speed": lambda: map(gpu_speed.compare, gpu_speed.runs(models)),
+        "reconcile": lambda: gpu_reconcile.reconciled(calibration, models),
+        "rows": lambda: rows(calibration, [each for each in runs() if each.model.name in models]),
         "profiles": lambda: gpu_profiles.profiles(args.traces),
         "metering": metering,
     }
@@ -162,7 +169,8 @@ def main() -> None:
     if out.exists():
         record |= json.loads(out.read_text())
     for part in chosen:
-        record[part] = []
+        earlier = record.get(part, ()) if part in OF_MODELS and args.models else ()
+        record[part] = [each for each in earlier if each["model"] not in models]
         for each in parts[part]():
             record[part].append(each)
             print(part, json.dumps(each), flush=True)

@@ -35,11 +35,11 @@ tokenizer = "bytes"
 """
 
 
-def reconciled(calibration: Path) -> Iterator[dict[str, Any]]:
+def reconciled(calibration: Path, models: list[str]) -> Iterator[dict[str, Any]]:
     """Each run's reconciliation as its command prints it, and each quantity predicted and measured."""
     found_in = os.pathsep.join([str(Path(trainledger.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = dict(os.environ, TRAINLEDGER_CALIBRATION=str(calibration.resolve()), PYTHONPATH=found_in)
-    for preset, seq_len, batch in gpu_speed.SIZES:
+    for preset, seq_len, batch in (each for each in gpu_speed.SIZES if each[0] in models):
         with tempfile.TemporaryDirectory() as folder:
             text = " ".join(f"{number} times {number} is {number**2}, they say." for number in range(200_000))
             Path(folder, "text.txt").write_text(text)

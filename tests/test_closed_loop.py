@@ -18,6 +18,7 @@ import torch
 from trainledger import catalog
 from trainledger.cli import main
 from trainledger.closed_loop import is_it
+from trainledger.ledger.rank_figures import read_ranks
 from trainledger.measure.hardware import title
 from trainledger.report.record import read_run
 from trainledger.units import GIB
@@ -111,6 +112,25 @@ def test_a_compiled_loss_is_metered_as_it_runs(run_file: Path) -> None:
     assert found["peak_nbytes"].measured == pytest.approx(found["peak_nbytes"].predicted, rel=0.01)
     assert found["kept_nbytes"].measured == pytest.approx(found["kept_nbytes"].predicted, rel=0.01)
     assert not any("torch.compile" in each for each in json.loads((only_run() / "measured.json").read_text())["notes"])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_ranks_are_metered_eagerly_in_one_step_and_no_other(run_file: Path) -> None:
+    changes = ("cluster.backend=cpu", "cluster.count=2", "layout.replicate=2", "recipe.compile=true", "recipe.steps=6")
+    words = [sys.executable, "-m", "trainledger", "train", str(run_file), "--ranks", "2"]
+    done = subprocess.run(
+        [*words, *(part for change in changes for part in ("--set", change))],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = rows(only_run())
+    for name in (*WHOLE, "allocator_peak_nbytes"):  # the last is of a compiled step, as is its forecast
+        assert found[name].predicted == found[name].measured, name
+    assert found["allocator_peak_nbytes"].measured < found["peak_nbytes"].measured
+    ranks = read_ranks(only_run())
+    assert [each.rank for each in ranks] == [0, 1]
+    assert all(each.predicted == each.measured for each in ranks)
 
 
 @pytest.mark.process

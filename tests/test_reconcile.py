@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.measured import Measured, Spread
+from trainledger.ledger.measured import EagerBytes, Measured, Spread
 from trainledger.predict.forecast import Forecast
 from trainledger.reconcile import Part, Reconciliation, Row, reconcile
 from trainledger.report.reconciliation import document, table_of
@@ -111,6 +111,23 @@ def test_scratch_of_the_library_is_the_allocators_unexplained_rest():
     measured = Measured(peak_nbytes=110, allocator_peak_nbytes=117)
     row = reconcile(Forecast(peak_nbytes=100), measured)["allocator_peak_nbytes"]
     assert (row.predicted, row.measured, row.unexplained) == (100, 117, 7)
+
+
+def test_a_step_metered_without_compile_is_set_beside_the_account_of_eager_operations():
+    eager = EagerBytes(
+        kept_nbytes=50, kept_by_kind={"norm": 50}, peak_nbytes=110, peak_by_category={"activations": 110}
+    )
+    measured = Measured(
+        kept_nbytes=50, kept_by_kind={"norm": 50}, peak_nbytes=111, peak_by_category={"activations": 111},
+        allocator_peak_nbytes=103, eager=eager,
+    )  # fmt: skip
+    found = reconcile(Forecast(kept_nbytes=40, peak_nbytes=100), measured)
+    kept, peak, allocator = (found[each] for each in ("kept_nbytes", "peak_nbytes", "allocator_peak_nbytes"))
+    assert (kept.predicted, kept.measured, kept.where) == (50, 50, None)
+    assert (peak.predicted, peak.measured, peak.where) == (110, 111, ("activations", 1))
+    # The other steps are compiled: their peak is that of the forecast, but for what the metered one differs by.
+    assert (allocator.predicted, allocator.measured) == (100, 103)
+    assert (allocator.parts[0].difference, allocator.unexplained) == (1, 2)
 
 
 def test_lower_mfu_is_the_step_time_and_the_flops():

@@ -17,8 +17,9 @@ from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
-from trainledger.ledger.measured import Measured, measured_run
+from trainledger.ledger.measured import EagerBytes, Measured, measured_run
 from trainledger.ledger.rank_figures import RankFigures, account_of, figures, write_rank
+from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.step import account
 from trainledger.measure.hardware import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
@@ -155,6 +156,8 @@ class Measuring(Observer):
         )
         if self._state.device.type == "cpu":
             measured = replace(measured, threads=torch.get_num_threads())
+        if meter.ledger is not None and meter.ran_eagerly:
+            measured = replace(measured, eager=EagerBytes.of(_as_metered(self._state, meter).ledger))
         if not self._state.run.layout.alone:
             measured = replace(measured, model_flops=None)  # MFU is of all ranks, and the metered FLOPs are of one
         if meter.ledger is not None:
@@ -165,12 +168,11 @@ class Measuring(Observer):
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
-        recipe = self._state.run.recipe
-        if recipe.compiles and not self.meter.saw_compiled:
-            whose = ("eager blocks", "compiled ones") if recipe.compile else ("an eager loss", "a compiled one")
+        if self.meter.ran_eagerly:
             notes.append(
-                "the step was metered without torch.compile, which an operation-by-operation record undoes: its bytes "
-                f"are those of {whose[0]}, the forecast's those of {whose[1]}"
+                "the step was metered without torch.compile, which an operation-by-operation record undoes: bytes kept "
+                "for backward and the peak memory, predicted and measured, are those of eager operations, and the "
+                "allocator's peak is that of compiled ones"
             )
         if self.quiet.unknown:
             notes.append("this system does not report how busy other processes were; no step was discarded")
@@ -190,9 +192,15 @@ class RankMeasuring(Observer):
         ledger, state = self.meter.ledger, self._state
         if ledger is None or state.run.layout.alone:
             return
-        own = account_of(state.run, state.rank, kernels=_kernels(state.device))
+        own = _as_metered(state, self.meter)
         before, after = figures(own.ledger, state.run.layout), figures(ledger)
         write_rank(state.run_dir, RankFigures(rank=state.rank, title=own.title, predicted=before, measured=after))
+
+
+def _as_metered(state: TrainingState, meter: StepMeter) -> RankAccount:
+    """The account of this rank's metered step, which may have run without torch.compile."""
+    run = replace(state.run, recipe=state.run.recipe.uncompiled) if meter.ran_eagerly else state.run
+    return account_of(run, state.rank, kernels=_kernels(state.device))
 
 
 def _with_earlier(measured: Measured, path: Path) -> Measured:
@@ -202,7 +210,7 @@ def _with_earlier(measured: Measured, path: Path) -> Measured:
     except (OSError, InvalidInput):
         return measured
     names = ("parameters", "tokens_per_step", "flops", "model_flops", "kept_nbytes", "kept_by_kind", "peak_nbytes",
-             "peak_by_category", "allocator_peak_nbytes")  # fmt: skip
+             "peak_by_category", "allocator_peak_nbytes", "eager")  # fmt: skip
     return replace(measured, **{name: getattr(earlier, name) for name in names})
 
 

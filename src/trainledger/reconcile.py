@@ -13,7 +13,7 @@ from typing import Any
 
 from trainledger.document import Answer
 from trainledger.ledger.ledger import Ledger, summary
-from trainledger.ledger.measured import Measured, Spread
+from trainledger.ledger.measured import EagerBytes, Measured, Spread
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.utilization import mfu
 
@@ -131,11 +131,18 @@ def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
         "flops", "FLOPs per step", "flops", _matmul_flops(before.flops), _matmul_flops(after.flops),
         before.basis.get("flops", ""), _parts(_matmuls(before.flops), _matmuls(after.flops)),
     )  # fmt: skip
-    yield row("kept_nbytes", "kept for backward", "nbytes", _parts(before.kept_by_kind, after.kept_by_kind))
-    yield row("peak_nbytes", "peak memory", "nbytes", _parts(before.peak_by_category, after.peak_by_category))
+    metered = after.eager or before  # the closed form of what was metered
+    yield row(
+        "kept_nbytes", "kept for backward", "nbytes", _parts(metered.kept_by_kind, after.kept_by_kind),
+        predicted=metered.kept_nbytes,
+    )  # fmt: skip
+    yield row(
+        "peak_nbytes", "peak memory", "nbytes", _parts(metered.peak_by_category, after.peak_by_category),
+        predicted=metered.peak_nbytes,
+    )  # fmt: skip
     if after.allocator_peak_nbytes is not None:
         yield row(
-            "allocator_peak_nbytes", "allocator's peak", "nbytes", _dispatched(before, after),
+            "allocator_peak_nbytes", "allocator's peak", "nbytes", _dispatched(metered, after),
             predicted=before.peak_nbytes, basis=before.basis.get("peak_nbytes", ""),
         )  # fmt: skip
     step = after.step_seconds.median if after.step_seconds else None
@@ -176,7 +183,7 @@ def _folded(seconds: Mapping[str, float], phase: str, into: str) -> dict[str, fl
     return folded
 
 
-def _dispatched(before: Forecast, after: Measured) -> tuple[Part, ...]:
+def _dispatched(before: Forecast | EagerBytes, after: Measured) -> tuple[Part, ...]:
     if before.peak_nbytes is None or after.peak_nbytes is None:
         return ()
     return (Part("dispatched", before.peak_nbytes, after.peak_nbytes),)

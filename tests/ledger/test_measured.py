@@ -82,6 +82,22 @@ def test_phases_of_a_step_and_of_the_run():
     assert seen.tokens_per_second == 50.0
 
 
+def test_metering_is_a_part_of_its_own():
+    seen = measured_run(run_of(1.0, 1.0, 1.0, 7.0, 1.0, 1.0), metered={4})
+    assert seen.seconds_by_phase == {"forward": 0.25 * 6, "backward": 0.5 * 6, "metering": 0.75 * 6}
+
+
+def test_steps_that_were_not_clocked_count_as_split_like_those_that_were():
+    lines = run_of(9.0, 3.0, *[4.0] * 6)
+    for line in (*lines[1:6], lines[7]):
+        del line["phase_seconds"]
+    seen = measured_run(lines)
+    whole = 9.0 + 3.0 + 4 * 4.0 + 2 * 3.0  # what is clocked of a step of four seconds is three
+    assert sum(seen.seconds_by_phase.values()) == pytest.approx(whole)
+    assert seen.seconds_by_phase["warm-up"] == pytest.approx(9.0 - 3.0)
+    assert seen.seconds_by_phase["backward"] == pytest.approx(2 * seen.seconds_by_phase["forward"])
+
+
 def test_first_steps_that_were_no_slower_have_no_warm_up():
     assert "warm-up" not in measured_run(run_of(0.5, 1.0, 1.0, 2.0, 3.0)).seconds_by_phase
 

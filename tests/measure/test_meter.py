@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from counting_compiler import CountingCompiler
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure import meter
@@ -151,3 +154,48 @@ def test_a_run_too_short_to_warm_up_is_metered_in_its_last_step() -> None:
     assert watch.ledger is not None
     assert watch.ledger.matmul_flops == account(run).matmul_flops
     assert watch.allocator_peak_nbytes is None
+
+
+@pytest.fixture
+def among_ranks() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.gelu(self.up(x))
+
+
+def compiled_layers(compiler: CountingCompiler) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    model = nn.Sequential(Block(), Block())
+    for layer in model:
+        layer.compile(backend=compiler)
+    return model, F.cross_entropy
+
+
+def compiled_loss(compiler: CountingCompiler) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    return two_layers(), torch.compile(lambda y, targets: F.cross_entropy(y, targets), backend=compiler)
+
+
+@pytest.mark.usefixtures("among_ranks")
+@pytest.mark.parametrize(("made", "regions"), [(compiled_layers, 2), (compiled_loss, 1)])
+def test_what_is_metered_eagerly_is_compiled_again_in_the_next_step(made: Any, regions: int) -> None:
+    compiler = CountingCompiler()
+    model, loss = made(compiler)
+    x, targets = torch.randn(8, 64), torch.zeros(8, dtype=torch.int64)
+    calls = []
+    for step in range(4):
+        if step == 2:
+            with meter(model) as metered:
+                loss(model(x), targets).backward()
+        else:
+            loss(model(x), targets).backward()
+        calls.append(compiler.calls)
+    assert calls == [regions, 2 * regions, 2 * regions, 3 * regions]
+    assert metered.ledger.uncounted == ()

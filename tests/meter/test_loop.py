@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import trainledger as tl
+from counting_compiler import CountingCompiler
 from trainledger.predict.forecast import Forecast
 from trainledger.report.record import read_run
 from trainledger.report.runs import document
@@ -91,6 +92,24 @@ class Container(torch.optim.Optimizer):
     def zero_grad(self, set_to_none=True):
         for each in self.optimizers:
             each.zero_grad(set_to_none)
+
+
+def test_what_is_compiled_is_so_again_after_the_recorded_steps(tmp_path):
+    compiler = CountingCompiler()
+    model, optimizer = model_and_optimizer()
+    loss_of = torch.compile(lambda *both: nn.functional.cross_entropy(*both), backend=compiler)
+    calls = []
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=3) as meter:
+        batches = [(torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))) for _ in range(12)]
+        for inputs_BT, labels_BT in meter.data(batches):
+            before = compiler.calls
+            loss_of(model(inputs_BT).flatten(0, 1), labels_BT.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            calls.append(compiler.calls - before)
+    assert calls[:2] == [1, 1]
+    assert calls[2:4] == [0, 0]  # recorded, and watched line by line
+    assert calls[-1] == 1
 
 
 def test_optimizers_in_a_container_are_one_step(tmp_path):

@@ -41,9 +41,13 @@ def test_its_bytes_and_flops_are_the_accounts(row: dict[str, list[int]]) -> None
     assert WORKSPACES_NBYTES < beside < 1.4 * WORKSPACES_NBYTES  # and each tensor's last 512 bytes
 
 
-@pytest.mark.parametrize("row", [each for each in FOUND if each["precision"] == "fp32"], ids=lambda row: row["model"])
+@pytest.mark.parametrize(
+    "row",
+    [each for each in FOUND if each["precision"] == "fp32" or each["model"] == "llama-3.2-1b"],
+    ids=lambda row: f"{row['model']} {row['precision']}",
+)
 def test_steps_that_wait_for_no_program_take_what_is_predicted(row: dict[str, list[float]]) -> None:
-    """bf16's wait for the program, whose operations take longer than those of the tiny steps that are measured."""
+    """Small models in bf16 wait for it, and its operations take longer than those of the tiny steps it is timed by."""
     ledger, (_, seconds) = account(run_of(row), backend="sm90"), row["step_seconds"]
     assert step_time(ledger, read_calibration(CALIBRATION)).seconds == pytest.approx(seconds, rel=0.1)
     assert step_time(ledger, device("h200")).seconds == pytest.approx(seconds, rel=0.13)

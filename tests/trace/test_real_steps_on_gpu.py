@@ -1,7 +1,8 @@
 """Real steps on an accelerator beside the closed form: every kind of block, attention, expert and precision.
 
-The cases are those of `test_kinds_agree`, where the CPU's kernels have their witness, with widths that kernels of a GPU
-take without filling them up, which the closed form leaves out: eight times as wide, and of more than one token.
+The cases are those of `test_kinds_agree`, where the CPU's kernels have their witness, with sizes that kernels of a GPU
+take without filling them up, which the closed form leaves out: eight times as wide and long, and no masks over the
+tokens that prediction modules leave.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ WIDTHS = ("d_model", "head_dim", "d_ff", "kv_rank", "q_rank", "dim", "nope_head_
 
 
 def eight_times(case: Case) -> Case:
-    """The same case with widths that are multiples of 8 and two tokens at least."""
+    """The same case with widths and a length that are multiples of 8."""
     wider = {
         name: 8 * value if name.rpartition(".")[2].removeprefix("expert_") in WIDTHS and value else value
         for name, value in case.items()
     }
-    wider["recipe.seq_len"] = max(2, case["recipe.seq_len"])
+    wider["recipe.seq_len"] = 8 * case["recipe.seq_len"]
+    if case.get("n_mtp_layers") and (case.get("attention.window") or case.get("positions") == "alibi"):
+        wider["n_mtp_layers"] = 0
     return wider
 
 

@@ -12,6 +12,7 @@ from trainledger.annotate.source import Files
 from trainledger.annotate.steps import Steps
 from trainledger.annotate.syncs import reads_seen
 from trainledger.annotate.watcher import Watcher
+from trainledger.trace.compiled import compiled_runs_eagerly
 
 
 @contextmanager
@@ -23,6 +24,7 @@ def watched_code(script: str) -> Iterator[Callable[[], tuple[Finding, ...]]]:
     with ExitStack() as stack:
         stack.enter_context(steps.followed())
         stack.enter_context(reads_seen(watcher.synchronized, lambda: None))
+        stack.enter_context(compiled_runs_eagerly())
         stack.enter_context(watcher.recorder)
         yield lambda: findings(watcher, files, steps.holder, Ending())
         steps.end_step()  # the context ends with an update

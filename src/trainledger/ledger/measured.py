@@ -41,14 +41,32 @@ def spread(samples: Iterable[float], discarded: int = 0) -> Spread | None:
 
 
 @frozen(kw_only=True)
+class EagerBytes:
+    """Bytes of a step without torch.compile: kept for one micro-batch's backward, by kind, and at the peak."""
+
+    kept_nbytes: int
+    kept_by_kind: dict[str, int]
+    peak_nbytes: int
+    peak_by_category: dict[str, int]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> EagerBytes:
+        facts = summary(ledger)
+        names = ("kept_nbytes", "kept_by_kind", "peak_nbytes", "peak_by_category")
+        return cls(**{name: facts[name] for name in names})
+
+
+@frozen(kw_only=True)
 class Measured:
     """A run as measured. Everything may be missing: a run may end before it was measured.
 
     Ledger amounts are those of one metered optimizer step: ``flops`` by kind, ``kept_nbytes`` of one
     micro-batch, the peak by category as dispatched operations showed it, and ``allocator_peak_nbytes`` as the
     allocator's own events did. ``step_seconds_by_phase`` are means over the middle half of the steady steps,
-    ``seconds_by_phase`` sums over the run; ``warm-up`` in it is what the first steps took longer than steady ones.
-    ``threads`` are those of a CPU that a rank had.
+    ``seconds_by_phase`` sums over the run; ``warm-up`` and ``metering`` in it are what the first steps and the metered
+    ones took longer than steady ones, and a step that was not clocked phase by phase counts as split like steady ones.
+    ``threads`` are those of a CPU that a rank had. ``eager`` is what the closed form says of the metered step, where
+    that ran without the torch.compile of the run's other steps.
     """
 
     parameters: int | None = None
@@ -69,9 +87,11 @@ class Measured:
     torch_version: str = ""
     date: str = ""
     threads: int | None = None
+    eager: EagerBytes | None = None
     notes: tuple[str, ...] = ()
 
 
+_Step = tuple[float, dict[str, float]]  # its seconds, and those of its phases where they were clocked
 WARM_UP_STEPS = 2
 ENOUGH_STEPS = 5
 
@@ -93,9 +113,9 @@ def measured_run(
     The first steps of each session are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
     ones unless hardly any other is left, which is then said in the notes.
     """
-    steps: dict[int, tuple[float, dict[str, float]]] = {}
+    steps: dict[int, _Step] = {}
+    slow: dict[str, list[_Step]] = {"warm-up": [], "metering": []}
     phases: dict[str, float] = {}
-    first: list[dict[str, float]] = []
     total, warm, tokens = None, 0, None
     for line in lines:
         for name, seconds in (line.get("phase_seconds") or {}).items():
@@ -106,11 +126,14 @@ def measured_run(
             total = line.get("seconds")
         elif "loss" in line and line.get("seconds") is not None:
             total, tokens = line.get("time", total), line["tokens"] / line["step"]
+            step = line["seconds"], line.get("phase_seconds") or {}
             if warm:
                 warm -= 1
-                first.append(line.get("phase_seconds") or {})
-            elif line["step"] not in metered:
-                steps[line["step"]] = line["seconds"], line.get("phase_seconds") or {}
+                slow["warm-up"].append(step)
+            elif line["step"] in metered:
+                slow["metering"].append(step)
+            else:
+                steps[line["step"]] = step
     quiet = [each for step, each in steps.items() if step not in disturbed]
     if len(quiet) < min(len(steps), ENOUGH_STEPS):
         busy = f"other processes kept the machine busy: all but {len(quiet)} of {len(steps)} steps were disturbed"
@@ -118,7 +141,10 @@ def measured_run(
         quiet = list(steps.values())
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)
-    _tell_warm_up(phases, first, steady)
+    if sum(steady.values()) > 0:
+        _split_unclocked(phases, sum(seconds for seconds, split in steps.values() if not split), steady)
+        for name, some in slow.items():
+            _set_apart(phases, some, steady, name)
     facts = summary(ledger) if ledger is not None else {}
     if tokens is not None:
         facts.setdefault("tokens_per_step", round(tokens))
@@ -139,7 +165,7 @@ def measured_run(
     )
 
 
-def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
+def _middle_half(steps: list[_Step]) -> dict[str, float]:
     """Mean seconds by phase over the half of the steps around the median, which sum to about the median step."""
     ordered = sorted((each for each in steps if each[1]), key=lambda each: each[0])
     quarter = len(ordered) // 4
@@ -148,11 +174,21 @@ def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float
     return {name: sum(split.get(name, 0.0) for split in middle) / len(middle) for name in names}
 
 
-def _tell_warm_up(phases: dict[str, float], first: Iterable[Mapping[str, float]], steady: Mapping[str, float]) -> None:
-    """Move what the phases of first steps took longer than steady ones into a separate phase; sums stay."""
-    for split in first if steady else ():
-        longer = {name: seconds - steady.get(name, 0.0) for name, seconds in split.items()}
-        if sum(longer.values()) > 0:
-            for name, seconds in longer.items():
-                phases[name] -= seconds
-            phases["warm-up"] = phases.get("warm-up", 0.0) + sum(longer.values())
+def _split_unclocked(phases: dict[str, float], seconds: float, steady: Mapping[str, float]) -> None:
+    """Add the seconds of steps without phases, in the shares of a steady step."""
+    whole = sum(steady.values())
+    for name, of_phase in steady.items():
+        phases[name] += seconds * of_phase / whole
+
+
+def _set_apart(phases: dict[str, float], steps: Iterable[_Step], steady: Mapping[str, float], name: str) -> None:
+    """Move what some steps took longer than steady ones into a part of that name; sums stay."""
+    for seconds, split in steps:
+        more = sum(split.values() if split else [seconds]) - sum(steady.values())
+        if not split:
+            _split_unclocked(phases, seconds - max(more, 0.0), steady)
+        elif more > 0:
+            for phase, of_phase in split.items():
+                phases[phase] -= of_phase - steady.get(phase, 0.0)
+        if more > 0:
+            phases[name] = phases.get(name, 0.0) + more

@@ -21,7 +21,7 @@ from trainledger.measure.hardware import title
 from trainledger.measure.kernels import Kernel
 from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.rates import CopyTime, CopyTimes
-from trainledger.train.device import find_device, keep_freed_memory, synchronize
+from trainledger.train.device import find_device, host_threads, keep_freed_memory, synchronize
 from trainledger.units import MIB, format_percent, format_seconds
 
 # Rows and columns of fp32 matrices: 16 KiB to 64 MiB, on an accelerator 1 GiB.
@@ -48,7 +48,7 @@ def measure_copies(
     device = find_device(backend)
     keep_freed_memory()
     notes: list[str] = []
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = host_threads(device)
     chosen = list(_in_memory(device))
     with watched(threads) as whole:
         timings = time_all(

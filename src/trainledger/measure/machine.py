@@ -32,7 +32,7 @@ from trainledger.measure.rounds import Timing, busy_sentence, has_a_clock, time_
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rates import CollectiveTime
-from trainledger.train.device import compute_capability, keep_freed_memory
+from trainledger.train.device import compute_capability, host_threads, keep_freed_memory
 from trainledger.units import KIB, MIB
 
 RANKS = 2  # of the collectives
@@ -56,7 +56,7 @@ def measure_machine(
     notes: list[str] = []
     fresh = fresh_bytes_per_second(device)
     keep_freed_memory()  # as the engine does, which is what the rates are for
-    threads = torch.get_num_threads() if backend == "cpu" else 1
+    threads = host_threads(torch.device(backend))
     dtypes = ["fp32"]
     if worth_timing(device, torch.bfloat16):
         dtypes.append("bf16")

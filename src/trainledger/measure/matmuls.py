@@ -23,7 +23,7 @@ from trainledger.measure.kernels import (
 from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import STRAIGHT, MatmulTime, MatmulTimes
-from trainledger.train.device import find_device, keep_freed_memory
+from trainledger.train.device import find_device, host_threads, keep_freed_memory
 from trainledger.units import format_nbytes
 
 Shape = tuple[int, int, int]  # m, n, k
@@ -85,7 +85,7 @@ def measure_matmuls(
         kernels += [_matmul(pool, dtype, middle, each) for each in FACTORS if each != STRAIGHT]
     copied = copy_kernel(ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
                          LARGE_ELEMENTS[-1] if large else ELEMENTS[-1])  # fmt: skip
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = host_threads(device)
     with watched(threads) as whole:
         timings = time_all(
             [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,

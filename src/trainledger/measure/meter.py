@@ -15,11 +15,12 @@ from torch import nn
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.rank_recorder import RealRankRecorder, recorded
-from trainledger.trace.compiled import is_compiled, metered
+from trainledger.trace.compiled import metered
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.step import phases_of
+from trainledger.train.device import host_threads
 from trainledger.train.mixed_precision import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
@@ -36,7 +37,7 @@ class StepMeter(Observer):
 
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
-        self.saw_compiled = False  # whether compiled code ran as such in the ledger's step
+        self.ran_eagerly = False  # whether the ledger's step ran without the torch.compile of all others
         self.allocator_peak_nbytes: int | None = None
         self._recorder: Recorder | None = None
         self._steps: tuple[int, ...] = ()
@@ -77,10 +78,9 @@ class StepMeter(Observer):
         self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
             self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
-        compiled = metered(state.model, self._recorder) if state.run.recipe.compiles else nullcontext()
-        with recording, compiled:
+        with recording, metered(state.model, self._recorder, compiled=state.run.recipe.compiles):
             yield
-        self.saw_compiled = self._recorder.sees_compiled
+        self.ran_eagerly = state.run.recipe.compiles and not self._recorder.sees_compiled
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
 
@@ -131,8 +131,7 @@ def meter(
     made anew for it; on an accelerator and among several ranks they run eagerly inside.
     """
     recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
-    compiled = metered(model, recorder) if is_compiled(model) else nullcontext()
-    with phases_of(optimizers_in(optimizer), recorder), recorder, compiled:
+    with phases_of(optimizers_in(optimizer), recorder), recorder, metered(model, recorder):
         yield Meter(recorder)
 
 
@@ -144,6 +143,10 @@ class QuietSteps(Observer):
 
     def __init__(self) -> None:
         self.samples: dict[int, Sample] = {}
+        self._threads = torch.get_num_threads()
+
+    def on_start(self, state: TrainingState) -> None:
+        self._threads = host_threads(state.device)
 
     @property
     def disturbed(self) -> frozenset[int]:
@@ -155,7 +158,7 @@ class QuietSteps(Observer):
 
     @contextmanager
     def around_step(self, step: int) -> Iterator[None]:
-        with watched(torch.get_num_threads()) as sample:
+        with watched(self._threads) as sample:
             yield
         self.samples[step] = sample
 

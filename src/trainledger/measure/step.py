@@ -90,7 +90,7 @@ def metered_step(
     recorder.resident(gradient_buffers(optimizer), "gradients")
     scaler = None
     if run.recipe.precision.loss_scaling:
-        scaler = LossScaler(batches[0][0].device, read=_as_if_finite)
+        scaler = LossScaler(batches[0][0].device, first=1.0, read=_as_if_finite)  # no overflow: the step is taken
         recorder.resident([scaler.scale, scaler.good_steps], "optimizer state")
     with recorder:
         optimizer_step(model, optimizer, batches, run.recipe.uncompiled, clock=recorder.phase, scaler=scaler)

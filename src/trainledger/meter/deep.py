@@ -19,7 +19,7 @@ from trainledger.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.meter.script import main_script
 from trainledger.meter.shapes import odd_shapes
 from trainledger.meter.watch import Finding
-from trainledger.trace.compiled import is_compiled, metered
+from trainledger.trace.compiled import metered
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 
@@ -60,8 +60,7 @@ class DeepSteps:
             self._stack.enter_context(
                 recorded(self._recorder) if isinstance(self._recorder, RealRankRecorder) else self._recorder
             )
-            if is_compiled(self._model):
-                self._stack.enter_context(metered(self._model, self._recorder))
+            self._stack.enter_context(metered(self._model, self._recorder))
         elif number == self.slowed[1]:
             self._watched = self._stack.enter_context(watched_code(main_script() or "<loop>"))
 

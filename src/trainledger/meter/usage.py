@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainledger.measure.contention import others_between, processor_use
+from trainledger.train.device import host_threads
 from trainledger.units import KIB
 
 _EVERY_SECONDS = 0.2  # a reading takes some 0.2 ms
@@ -22,7 +23,7 @@ class Usage:
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type == "cuda"
         self._device = device
-        self._threads = torch.get_num_threads()
+        self._threads = host_threads(device)
         self._before = processor_use()
         self._last: dict[str, Any] = {}
         self._at = -_EVERY_SECONDS

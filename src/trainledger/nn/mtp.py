@@ -34,7 +34,13 @@ class Module(nn.Module):
 
     def forward(self, h_BSD: Tensor, e_BSD: Tensor, run: Run) -> Tensor:
         """[B, S, D] twice in, and once out; ``run`` runs the block."""
-        return run(self.block, self.eh_proj(torch.cat((self.enorm(e_BSD), self.hnorm(h_BSD)), dim=-1)))
+        return run(self.block, self.eh_proj(_joined(self.enorm(e_BSD), self.hnorm(h_BSD))))
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    """Both along the last dim, in the wider format: autocast copies to it on a CPU, and CUDA's kernel reads two."""
+    wide = torch.promote_types(parts[0].dtype, parts[1].dtype)
+    return torch.cat([each.to(wide) for each in parts], dim=-1)
 
 
 class Loss(nn.Module):

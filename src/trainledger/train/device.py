@@ -41,6 +41,15 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def host_threads(device: torch.device) -> int:
+    """Threads of this process that work during a step: torch's own, and for an accelerator the loop's and backward's.
+
+    >>> host_threads(torch.device("cuda"))
+    2
+    """
+    return torch.get_num_threads() if device.type == "cpu" else 2
+
+
 def compute_capability(device: torch.device) -> float | None:
     """NVIDIA's number of a device's generation; None of any other device."""
     if device.type != "cuda" or torch.version.cuda is None:

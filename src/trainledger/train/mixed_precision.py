@@ -181,11 +181,13 @@ class LossScaler:
     (Micikevicius et al. 2018, Mixed Precision Training, section 3.2).
 
     The same passes and numbers as `torch.amp.GradScaler`: the scale halves after an overflow and doubles after 2000
-    good steps. ``read`` brings the overflow flag to the host.
+    good steps. ``first`` is the scale to begin with, ``read`` brings the overflow flag to the host.
     """
 
-    def __init__(self, device: torch.device, *, read: Callable[[Tensor], float] = Tensor.item) -> None:
-        self.scale = torch.full((), FIRST_SCALE, dtype=torch.float32, device=device)
+    def __init__(
+        self, device: torch.device, *, first: float = FIRST_SCALE, read: Callable[[Tensor], float] = Tensor.item
+    ) -> None:
+        self.scale = torch.full((), first, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self._read = read
         self._found: Tensor | None = None

@@ -7,7 +7,7 @@ fake tensors only the C++ of the kernels is not compiled. Before each call that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Owners, Runs
-from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off, no_word_of_hooks
+from trainledger.trace.compiled.torch_internals import compiled_runs_eagerly, hooks_unseen, modes_off, no_word_of_hooks
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
@@ -88,16 +88,18 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
             torch._dynamo.reset()
 
 
-def metered(model: nn.Module, recorder: Recorder) -> AbstractContextManager[None]:
+def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = None) -> AbstractContextManager[None]:
     """Inside, what is compiled of a real step runs as compiled and is recorded.
 
     On an accelerator, among several ranks, or where this torch lacks what that needs, it runs eagerly, as the ledger
-    says. Compiled code is made anew for it, and once more when it is called after it.
+    says. Compiled code is made anew for it, and once more when it is called after it. ``compiled``: whether some of the
+    step is, where that is known; else the model's modules tell.
     """
     on_cpu = all(each.device.type == "cpu" for each in model.parameters())
     alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    follows = on_cpu and alone and torch_internals.dynamo_is_loaded() and torch_internals.has_all_names()
-    return captured(model, recorder, None) if follows else nullcontext()
+    some = is_compiled(model) if compiled is None else compiled
+    follows = some and on_cpu and alone and torch_internals.dynamo_is_loaded() and torch_internals.has_all_names()
+    return captured(model, recorder, None) if follows else compiled_runs_eagerly()
 
 
 def _entered(recorder: Recorder, module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

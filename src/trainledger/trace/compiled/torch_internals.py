@@ -79,8 +79,12 @@ def no_word_of_hooks() -> Iterator[None]:
 def compiled_runs_eagerly() -> Iterator[None]:
     """Inside, what torch.compile made runs as if it were not compiled, also with ``fullgraph=True``.
 
-    Under a dispatch mode it does so anyway, but refuses to where a whole graph was asked for.
+    Under a dispatch mode it does so anyway, but refuses to where a whole graph was asked for, and Dynamo leaves what it
+    meets there eager for good.
     """
+    if not dynamo_is_loaded():  # the stance would import it
+        yield
+        return
     with torch.compiler.set_stance("force_eager"):
         yield
 
