@@ -24,6 +24,8 @@ from trainledger.ledger.step import account
 from trainledger.nn.init import initialize
 from trainledger.predict.predict import memory_of_device, predict
 from trainledger.spec.run import Run
+from trainledger.train.guard import Agreed
+from trainledger.train.launched import JudgedOnDevice
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.precision import build_model, set_fp32_products
 from trainledger.train.step import optimizer_step
@@ -53,10 +55,19 @@ class Loop:
 
 
 def engine(run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> Step:
-    """The engine's own step."""
+    """The engine's own step, judged as in its loop: loss and norm are read where the next step is launched."""
     model = _model(run)
     optimizer = build_optimizer(model, run.recipe)
-    return lambda: optimizer_step(model, optimizer, [(inputs_BT, targets_BT)], run.recipe)
+    earlier: list[JudgedOnDevice] = []
+
+    def step() -> None:
+        judge = JudgedOnDevice(lambda loss, norm: Agreed(loss, norm, True))
+        optimizer_step(model, optimizer, [(inputs_BT, targets_BT)], run.recipe, judge=judge)
+        for each in earlier:
+            each.read()
+        earlier[:] = [judge]
+
+    return step
 
 
 def bare(run: Run, inputs_BT: Tensor, targets_BT: Tensor) -> Step:

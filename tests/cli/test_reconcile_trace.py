@@ -47,7 +47,7 @@ def test_two_traces_are_compared(tmp_path):
     other = TRACE.parent / "a100_ddp_2ranks.json.gz"
     done = asked("--trace", str(TRACE), "--against", str(other), folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "host too late: 152.5 ms less" in done.stdout
+    assert "host too late: 159.5 ms less" in done.stdout
 
 
 @pytest.mark.parametrize(

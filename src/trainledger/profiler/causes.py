@@ -32,6 +32,7 @@ from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_perce
 
 REACHABLE = 0.75  # of a data sheet's peak: what large products of 16 bits reach on A100 and H100 (assumed)
 _WORTH_A_SENTENCE = 0.02  # of the step
+_OF_COMPILER = re.compile(r"^(triton_|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction)")
 _MOVING_MEMORY = ("elementwise", "reduction", "norm", "embedding")
 _PAGEABLE = re.compile(r"Memcpy HtoD \(Pageable|Memcpy DtoH .*Pageable")
 _WORST_SHAPES = 2
@@ -42,7 +43,6 @@ _CODE = {
     AFTER_SYNC: "losses.append(loss.detach())  # and .item() of them once in many steps",
     WAIT_FOR_DATA: "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
     COPIES: "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)",
-    "memory-bound kernels": "model.compile()",
     RECOMPUTATION: "context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])\n"
                    "checkpoint(block, x, use_reentrant=False, context_fn=context)",
     "optimizer": "torch.optim.AdamW(model.parameters(), fused=True)",
@@ -82,14 +82,16 @@ def _causes(
     begin, end = step.step.device_ns
     inside = work.where((work.begins_ns >= begin) & (work.begins_ns < end))
     kernels = inside.where(inside.kinds == KERNEL)
+    compiled = any(map(_OF_COMPILER.match, recording.names))
     late = parts[HOST] + parts[LAUNCH_GAPS]
     if late and len(kernels):
         usual = format_seconds(float(np.median(kernels.ends_ns - kernels.begins_ns)) / NANOSECONDS_PER_SECOND)
         yield Cause(
             HOST, late,
             f"The device had nothing to do while the host came to the next of {format_count(len(kernels))} launches "
-            f"(half of the kernels take less than {usual}): torch.compile makes fewer, graphs (mode=reduce-overhead) "
-            "make them at once, a larger micro-batch gives each more to do.",
+            f"(half of the kernels take less than {usual}): {'' if compiled else 'torch.compile makes fewer, '}graphs "
+            "(mode=reduce-overhead) make them at once, a larger micro-batch gives each more to do.",
+            'torch.compile(model, mode="reduce-overhead")' if compiled else _CODE[HOST],
         )  # fmt: skip
     if parts[AFTER_SYNC]:
         yield Cause(AFTER_SYNC, parts[AFTER_SYNC], _of_synchronizations(recording, step))
@@ -126,10 +128,12 @@ def _causes(
         )  # fmt: skip
     moving = sum(parts[each] for each in _MOVING_MEMORY)
     if moving and recording.on_device:
+        less = "fused kernels for what torch.compile left apart" if compiled else "torch.compile or fused kernels"
         yield Cause(
             "memory-bound kernels", moving,
             "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
-            "torch.compile or fused kernels write and read less of it.",
+            f"{less} write and read less of it.",
+            "" if compiled else "model.compile()",
         )  # fmt: skip
     if parts[RECOMPUTATION]:
         yield Cause(

@@ -21,7 +21,7 @@ from trainledger.profiler.intervals import Intervals, inside, length, union, wit
 from trainledger.profiler.kinds import COMMUNICATION, KINDS
 from trainledger.profiler.operators import calls_on_host, kinds_of_work, kinds_on_host
 from trainledger.profiler.recomputation import Recomputed, recomputed
-from trainledger.profiler.recording import NONE, Recording
+from trainledger.profiler.recording import NONE, Recording, Spans
 from trainledger.profiler.steps import Step, launched
 
 COPY, EXPOSED = "copies", "exposed communication"
@@ -33,6 +33,7 @@ IDLE = (WAIT_FOR_DATA, AFTER_SYNC, HOST, LAUNCH_GAPS, QUEUED, OUTSIDE)
 ORDER = (*KINDS, EXPOSED, COPY, EVALUATION, CHECKPOINTS, *IDLE)
 
 _LAUNCH_NS = 20_000  # a launch takes 3 to 10 microseconds to begin on the device (assumed: twice that at most)
+_QUEUE_LAUNCHES = 1024  # that CUDA takes before a launch waits (assumed: its documentation names no number)
 _DATA = re.compile(r"DataLoader.*__next__|^data_?wait|load_batch|wait_for_batch|data_load", re.IGNORECASE)
 _AROUND = {  # annotations of the program around what is no training
     EVALUATION: re.compile(r"(^|[^a-z])(eval|evaluat\w*|validat\w*)([^a-z]|$)", re.IGNORECASE),
@@ -165,8 +166,8 @@ def _waits_for_data(recording: Recording) -> Intervals:
 
 
 def _late(recording: Recording) -> tuple[Intervals, Intervals]:
-    """The gaps on all streams in which the host had not launched what came next; and those of them that follow a wait
-    of the host for the device. Without a device there are none.
+    """The gaps on all streams in which the host had not launched what came next; and what of them is there because the
+    host has waited for the device. Without a device there are none.
 
     Where a launch is not in the recording, a gap longer than a launch takes is the host's.
     """
@@ -179,9 +180,28 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     until = np.minimum(until, work.begins_ns)
     late = np.where(known, until > finished, work.begins_ns - finished > _LAUNCH_NS)
     gaps = union(finished[late], until[late])
-    waits = np.sort(recording.named(recording.launches, SYNC).ends_ns)
-    if not len(waits) or not len(gaps):
-        return gaps, gaps[:0]
-    # A wait that ends after the device had finished is why nothing had been launched ahead.
-    ended = waits[np.minimum(np.searchsorted(waits, gaps[:, 0]), len(waits) - 1)]
-    return gaps, gaps[(ended >= gaps[:, 0]) & (ended <= gaps[:, 1])]
+    waits = recording.named(recording.launches, SYNC)
+    waits = waits.where(
+        waits.ends_ns > work.begins_ns[0]
+    )  # what ends before is of the profiler, or of what came before
+    of_a_launch = (work.ends_ns.max() - work.begins_ns[0]) / len(work)
+    return gaps, _after(waits, gaps, _QUEUE_LAUNCHES * of_a_launch)
+
+
+def _after(waits: Spans, gaps: Intervals, furthest: float) -> Intervals:
+    """The gaps, or the first part of them, that are there because the host has waited for the device.
+
+    Had it not waited, it would launch all that follows earlier by as long, and of the gaps from there on as much would
+    not be there. It is never further ahead than what a queue holds, which takes the device ``furthest`` nanoseconds.
+    """
+    order = np.argsort(waits.ends_ns, kind="stable")
+    ends = waits.ends_ns[order]
+    waited = np.concatenate([[0], np.cumsum(ends - waits.begins_ns[order])])
+    # A wait may end in the first gap that it causes.
+    so_far = waited[np.searchsorted(ends, gaps[:, 1], side="right")]
+    ahead, causes = 0.0, []
+    for more, length_ns in zip(np.diff(so_far, prepend=0).tolist(), (gaps[:, 1] - gaps[:, 0]).tolist(), strict=True):
+        ahead = min(ahead + more, furthest)
+        causes.append(min(ahead, length_ns))
+        ahead -= causes[-1]
+    return union(gaps[:, 0], gaps[:, 0] + np.array(causes, dtype=np.int64))

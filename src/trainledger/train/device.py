@@ -41,6 +41,11 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def asynchronous(device: torch.device) -> bool:
+    """Whether the host goes on while the device works."""
+    return device.type != "cpu"
+
+
 def host_threads(device: torch.device) -> int:
     """Threads of this process that work during a step: torch's own, and for an accelerator the loop's and backward's.
 

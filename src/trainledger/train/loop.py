@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-
-from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.durable import FORBIDDEN, is_full
 from trainledger.spec.guard import Stop
 from trainledger.spec.schedule import due, learning_rate
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
+from trainledger.train.device import asynchronous
 from trainledger.train.evaluation import losses_by_source
 from trainledger.train.guard import Agreed, NotFinite, agree, all_finite, forget_after, ordinal, to_go_back_to
 from trainledger.train.handing_over import figures, figures_to_go_on
+from trainledger.train.launched import JudgedByHost, JudgedOnDevice, Launched, Launcher
 from trainledger.train.loading import restore
 from trainledger.train.metrics import Metrics, NoMetrics, read
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
-from trainledger.train.optimizer import set_learning_rate
+from trainledger.train.optimizer import leaves_out_on_device
 from trainledger.train.ranks import Ranks, lost_ranks_named, names_of
 from trainledger.train.reading import Reading
 from trainledger.train.run_directory import read_state, write_state
 from trainledger.train.saving import Saver, cannot_record
-from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
+from trainledger.train.step import Batch, Feed
 from trainledger.train.stop import Diverged, Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
 from trainledger.train.watch import MOST_KEPT, SpikeWatch, listed
 
@@ -51,10 +51,15 @@ class TrainingLoop:
         self.waiting = [each for each in observers if each not in self.observers]  # until this process is the first
         self.say = say
         self.clock = PhaseClock(state.device, self.observers)
+        self.launcher = Launcher(state, ranks, self.reading, self.clock, self.observers)
         self.saved_step = state.step if state.step else -1
         self.watch = SpikeWatch(self.recipe.watch, feed, say)
         self.took = ranks.took
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
+        # Of several ranks each needs what the others say of a step before its update.
+        self.runs_ahead = asynchronous(state.device) and ranks.alone and leaves_out_on_device(self.recipe)
+        self.launched: Launched | None = None  # the step that is not read yet
+        self.began = 0.0  # when the step that is read next did; it may have been tried before
         state.unigram_entropy = feed.unigram_entropy
         state.validation_sequences = sum(feed.validation_sequences.values())
 
@@ -110,19 +115,20 @@ class TrainingLoop:
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
         state, recipe = self.state, self.recipe
-        batches, began = self.batches(), time.perf_counter()
+        batches, self.began = self.batches(), time.perf_counter()
         while state.step < recipe.total_steps:
             try:
                 if self.meet():
                     batches = self.batches()
-                self.step_and_what_is_due(batches, requests, began)
+                self.step_and_what_is_due(batches, requests)
             except NotFinite as found:
                 self.roll_back_or_end(str(found))
                 batches = self.batches()
             except NotCommitted:  # taken again, by those who are left
                 batches = self.batches()
                 continue
-            began = time.perf_counter()
+            if self.launched is None:
+                self.began = time.perf_counter()
         self.keep_saved()
 
     def meet(self) -> bool:
@@ -155,13 +161,16 @@ class TrainingLoop:
         """The batches of the steps from here on."""
         return self.feed.batches(self.state.step + self.state.guard.batches_left_out)
 
-    def step_and_what_is_due(self, batches: Iterator[Sequence[Batch]], requests: StopRequests, began: float) -> None:
+    def step_and_what_is_due(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> None:
         """One step, then the evaluation, the checkpoint and the end that are due after it."""
         state, recipe = self.state, self.recipe
-        signum = self.one_step(batches, requests, began)
+        signum = self.one_step(batches, requests)
         if self.ranks.alone:
             signum = requests.signum  # it may have come after the step
         last = state.step == recipe.total_steps
+        every = recipe.evaluation.every, recipe.checkpoints.every
+        if last or signum is not None or any(due(state.step, each) for each in every):
+            self.settle(requests)
         # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
         if last or due(state.step, recipe.evaluation.every):
             self.evaluate()
@@ -173,53 +182,50 @@ class TrainingLoop:
             done = f"Stopped after step {state.step} of {recipe.total_steps}, which is saved"
             raise Interrupted(signum, f"{done}; --resume goes on from it.")
 
-    def one_step(self, batches: Iterator[Sequence[Batch]], requests: StopRequests, began: float) -> int | None:
-        """Fetch a batch, take one optimizer step, write its record; the signal that asks some rank to stop, if any.
-
-        ``began`` is when the step did: it may have been tried before.
-        """
-        state, recipe = self.state, self.recipe
-        index, number = state.step, state.step + 1
-        if state.device.type != "cpu":
+    def one_step(self, batches: Iterator[Sequence[Batch]], requests: StopRequests) -> int | None:
+        """Launch a step, and read it or the one before; the signal that asks some rank to stop, if any."""
+        number = self.state.step + 1
+        if asynchronous(self.state.device):
             self.clock.exact = number % STEPS_BETWEEN_CLOCKED == 0 or any(
                 each.meters(number) for each in self.observers
             )
-        rate = learning_rate(recipe, index)
-        random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
-        agreed: list[Agreed] = []
+        ahead = self.runs_ahead and not self.clock.exact
+        if not ahead:
+            self.settle(requests)
+        judge = (JudgedOnDevice if ahead else JudgedByHost)(partial(self.agree_on, requests))
+        launched = self.launcher.launch(number, batches, judge)
+        self.state.step = number
+        earlier, self.launched = self.launched, launched
+        if earlier is not None:
+            self.tell(earlier, requests)
+        return None if ahead else self.settle(requests)
 
-        def judge(loss: Tensor, grad_norm: Tensor | None) -> bool:
-            # The one wait for the device in a step; its update runs while the host writes down what was read here. A
-            # meter that records the step does not see this.
-            with _disable_current_modes():
-                norm = None if grad_norm is None else grad_norm.item()
-                own = Agreed(loss.item(), norm, True, requests.signum, self.saver.writing, self.reading.failed)
-                agreed.append(agree(self.ranks, state.run.layout, own))
-            return agreed[0].finite
+    def settle(self, requests: StopRequests) -> int | None:
+        """Read the step that was launched and not read, if there is one; the signal that asks some rank to stop."""
+        launched, self.launched = self.launched, None
+        return None if launched is None else self.tell(launched, requests)
 
-        with ExitStack() as stack:
-            for each in self.observers:
-                stack.enter_context(each.around_step(number))
-            with self.clock("data"):
-                whole = self.reading.step(batches)
-                micro_batches = [state.together.own(each) for each in self.ranks.dealt(whole)]
-            seeds = self.ranks.dealt(dropout_seeds(recipe.seed, index, len(whole))) if random else None
-            set_learning_rate(state.optimizer, rate)
-            result = optimizer_step(
-                state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
-                together=state.together, judge=judge, of=len(whole),
-            )  # fmt: skip
-        told = agreed[0]
+    def agree_on(self, requests: StopRequests, loss: float, norm: float | None) -> Agreed:
+        """What all ranks know of a step, by what this one knows."""
+        own = Agreed(loss, norm, True, requests.signum, self.saver.writing, self.reading.failed)
+        return agree(self.ranks, self.state.run.layout, own)
+
+    def tell(self, launched: Launched, requests: StopRequests) -> int | None:
+        """Read a step, write its record, and do what its figures ask for; the signal that asks some rank to stop."""
+        state, number = self.state, launched.number
+        told = launched.read()
         if told.unread:
+            state.step = number - 1  # no rank has made its update
             self.reading.refuse()
-        seconds = time.perf_counter() - began
-        state.step, state.seconds = number, state.seconds + seconds
+        now = time.perf_counter()
+        seconds, self.began = now - self.began, now
+        state.seconds += seconds
         if told.finite:
             state.loss = told.loss
-        tokens = number * recipe.tokens_per_step
         record = StepRecord(
-            number, told.loss, tokens, seconds, rate, told.grad_norm, state.seconds, self.clock.take(), result.skipped
-        )
+            number, told.loss, number * self.recipe.tokens_per_step, seconds, launched.rate, told.grad_norm,
+            state.seconds, launched.phase_seconds, launched.skipped or not told.finite,
+        )  # fmt: skip
         if self.ranks.took != self.took:
             self.took = self.ranks.took
             self.metrics.event("replicas", number, took=self.took)
@@ -228,10 +234,10 @@ class TrainingLoop:
         for each in self.observers:
             each.on_step_end(record)
         if self.ranks.first:
-            self.watch.see(record, self.metrics, index + state.guard.batches_left_out)
+            self.watch.see(record, self.metrics, number - 1 + state.guard.batches_left_out)
         if not told.finite:
-            self.left_out(told)
-        elif result.skipped and state.scaler is not None:  # the scale has fallen and the run goes on
+            self.left_out(told, number)
+        elif launched.skipped and state.scaler is not None:  # the scale has fallen and the run goes on
             state.guard.skipped_steps += 1
             if state.scaler.scale.item() < SMALLEST_SCALE:
                 raise self.diverged(f"Step {number} gave a loss scale below {SMALLEST_SCALE}: every step overflows")
@@ -242,15 +248,15 @@ class TrainingLoop:
             raise Interrupted(told.leaves, f"{done}.", of_all_ranks=False)
         return told.signum
 
-    def left_out(self, told: Agreed) -> None:
+    def left_out(self, told: Agreed, number: int) -> None:
         """Count a step whose update was left out; raises `NotFinite` where the run does not go on from it."""
         state, guard = self.state, self.recipe.guard
-        too_many = state.guard.skip(state.step, guard)
+        too_many = state.guard.skip(number, guard)
         n_recent = len(state.guard.recent)
         norm = "" if told.grad_norm is None else f", gradient norm {told.grad_norm}"
-        gave = f"Step {state.step} gave loss {told.loss}{norm} at {self.rate_told()}"
-        documents = self.watch.documents(state.step - 1 + state.guard.batches_left_out) if self.ranks.first else ()
-        self.metrics.event("skip", state.step, documents=documents[:MOST_KEPT])
+        gave = f"Step {number} gave loss {told.loss}{norm} at {self.rate_told(number)}"
+        documents = self.watch.documents(number - 1 + state.guard.batches_left_out) if self.ranks.first else ()
+        self.metrics.event("skip", number, documents=documents[:MOST_KEPT])
         if any(self.ranks.summed(float(not all_finite(state.model)))):
             raise NotFinite(f"{gave}, from weights that are not finite")
         if too_many:
@@ -262,6 +268,8 @@ class TrainingLoop:
     def roll_back_or_end(self, why: str) -> None:
         """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
         state, beyond, every = self.state, self.recipe.guard.beyond, self.recipe.checkpoints.every
+        if self.launched is not None:  # a step that was launched before the last one was read does not count
+            state.step, self.launched = self.launched.number - 1, None
         if isinstance(beyond, Stop):
             raise self.diverged(why)
         if state.guard.roll_backs >= beyond.times:
@@ -311,7 +319,7 @@ class TrainingLoop:
             return
         self.keep_saved()
         if any(self.ranks.summed(float(not all_finite(state.model)))):
-            raise NotFinite(f"Step {state.step} gave weights that are not finite at {self.rate_told()}")
+            raise NotFinite(f"Step {state.step} gave weights that are not finite at {self.rate_told(state.step)}")
         if not self.ranks.saves:
             return
         self.begun_at = time.perf_counter()
@@ -367,9 +375,9 @@ class TrainingLoop:
             each.on_finish(finished)
         return finished
 
-    def rate_told(self) -> str:
-        """The learning rate of the last step."""
-        return f"learning rate {learning_rate(self.recipe, self.state.step - 1):.3g}"
+    def rate_told(self, number: int) -> str:
+        """The learning rate of a step."""
+        return f"learning rate {learning_rate(self.recipe, number - 1):.3g}"
 
     def diverged(self, why: str) -> Diverged:
         """The sentence with the step that diverged and the checkpoint that is still good."""

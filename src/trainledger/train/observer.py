@@ -119,7 +119,7 @@ class Observer:
         return nullcontext()
 
     def on_step_end(self, record: StepRecord) -> None:
-        """After the step, outside `around_step`."""
+        """After the step was read, outside `around_step`; an accelerator may be at work on the next one by then."""
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """After an evaluation."""

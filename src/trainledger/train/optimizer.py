@@ -97,6 +97,16 @@ def build_optimizer(model: nn.Module | Named, recipe: Recipe, *, width_factor: f
     return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe, width_factor), buffers=buffers)
 
 
+def leaves_out_on_device(recipe: Recipe) -> bool:
+    """Whether the kernel of a recipe's optimizer can be told on the device to leave an update out.
+
+    torch.optim's fused Adam and AdamW can. Their fused SGD could not in its first step, and what follows an update
+    (averages, master weights) would not know.
+    """
+    adam = recipe.optimizer.kind in ("adam", "adamw") and recipe.optimizer.implementation == "fused"
+    return adam and recipe.ema is None and recipe.precision.master is None and not recipe.precision.loss_scaling
+
+
 def _optimizer_of(model: nn.Module | Named, recipe: Recipe, width_factor: float) -> torch.optim.Optimizer:
     """The optimizer, which after each step moves the average of the weights as well, where the recipe has one."""
     optimizer = _without_average(model, recipe, None if recipe.mup is None else 1 / width_factor)

@@ -24,7 +24,8 @@ from trainledger.train.precision import autocast
 
 Clock = Callable[[str], AbstractContextManager[None]]
 Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
-Judge = Callable[[Tensor, Tensor | None], bool]
+# Whether the update is left out; a tensor says so on the device (1, else 0), for a kernel that `leaves_out_on_device`.
+Judge = Callable[[Tensor, Tensor | None], bool | Tensor]
 
 
 class Feed(Protocol):
@@ -153,7 +154,8 @@ ALONE = Alone()
 class StepResult:
     """Mean loss over the micro-batches in nats, and the joint gradient norm before clipping (None = no clipping).
 
-    ``skipped``: the weights were left as they were, because of the judge or because scaled gradients overflowed.
+    ``skipped``: the weights were left as they were, because of the judge or because scaled gradients overflowed; False
+    where only the device knows.
     """
 
     loss: Tensor
@@ -179,9 +181,9 @@ def optimizer_step(
     ``clock(phase)`` is entered around ``forward``, ``backward``, ``clip`` and ``optimizer``; ``seeds`` has one
     seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16; ``together`` is what
     other ranks have to do with it, and the loss is that of this rank's tokens. ``judge`` is asked before the update
-    whether it is made, by loss and gradient norm (None where there is none or a scaler saw them overflow). ``of`` is
-    how many micro-batches the mean is of, where others take the rest. Nothing here waits for the device, but for a
-    judge and a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
+    whether it is left out, by loss and gradient norm (None where there is none or a scaler saw them overflow). ``of``
+    is how many micro-batches the mean is of, where others take the rest. Nothing here waits for the device, but for a
+    judge that does and a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
     """
     clock = clock or _no_clock
     with ExitStack() as stack:
@@ -206,15 +208,25 @@ def optimizer_step(
     if scaler is not None:
         with clock("optimizer"):
             overflowed = scaler.overflowed()
-    skipped = overflowed
-    if judge is not None:
-        skipped |= not judge(loss, None if overflowed else grad_norm)
+    left_out = False if judge is None else judge(loss, None if overflowed else grad_norm)
+    skipped = overflowed or left_out is True
     with clock("optimizer"):
-        if not skipped:
+        if isinstance(left_out, Tensor):
+            _step_unless(optimizer, left_out)
+        elif not skipped:
             optimizer.step()
         if scaler is not None:
             scaler.adapt()
     return StepResult(loss, grad_norm, skipped)
+
+
+def _step_unless(optimizer: torch.optim.Optimizer, left_out: Tensor) -> None:
+    """A step whose kernel leaves weights and state as they are where ``left_out`` is 1, as for a loss scaler."""
+    optimizer.found_inf = left_out  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _ready(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None) -> None:
