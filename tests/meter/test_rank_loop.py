@@ -1,6 +1,5 @@
 """A recorded step of a rank in a loop of several: its ledger beside the closed form of the same run."""
 
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainledger as tl
+from ports import free_ports
 from trainledger.report.record import read_run
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
@@ -23,9 +23,7 @@ def test_a_recorded_step_of_a_rank_is_what_its_account_says(tmp_path, way):
     from rank_loop import RECIPE, SPEC
 
     program = Path(__file__).with_name("rank_loop.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     processes = [
         subprocess.Popen(
             [sys.executable, str(program), str(tmp_path / "run"), str(rank), str(port), way], stderr=subprocess.PIPE

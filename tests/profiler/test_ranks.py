@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_ports
 from trainledger.plan.plan import make_plan
 from trainledger.profiler.beside_forecast import beside
 from trainledger.profiler.ranks import Ranks, ranks_of
@@ -102,9 +102,7 @@ def test_a_directory_without_traces_is_refused_in_a_sentence(tmp_path):
 
 def trained(folder: Path, way: str, delay_seconds: float = 0.0) -> Ranks:
     """Two processes that really train, read back."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     words = [sys.executable, str(Path(__file__).parent / "two_ranks.py"), str(folder)]
     processes = [
         subprocess.Popen([*words, str(rank), str(port), way, str(delay_seconds)], stderr=subprocess.PIPE)

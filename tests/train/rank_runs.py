@@ -12,11 +12,9 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -55,6 +53,8 @@ def start_ranks(
     directory: Path, runs: Sequence[dict[str, Any]], ranks: int
 ) -> tuple[Path, list[subprocess.Popen[str]]]:
     """Start the processes that train runs one after another: the file that tells them, and the processes by rank."""
+    from ports import free_ports  # a rank itself, which runs this file, finds no other tests
+
     asked = directory / f"runs-{len(list(directory.glob('runs-*.json')))}.json"
     # A port for each run: a rank that is early for the next one must not meet the store of the last.
     asked.write_text(
@@ -69,15 +69,6 @@ def start_ranks(
         for rank in range(ranks)
     ]  # fmt: skip
     return asked, processes
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
 
 
 def reading(text: Path) -> Any:

@@ -13,18 +13,12 @@ from pathlib import Path
 import commanded
 import pytest
 
+from ports import free_ports
 from trainledger.train.checkpoint import all_checkpoints
 from trainledger.train.metrics import read
 
 pytestmark = pytest.mark.process
 STEPS = 40
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def machine(folder: Path, port: int) -> subprocess.Popen[str]:
@@ -42,7 +36,7 @@ def machine(folder: Path, port: int) -> subprocess.Popen[str]:
 
 
 def machines(folder: Path) -> tuple[list[subprocess.Popen[str]], int]:
-    port = free_port()
+    (port,) = free_ports(1)
     host = machine(folder, port)
     deadline = time.monotonic() + commanded.SECONDS
     while time.monotonic() < deadline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import rank_programs
 
+from ports import free_ports
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed import trace_rank
 
@@ -34,9 +34,7 @@ FOUR = ("fsdp", "hybrid", "fsdp_tensor", "tensor", "ddp", "pipeline_gpipe", "pip
 
 def processes(names: tuple[str, ...], world: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What each rank held and sent, by program."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     environment = {**os.environ, "PROGRAM_BACKEND": "gloo", "PROGRAM_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     outs = [folder / f"rank{rank}.json" for rank in range(world)]
     started = [
