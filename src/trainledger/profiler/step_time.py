@@ -181,9 +181,7 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     late = np.where(known, until > finished, work.begins_ns - finished > _LAUNCH_NS)
     gaps = union(finished[late], until[late])
     waits = recording.named(recording.launches, SYNC)
-    waits = waits.where(
-        waits.ends_ns > work.begins_ns[0]
-    )  # what ends before is of the profiler, or of what came before
+    waits = waits.where(waits.ends_ns > work.begins_ns[0])  # earlier ones are the profiler's
     of_a_launch = (work.ends_ns.max() - work.begins_ns[0]) / len(work)
     return gaps, _after(waits, gaps, _QUEUE_LAUNCHES * of_a_launch)
 
