@@ -16,8 +16,9 @@ import pytest
 import torch
 from rank_runs import StopAfter
 from safetensors.torch import load_file
-from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
+from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.train import loop
 from trainledger.train.checkpoint import all_checkpoints
@@ -145,6 +146,20 @@ def test_a_run_that_ends_says_the_same(tmp_path: Path, ahead: Callable[[], None]
         ahead()
     assert ends[0] == ends[1]
     assert ends[0][3] == 7
+
+
+def test_a_batch_that_cannot_be_read_leaves_the_lines_of_all_steps_before(
+    tmp_path: Path, ahead: Callable[[], None]
+) -> None:
+    ends = []
+    for name in ("waits", "ahead"):
+        with pytest.raises(InvalidInput, match="is corrupt"):
+            train(tiny_run(**RUN), tmp_path / name, open_feed=unreadable("steps", 0, 3))
+        state = read_state(tmp_path / name)
+        assert state is not None
+        ends.append((state["state"], state["step"], [each["step"] for each in told(tmp_path / name) if "loss" in each]))
+        ahead()
+    assert ends == [("failed", 3, [1, 2, 3])] * 2
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 14])

@@ -168,9 +168,6 @@ class TrainingLoop:
         if self.ranks.alone:
             signum = requests.signum  # it may have come after the step
         last = state.step == recipe.total_steps
-        every = recipe.evaluation.every, recipe.checkpoints.every
-        if last or signum is not None or any(due(state.step, each) for each in every):
-            self.settle(requests)
         # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
         if last or due(state.step, recipe.evaluation.every):
             self.evaluate()
@@ -186,31 +183,30 @@ class TrainingLoop:
         """Launch a step, and read it or the one before; the signal that asks some rank to stop, if any."""
         number = self.state.step + 1
         if asynchronous(self.state.device):
-            self.clock.exact = number % STEPS_BETWEEN_CLOCKED == 0 or any(
-                each.meters(number) for each in self.observers
-            )
+            metered = any(each.meters(number) for each in self.observers)
+            self.clock.exact = metered or number % STEPS_BETWEEN_CLOCKED == 0
         ahead = self.runs_ahead and not self.clock.exact
         if not ahead:
-            self.settle(requests)
+            self.settle()
         judge = (JudgedOnDevice if ahead else JudgedByHost)(partial(self.agree_on, requests))
         launched = self.launcher.launch(number, batches, judge)
         self.state.step = number
         earlier, self.launched = self.launched, launched
         if earlier is not None:
-            self.tell(earlier, requests)
-        return None if ahead else self.settle(requests)
+            self.tell(earlier)
+        return None if ahead else self.settle()
 
-    def settle(self, requests: StopRequests) -> int | None:
+    def settle(self) -> int | None:
         """Read the step that was launched and not read, if there is one; the signal that asks some rank to stop."""
         launched, self.launched = self.launched, None
-        return None if launched is None else self.tell(launched, requests)
+        return None if launched is None else self.tell(launched)
 
     def agree_on(self, requests: StopRequests, loss: float, norm: float | None) -> Agreed:
         """What all ranks know of a step, by what this one knows."""
         own = Agreed(loss, norm, True, requests.signum, self.saver.writing, self.reading.failed)
         return agree(self.ranks, self.state.run.layout, own)
 
-    def tell(self, launched: Launched, requests: StopRequests) -> int | None:
+    def tell(self, launched: Launched) -> int | None:
         """Read a step, write its record, and do what its figures ask for; the signal that asks some rank to stop."""
         state, number = self.state, launched.number
         told = launched.read()
@@ -297,6 +293,7 @@ class TrainingLoop:
 
     def evaluate(self) -> None:
         """The loss on held-out text of each source and, as they are mixed, of all; into the metrics."""
+        self.settle()
         state, shares = self.state, self.feed.shares
         self.clock.exact = True
         with self.clock("evaluation"):
@@ -314,6 +311,7 @@ class TrainingLoop:
 
     def save(self) -> None:
         """Begin a checkpoint of this step, unless there is one; in the foreground it is kept before this returns."""
+        self.settle()
         state = self.state
         if self.saved_step == state.step:
             return
@@ -392,7 +390,9 @@ class TrainingLoop:
             write_state(self.state.run_dir, how, **facts)
 
     def note_end(self, how: str, why: str, **more: object) -> None:
-        """Write how a run ended early, where the disk still has room."""
+        """Write how a run ended early, where the disk still has room, and the step that was not read yet."""
+        with suppress(Exception):  # it must not replace the reason for the end
+            self.settle()
         try:
             self.metrics.event(how, self.state.step, why=why)
             self.write_state(how, **figures(self.state), why=why, **more)
