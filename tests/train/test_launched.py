@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import StopAfter
-from safetensors.torch import load_file
+from test_guard import assert_same_bits
 from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 
 from trainledger.spec.problem import InvalidInput
@@ -39,11 +39,6 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(loop, "asynchronous", lambda device: True)
 
 
-def bits(run_dir: Path) -> dict[str, torch.Tensor]:
-    last = all_checkpoints(run_dir)[-1]
-    return {**load_file(last / "model.safetensors"), **load_file(last / "optimizer.safetensors")}
-
-
 def told(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of the metrics without what depends on the clock."""
     timed = ("seconds", "time", "phase_seconds", "tokens_per_second")
@@ -53,10 +48,7 @@ def told(run_dir: Path) -> list[dict[str, Any]]:
 
 def assert_same_run(ours: Path, theirs: Path) -> None:
     assert told(ours) == told(theirs)
-    mine, other = bits(ours), bits(theirs)
-    assert mine.keys() == other.keys()
-    for name, each in mine.items():
-        assert torch.equal(each, other[name]), name
+    assert_same_bits(*(all_checkpoints(each)[-1] for each in (ours, theirs)))
 
 
 class Order(Observer):
@@ -173,8 +165,7 @@ def test_a_stop_reads_what_was_launched_and_saves_it(tmp_path: Path, ahead: Call
     train(run, tmp_path / "ahead", open_feed=CountingFeed, resume=True)
     steps = [[each["step"] for each in told(tmp_path / name) if "loss" in each] for name in ("ahead", "waits")]
     assert steps == [list(range(1, 24))] * 2
-    mine, other = bits(tmp_path / "ahead"), bits(tmp_path / "waits")
-    assert all(torch.equal(each, other[name]) for name, each in mine.items())
+    assert_same_bits(*(all_checkpoints(tmp_path / name)[-1] for name in ("ahead", "waits")))
 
 
 @pytest.mark.parametrize(

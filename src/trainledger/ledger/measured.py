@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
+from itertools import chain
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -52,8 +53,7 @@ class EagerBytes:
     @classmethod
     def of(cls, ledger: Ledger) -> EagerBytes:
         facts = summary(ledger)
-        names = ("kept_nbytes", "kept_by_kind", "peak_nbytes", "peak_by_category")
-        return cls(**{name: facts[name] for name in names})
+        return cls(**{each.name: facts[each.name] for each in fields(cls)})
 
 
 @frozen(kw_only=True)
@@ -142,9 +142,11 @@ def measured_run(
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)
     if sum(steady.values()) > 0:
-        _split_unclocked(phases, sum(seconds for seconds, split in steps.values() if not split), steady)
+        for unclocked in (each for each in chain(steps.values(), *slow.values()) if not each[1]):
+            for name, seconds in _split(unclocked, steady).items():
+                phases[name] += seconds
         for name, some in slow.items():
-            _set_apart(phases, some, steady, name)
+            _set_apart(phases, (_split(each, steady) for each in some), steady, name)
     facts = summary(ledger) if ledger is not None else {}
     if tokens is not None:
         facts.setdefault("tokens_per_step", round(tokens))
@@ -174,21 +176,20 @@ def _middle_half(steps: list[_Step]) -> dict[str, float]:
     return {name: sum(split.get(name, 0.0) for split in middle) / len(middle) for name in names}
 
 
-def _split_unclocked(phases: dict[str, float], seconds: float, steady: Mapping[str, float]) -> None:
-    """Add the seconds of steps without phases, in the shares of a steady step."""
+def _split(step: _Step, steady: Mapping[str, float]) -> Mapping[str, float]:
+    """A step's seconds by phase; of one that was not clocked, in the shares of a steady step."""
+    seconds, clocked = step
     whole = sum(steady.values())
-    for name, of_phase in steady.items():
-        phases[name] += seconds * of_phase / whole
+    return clocked or {name: seconds * of_phase / whole for name, of_phase in steady.items()}
 
 
-def _set_apart(phases: dict[str, float], steps: Iterable[_Step], steady: Mapping[str, float], name: str) -> None:
+def _set_apart(
+    phases: dict[str, float], splits: Iterable[Mapping[str, float]], steady: Mapping[str, float], part: str
+) -> None:
     """Move what some steps took longer than steady ones into a part of that name; sums stay."""
-    for seconds, split in steps:
-        more = sum(split.values() if split else [seconds]) - sum(steady.values())
-        if not split:
-            _split_unclocked(phases, seconds - max(more, 0.0), steady)
-        elif more > 0:
-            for phase, of_phase in split.items():
-                phases[phase] -= of_phase - steady.get(phase, 0.0)
-        if more > 0:
-            phases[name] = phases.get(name, 0.0) + more
+    for split in splits:
+        longer = {name: seconds - steady.get(name, 0.0) for name, seconds in split.items()}
+        if sum(longer.values()) > 0:
+            for name, seconds in longer.items():
+                phases[name] -= seconds
+            phases[part] = phases.get(part, 0.0) + sum(longer.values())

@@ -182,6 +182,8 @@ def _late(recording: Recording) -> tuple[Intervals, Intervals]:
     gaps = union(finished[late], until[late])
     waits = recording.named(recording.launches, SYNC)
     waits = waits.where(waits.ends_ns > work.begins_ns[0])  # earlier ones are the profiler's
+    if not len(waits):
+        return gaps, gaps[:0]
     of_a_launch = (work.ends_ns.max() - work.begins_ns[0]) / len(work)
     return gaps, _after(waits, gaps, _QUEUE_LAUNCHES * of_a_launch)
 

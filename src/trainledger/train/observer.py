@@ -14,7 +14,7 @@ from torch import nn
 
 from trainledger.spec.run import Run
 from trainledger.train.checkpoint import checkpoints_dir
-from trainledger.train.device import synchronize
+from trainledger.train.device import asynchronous, synchronize
 from trainledger.train.guard import GuardRecord
 from trainledger.train.mixed_precision import LossScaler
 from trainledger.train.step import ALONE, Together
@@ -138,7 +138,7 @@ class PhaseClock:
     """Adds up wall seconds by phase; ``exact`` waits for the accelerator on both sides of each."""
 
     def __init__(self, device: torch.device, observers: Sequence[Observer] = ()) -> None:
-        self.exact = device.type == "cpu"
+        self.exact = not asynchronous(device)
         self.seconds: dict[str, float] = {}
         self._device = device
         self._observers = observers
