@@ -6,6 +6,7 @@ The numbers that are not finite are real: a row of an embedding is so large that
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse, resolved, validated
+from trainledger.train import saving
 from trainledger.train.checkpoint import all_checkpoints, read_facts
 from trainledger.train.engine import train
 from trainledger.train.guard import GuardRecord
@@ -129,6 +131,22 @@ def test_one_too_many_in_the_window_ends_the_run(tmp_path: Path) -> None:
 def test_no_skips_ends_with_the_first(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="Step 4 gave loss nan, gradient norm nan"):
         train(guarded(**{"guard.skips": 0}), tmp_path, open_feed=poisoned([3]), observers=[Poisoned()])
+
+
+def test_a_checkpoint_that_is_being_written_is_kept_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = saving._write
+
+    def slowly(*args: Any) -> saving.Files:
+        time.sleep(0.5)
+        return written(*args)
+
+    monkeypatch.setattr(saving, "_write", slowly)
+    run = guarded(**{"guard.skips": 0, "checkpoints.asynchronous": True})
+    with pytest.raises(Diverged, match=r"the last good checkpoint is .*step-00000002\."):
+        train(run, tmp_path, open_feed=poisoned([2]), observers=[Poisoned()])
+    assert [each["step"] for each in events(tmp_path, "checkpoint")] == [2]
 
 
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:

@@ -6,34 +6,29 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from trainledger.durable import FORBIDDEN, is_full
-from trainledger.spec.guard import Stop
-from trainledger.spec.schedule import due, learning_rate
+from trainledger.spec.schedule import due
 from trainledger.train import checkpoint
 from trainledger.train.checkpoint import Say
 from trainledger.train.device import asynchronous
 from trainledger.train.evaluation import losses_by_source
-from trainledger.train.guard import Agreed, NotFinite, agree, all_finite, forget_after, ordinal, to_go_back_to
-from trainledger.train.handing_over import figures, figures_to_go_on
+from trainledger.train.guard import Agreed, NotFinite, agree
+from trainledger.train.handing_over import figures_to_go_on
 from trainledger.train.launched import JudgedByHost, JudgedOnDevice, Launched, Launcher
-from trainledger.train.loading import restore
-from trainledger.train.metrics import Metrics, NoMetrics, read
+from trainledger.train.non_finite import NonFiniteSteps
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import leaves_out_on_device
 from trainledger.train.ranks import Ranks, lost_ranks_named, names_of
 from trainledger.train.reading import Reading
-from trainledger.train.run_directory import read_state, write_state
+from trainledger.train.records import Records
+from trainledger.train.run_directory import read_state
 from trainledger.train.saving import Saver, cannot_record
 from trainledger.train.step import Batch, Feed
-from trainledger.train.stop import Diverged, Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
-from trainledger.train.watch import MOST_KEPT, SpikeWatch, listed
+from trainledger.train.stop import Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10
-# Gradients that overflow at this loss scale overflow without one.
-SMALLEST_SCALE = 2.0**-10
 
 
 class TrainingLoop:
@@ -53,7 +48,8 @@ class TrainingLoop:
         self.clock = PhaseClock(state.device, self.observers)
         self.launcher = Launcher(state, ranks, self.reading, self.clock, self.observers)
         self.saved_step = state.step if state.step else -1
-        self.watch = SpikeWatch(self.recipe.watch, feed, say)
+        self.records = Records(state, feed, ranks, say)
+        self.non_finite = NonFiniteSteps(state, ranks, self.records, say)
         self.took = ranks.took
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
         # Of several ranks each needs what the others say of a step before its update.
@@ -65,13 +61,13 @@ class TrainingLoop:
 
     def run(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
-        state = self.state
-        self.open_metrics()
+        state, records = self.state, self.records
+        records.open()
         try:
-            if self.metrics.damaged:
-                self.say(f"Damaged lines of {self.metrics.path}, which are left out: {self.metrics.damaged}.")
-            self.write_state("running", **figures(self.state))
-            self.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
+            if records.metrics.damaged:
+                self.say(f"Damaged lines of {records.metrics.path}, which are left out: {records.metrics.damaged}.")
+            records.write_state("running")
+            records.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
             stops = StopRequests(speaks=self.ranks.first, echoes=not self.ranks.alone)
             with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
                 for each in self.observers:
@@ -97,20 +93,12 @@ class TrainingLoop:
         finally:
             self.saver.close()
             with suppress(OSError):  # what a full disk did not take was said where it was written
-                self.metrics.close()
+                self.records.metrics.close()
             for each in self.observers:
                 try:
                     each.on_stop()
                 except OSError as error:
                     self.say(f"What was measured could not be written: {error}.")
-
-    def open_metrics(self) -> None:
-        """Go on with the file of the curve after the run's step, and know again what was usual by then."""
-        state = self.state
-        kept, first = self.ranks.lines, self.ranks.first
-        self.metrics = Metrics(state.run_dir, after=state.step, kept=kept) if first else NoMetrics(kept)
-        if first:
-            self.watch.remember(each for each in read(state.run_dir / "metrics.jsonl") if "loss" in each)
 
     def steps(self, requests: StopRequests) -> None:
         """Steps, evaluations and checkpoints until the last step or a request to stop."""
@@ -122,7 +110,7 @@ class TrainingLoop:
                     batches = self.batches()
                 self.step_and_what_is_due(batches, requests)
             except NotFinite as found:
-                self.roll_back_or_end(str(found))
+                self.roll_back(str(found))
                 batches = self.batches()
             except NotCommitted:  # taken again, by those who are left
                 batches = self.batches()
@@ -141,15 +129,14 @@ class TrainingLoop:
             self.saved_step = -1
         if (healed and self.ranks.first) or first:
             self.go_on_with_files()
-            self.write_state("running", **figures(self.state))
+            self.records.write_state("running")
         if first and due(self.state.step, self.recipe.checkpoints.every):
             self.save()
         return healed
 
     def go_on_with_files(self) -> None:
         """Write what is not written yet, as the first."""
-        self.metrics.close()
-        self.open_metrics()
+        self.records.open()
         saved = checkpoint.all_checkpoints(self.state.run_dir)
         self.saved_step = max(map(checkpoint.step_of, saved), default=-1)
         for each in self.waiting:
@@ -224,19 +211,16 @@ class TrainingLoop:
         )  # fmt: skip
         if self.ranks.took != self.took:
             self.took = self.ranks.took
-            self.metrics.event("replicas", number, took=self.took)
+            self.records.metrics.event("replicas", number, took=self.took)
             self.say(f"Step {number} was taken by {names_of(self.took)} of {state.run.layout.replicate}.")
-        self.metrics.step(record)
+        self.records.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
-        if self.ranks.first:
-            self.watch.see(record, self.metrics, number - 1 + state.guard.batches_left_out)
+        self.records.watch(record)
         if not told.finite:
-            self.left_out(told, number)
-        elif launched.skipped and state.scaler is not None:  # the scale has fallen and the run goes on
-            state.guard.skipped_steps += 1
-            if state.scaler.scale.item() < SMALLEST_SCALE:
-                raise self.diverged(f"Step {number} gave a loss scale below {SMALLEST_SCALE}: every step overflows")
+            self.non_finite.leave_out(told, number)
+        elif launched.skipped and state.scaler is not None:
+            self.non_finite.scale_down(number)
         if self.saver.pending and not told.writing:
             self.keep_saved()
         if told.leaves is not None:
@@ -244,52 +228,13 @@ class TrainingLoop:
             raise Interrupted(told.leaves, f"{done}.", of_all_ranks=False)
         return told.signum
 
-    def left_out(self, told: Agreed, number: int) -> None:
-        """Count a step whose update was left out; raises `NotFinite` where the run does not go on from it."""
-        state, guard = self.state, self.recipe.guard
-        too_many = state.guard.skip(number, guard)
-        n_recent = len(state.guard.recent)
-        norm = "" if told.grad_norm is None else f", gradient norm {told.grad_norm}"
-        gave = f"Step {number} gave loss {told.loss}{norm} at {self.rate_told(number)}"
-        documents = self.watch.documents(number - 1 + state.guard.batches_left_out) if self.ranks.first else ()
-        self.metrics.event("skip", number, documents=documents[:MOST_KEPT])
-        if any(self.ranks.summed(float(not all_finite(state.model)))):
-            raise NotFinite(f"{gave}, from weights that are not finite")
-        if too_many:
-            often = f"the {ordinal(n_recent)} such step of the last {guard.window}"
-            raise NotFinite(f"{gave}, {often}; {listed(documents)}")
-        most = f"{n_recent} of at most {guard.skips} in {guard.window} steps"
-        self.say(f"{gave}; its update was left out ({most}); {listed(documents)}.")
-
-    def roll_back_or_end(self, why: str) -> None:
+    def roll_back(self, why: str) -> None:
         """Go back to a checkpoint from before the steps that were left out, or raise `Diverged`."""
-        state, beyond, every = self.state, self.recipe.guard.beyond, self.recipe.checkpoints.every
         if self.launched is not None:  # a step that was launched before the last one was read does not count
-            state.step, self.launched = self.launched.number - 1, None
-        if isinstance(beyond, Stop):
-            raise self.diverged(why)
-        if state.guard.roll_backs >= beyond.times:
-            raise self.diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
+            self.state.step, self.launched = self.launched.number - 1, None
         self.keep_saved()
-        first = min(state.guard.recent, default=state.step + 1)
-        name = self.ranks.of_first(lambda: Path(to_go_back_to(state.run_dir, first, every) or "").name)
-        if not name:
-            raise self.diverged(f"{why}, and there is no checkpoint to go back to")
-        step, seconds, guard = state.step, state.seconds, state.guard
-        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
-        guard.rolled_back(step, state.guard, state.step)
-        state.guard, state.seconds = guard, seconds
-        self.saved_step = state.step
-        if self.ranks.first:
-            forget_after(state.run_dir, state.step)
-            self.metrics.close()
-            self.open_metrics()
-        # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
-        facts = {"to": name, "from": step, **guard.facts(), "why": why}
-        self.metrics.event("roll-back", state.step + 1, **facts)
-        self.write_state("running", **figures(self.state))
-        left_out = f"the batches of steps {state.step + 1} to {step} are left out"
-        self.say(f"{why}; back to {name}, {left_out} (roll-back {guard.roll_backs} of at most {beyond.times}).")
+        self.non_finite.go_back(why)
+        self.saved_step = self.state.step
 
     def evaluate(self) -> None:
         """The loss on held-out text of each source and, as they are mixed, of all; into the metrics."""
@@ -305,7 +250,7 @@ class TrainingLoop:
         record = EvaluationRecord(
             state.step, state.validation_loss, state.unigram_entropy, phases, losses if len(shares) > 1 else {}
         )
-        self.metrics.evaluation(record)
+        self.records.metrics.evaluation(record)
         for each in self.observers:
             each.on_evaluation(record)
 
@@ -316,14 +261,13 @@ class TrainingLoop:
         if self.saved_step == state.step:
             return
         self.keep_saved()
-        if any(self.ranks.summed(float(not all_finite(state.model)))):
-            raise NotFinite(f"Step {state.step} gave weights that are not finite at {self.rate_told(state.step)}")
+        self.non_finite.require_finite_weights()
         if not self.ranks.saves:
             return
         self.begun_at = time.perf_counter()
         self.clock.exact = True
         with self.clock("checkpoint"):
-            self.metrics.sync()
+            self.records.metrics.sync()
             self.saver.begin(state.step, state.model, state.optimizer, figures_to_go_on(state, self.feed))
         self.saved_step = state.step
         state.seconds += self.clock.seconds["checkpoint"]
@@ -348,8 +292,8 @@ class TrainingLoop:
         state.seconds += phases["checkpoint"] - stalled
         written = {"written_seconds": time.perf_counter() - self.begun_at} if self.saver.background else {}
         step = checkpoint.step_of(path)
-        self.metrics.event("checkpoint", step, path=path.name, phase_seconds=phases, **written)
-        self.write_state("running", **figures(self.state))
+        self.records.metrics.event("checkpoint", step, path=path.name, phase_seconds=phases, **written)
+        self.records.write_state("running")
         for each in self.observers:
             each.on_checkpoint(step, path, phases["checkpoint"])
 
@@ -365,36 +309,14 @@ class TrainingLoop:
             self.keep_saved()
         path = checkpoint.all_checkpoints(state.run_dir)[-1]
         counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
-        self.metrics.event("finish", state.step, seconds=state.seconds, **counted)
-        facts = figures(self.state) | {"checkpoint": path.name}
-        self.write_state("finished", **facts)
-        finished = Finished.of(state.run_dir, facts)
+        self.records.metrics.event("finish", state.step, seconds=state.seconds, **counted)
+        finished = Finished.of(state.run_dir, self.records.write_state("finished", checkpoint=path.name))
         for each in self.observers:
             each.on_finish(finished)
         return finished
-
-    def rate_told(self, number: int) -> str:
-        """The learning rate of a step."""
-        return f"learning rate {learning_rate(self.recipe, number - 1):.3g}"
-
-    def diverged(self, why: str) -> Diverged:
-        """The sentence with the step that diverged and the checkpoint that is still good."""
-        good = self.ranks.of_first(lambda: str(checkpoint.latest_valid(self.state.run_dir, self.say) or ""))
-        kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-        other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
-        return Diverged(f"{why}; {kept}. {other}.")
-
-    def write_state(self, how: str, **facts: object) -> None:
-        """Replace the run's state.json, on the first rank."""
-        if self.ranks.first:
-            write_state(self.state.run_dir, how, **facts)
 
     def note_end(self, how: str, why: str, **more: object) -> None:
         """Write how a run ended early, where the disk still has room, and the step that was not read yet."""
         with suppress(Exception):  # it must not replace the reason for the end
             self.settle()
-        try:
-            self.metrics.event(how, self.state.step, why=why)
-            self.write_state(how, **figures(self.state), why=why, **more)
-        except OSError:
-            pass  # the exception has the reason for the end; a full disk must not replace it
+        self.records.note_end(how, why, **more)
