@@ -3,7 +3,7 @@
 The state of a model (weights and Adam's moments, fp32) is saved in the foreground and in the background, in turns, onto
 the disk of ``--dir``. In the background the steps stand still while tensors are copied to memory that is kept for it,
 and while the finished checkpoint is given its name; the first time that memory is new. Printed: medians of both, their
-ratio, and how much slower a product of matrices runs while the background writes.
+ratio, and how much slower a matmul of matrices runs while the background writes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def saved(saver: Saver, step: int, model: nn.Module, optimizer: torch.optim.Opti
     return stalled + end - naming, end - start
 
 
-def products(seconds: float) -> float:
-    """Products of matrices in a second."""
+def matmuls(seconds: float) -> float:
+    """Matmuls of matrices in a second."""
     a, count, start = torch.randn(512, 512), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         a @ a
@@ -81,9 +81,9 @@ def main() -> None:
             stalled, written = saved(savers[1], step, model, optimizer)
             background.append(stalled)
             whole.append(written)
-            alone = products(0.5)
+            alone = matmuls(0.5)
             savers[1].begin(step + 10**6, model, optimizer, {})
-            slowed.append(alone / products(0.5) - 1)
+            slowed.append(alone / matmuls(0.5) - 1)
             savers[1].finish()
         savers[1].close()
     ratio = median(background) / median(foreground)
@@ -92,7 +92,7 @@ def main() -> None:
     print(f"steps stand still for {format_seconds(median(foreground))} in the foreground")
     print(f"                      {background_told} in the background")
     print(f"in the background it is written after {format_seconds(median(whole))};", end=" ")
-    print(f"products are {median(slowed):+.0%} slower meanwhile")
+    print(f"matmuls are {median(slowed):+.0%} slower meanwhile")
     if args.json is not None:
         figures = {
             "nbytes": nbytes, "foreground_seconds": median(foreground), "background_seconds": median(background),

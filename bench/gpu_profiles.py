@@ -23,7 +23,7 @@ from trainledger.catalog import device
 from trainledger.predict.predict import predict
 from trainledger.profiler.profile import profile_of
 from trainledger.spec.run import Run
-from trainledger.train.precision import set_fp32_products
+from trainledger.train.precision import set_fp32_matmuls
 
 STEPS = 3
 
@@ -52,7 +52,7 @@ def profile(name: str, run: Run, loop: Any, folder: Path) -> dict[str, Any]:
     """One profile: written to the folder, read back."""
     gc.collect()
     torch.cuda.empty_cache()
-    set_fp32_products(run.recipe.precision)
+    set_fp32_matmuls(run.recipe.precision)
     shape = (run.device_batch, run.recipe.seq_len)
     inputs_BT, targets_BT = (torch.randint(0, run.model.vocab_size, shape, device="cuda") for _ in range(2))
     step = loop(run, inputs_BT, targets_BT)

@@ -27,7 +27,7 @@ from trainledger.spec.run import Run
 from trainledger.train.guard import Agreed
 from trainledger.train.launched import JudgedOnDevice
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, set_fp32_products
+from trainledger.train.precision import build_model, set_fp32_matmuls
 from trainledger.train.step import optimizer_step
 
 Step = Callable[[], object]
@@ -125,7 +125,7 @@ def _written_out(model: nn.Module, logits: Callable[[], Tensor], targets_BT: Ten
 
 def compare(run: Run) -> dict[str, Any]:
     """Tokens per second, MFU and memory of each loop for one run."""
-    set_fp32_products(run.recipe.precision)
+    set_fp32_matmuls(run.recipe.precision)
     shape = (run.device_batch, run.recipe.seq_len)
     inputs_BT, targets_BT = (torch.randint(0, run.model.vocab_size, shape, device="cuda") for _ in range(2))
     loops = [Loop(each.__name__, each) for each in (engine, bare, transformers)]

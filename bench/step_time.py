@@ -32,7 +32,7 @@ from trainledger.spec.calibration import Calibration
 from trainledger.spec.run import Run
 from trainledger.train.device import keep_freed_memory
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, set_fp32_products
+from trainledger.train.precision import build_model, set_fp32_matmuls
 from trainledger.train.step import Clock, optimizer_step
 
 # width, layers, sequences, tokens of each, precision, compiled, family
@@ -161,7 +161,7 @@ class Trial:
 @contextmanager
 def arithmetic(run: Run) -> Iterator[None]:
     """The switches under which the engine runs a step on a CPU."""
-    set_fp32_products(run.recipe.precision)
+    set_fp32_matmuls(run.recipe.precision)
     if run.recipe.compile:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@
 
 Every figure comes from a process of its own; times are CPU time after imports, medians of interleaved samples. The
 others are installed into a temporary environment. Their numbers are held against the ledger's of the same model: FLOPs
-of products and attention in forward and in the whole step, and the step's peak.
+of matmuls and attention in forward and in the whole step, and the step's peak.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def own_truth(layers: int, width: int, tokens: int) -> dict[str, Any]:
     batch = {"input_ids": ids(tokens), "labels": ids(tokens)}
     start = time.process_time()
     ledger = tl.trace(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=False))
-    products = ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("phase")
+    matmuls = ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("phase")
     return {
-        "parameters": ledger.parameters, "forward": products["forward"],
-        "step": products["forward"] + products["backward"], "peak": ledger.peak().nbytes,
+        "parameters": ledger.parameters, "forward": matmuls["forward"],
+        "step": matmuls["forward"] + matmuls["backward"], "peak": ledger.peak().nbytes,
         "seconds": time.process_time() - start,
     }  # fmt: skip
 

@@ -44,7 +44,7 @@ autocast; FLOPs equal for every operator, but where a reason is given.
 FLOPS = """
 ## FLOPs
 
-Matrix products, convolutions and attention of the whole step. Both precisions have the same.
+matmuls, convolutions and attention of the whole step. Both precisions have the same.
 
 | model | kind | parameters | FLOPs | FlopCounterMode | ratio | why |
 |---|---|--:|--:|--:|--:|---|

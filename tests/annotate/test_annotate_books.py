@@ -97,22 +97,22 @@ def test_books_of_any_chain(widths: list[int], again: bool, half: bool) -> None:
     assert (other.total.flops, other.peak_nbytes) == (ledger.flops, ledger.peak().nbytes)
     with FlopCounterMode(display=False) as counter:
         layers(widths)
-    products = recorded(lambda: layers(widths)).matmul_flops
-    assert products == counter.get_total_flops()
-    assert annotation.total.flops >= products
+    matmuls = recorded(lambda: layers(widths)).matmul_flops
+    assert matmuls == counter.get_total_flops()
+    assert annotation.total.flops >= matmuls
 
 
 def test_backward_and_recomputation_stand_at_the_forwards_line() -> None:
     here = layers.__code__.co_firstlineno
     layer_line, loss_line, backward_line = here + 8, here + 9, here + 10
     plain, again = annotate(lambda: layers([16, 32])), annotate(lambda: layers([16, 32], again=True))
-    product, made = 2 * 8 * 16 * 32, 8 * 32
+    matmul, made = 2 * 8 * 16 * 32, 8 * 32
     line = plain.line(layer_line)
-    # The input needs no gradient: backward is one product, the sum of the bias, and the GELU's.
-    assert (line.own.flops, line.backward.flops, line.recompute.operations) == (product + made, product + 2 * made, 0)
+    # The input needs no gradient: backward is one matmul, the sum of the bias, and the GELU's.
+    assert (line.own.flops, line.backward.flops, line.recompute.operations) == (matmul + made, matmul + 2 * made, 0)
     # What the GELU made is not needed for its backward, so that it is not computed again.
-    assert again.line(layer_line).recompute.flops == product
-    assert again.line(layer_line).own.flops == product + made
+    assert again.line(layer_line).recompute.flops == matmul
+    assert again.line(layer_line).own.flops == matmul + made
     assert plain.line(loss_line).own.flops > 0
     caller = plain.line(backward_line)
     assert caller.own.flops == 0

@@ -60,7 +60,7 @@ def test_a_validation_loop_that_collects_its_losses(fake: bool) -> None:
     assert found.line.endswith(f":{line_of(program, 'losses.append')}")
     assert "`losses` (list) holds the graphs of 5 iterations" in found.what
     assert "keep `loss.detach()` in `losses`" in found.instead
-    # Of each: the activations of 256 (the product and its relu) and of 64, the input of 64 and the mask of none.
+    # Of each: the activations of 256 (the matmul and its relu) and of 64, the input of 64 and the mask of none.
     most = 4 * 32 * (256 + 256 + 64 + 64)
     assert 4 * 32 * (256 + 64) <= found.nbytes // 5 <= most
 

@@ -204,9 +204,9 @@ def test_an_executable_lecture_runs_unchanged_and_teaches() -> None:
         "non-contiguous by reshape"
     ]
     assert line("z.mul_(2)").own.allocated == 0
-    product = line("y = x @ w")
-    assert product.own.flops == 2 * 64 * 128 * 32
-    assert product.own.intensity == 2 * 64 * 128 * 32 / (4 * (64 * 128 + 128 * 32 + 64 * 32))
+    matmul = line("y = x @ w")
+    assert matmul.own.flops == 2 * 64 * 128 * 32
+    assert matmul.own.intensity == 2 * 64 * 128 * 32 / (4 * (64 * 128 + 128 * 32 + 64 * 32))
     assert line("torch.relu(x)").own.intensity == 1 / 8
     assert line("torch.relu(x @ layer)").runs == 3
     assert line("torch.relu(x @ layer)").backward.flops > 0

@@ -35,7 +35,7 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Calibrates a machine whose products in bf16 take so many times the seconds of fp32; None: it has none."""
+    """Calibrates a machine whose matmuls in bf16 take so many times the seconds of fp32; None: it has none."""
 
     def put(bf16: float | None) -> None:
         kernels = []
@@ -82,7 +82,7 @@ def test_flags_of_the_first_processor_are_read(says) -> None:
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "avx512_bf16"])
-def test_a_processor_with_products_in_bf16_gets_them(says, flag: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_processor_with_matmuls_in_bf16_gets_them(says, flag: str, tmp_path: Path, monkeypatch) -> None:
     says(f"flags : fpu {flag}\n")
     kind, text = init()
     assert kind == "bf16-mixed"
@@ -106,7 +106,7 @@ def test_a_measured_machine_is_predicted(says, measured) -> None:
     fast = fast_precision(tl.load(RUN))
     fp32, mixed = (tl.predict(tl.load(RUN, {"recipe.precision": each})).step_seconds for each in ("fp32", "bf16-mixed"))
     assert fast.kind == "bf16-mixed"
-    assert 1.2 < fast.gain == fp32 / mixed < 4  # all but the products takes as long as before
+    assert 1.2 < fast.gain == fp32 / mixed < 4  # all but the matmuls takes as long as before
     kind, text = init()
     assert kind == "bf16-mixed"
     assert f"bf16 autocast is predicted to be {fast_precision(tl.load('run.toml')).gain:.2g} times as fast" in text

@@ -1,4 +1,4 @@
-"""The verbs of numbers, tensors and products: what they print, as JSON too, and that they start without torch."""
+"""The verbs of numbers, tensors and einsums: what they print, as JSON too, and that they start without torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("tensor", "mxfp4[32]", "t"), "so that no element has an address; nearest that works: uint8"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=x"), "size = 'h=x': is no size of a dim; write it like h=8"),
     (("einsum", "b (h d) -> b h d", "2,8", "2,8", "h=2"), "is a pattern on one tensor, and 2 shapes are given"),
-    (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of a product"),
+    (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of an einsum"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=3"), "splits dim 1 by 3, and fp32[2, 8] has 8 there; nearest that works: "
                                                    "h=2"),
     (("einsum", "ij,jk->ik", "4,8"), "has 2 operands, but 1 shape given"),

@@ -46,7 +46,7 @@ def of(compiled, phase, *paths):
     return [each for each in compiled if each.fused and each.phase == phase and each.path in paths]
 
 
-def test_a_gated_mlp_reads_its_two_products_once():
+def test_a_gated_mlp_reads_its_two_matmuls_once():
     row = 2 * ROWS * F  # bytes of one array in bf16
     compiled = ledger()
     assert moved(of(compiled, "forward", "layers.*.mlp")) == (2 * row, 2 * row, 1)  # silu is kept for backward
@@ -84,7 +84,7 @@ def test_no_operation_costs_more_compiled_and_none_outside_of_blocks_is_compiled
                 assert entry.kind in ("matmul", "attention", "reduction", "allocate") or "layers" not in entry.path
 
 
-def test_products_and_kernels_over_all_rows_end_a_kernel():
+def test_matmuls_and_kernels_over_all_rows_end_a_kernel():
     compiled = [each for each in ledger({"feed_forward.bias": True}) if each.path.startswith("layers.")]
     assert all(not each.fused for each in compiled if each.kind in ("matmul", "attention"))
     assert all(not each.fused for each in compiled if each.kind == "reduction")

@@ -358,7 +358,7 @@ def states_of_all(run: Run) -> int:
 
 
 def duplicated_flops(run: Run) -> int:
-    """Products that several tensor ranks do alike: shared key-value heads, and routers."""
+    """Matmuls that several tensor ranks do alike: shared key-value heads, and routers."""
     spec, ranks = run.model, run.layout.tensor
     tokens = run.recipe.global_batch * run.recipe.seq_len
     total = 0

@@ -50,10 +50,10 @@ def expert_flops(ledger: Ledger, amount: str = "flops") -> Any:
 
 
 def test_every_token_passes_through_its_experts_once() -> None:
-    tokens, layers, products = 32, 3, 3  # forward, and two in backward
+    tokens, layers, matmuls = 32, 3, 3  # forward, and two in backward
     per_token = 2 * (8 * 10 + 5 * 8)  # gate and up joined, then down
     ledger = ledger_of()
-    assert expert_flops(ledger) == expert_flops(ledger, "model_flops") == products * layers * tokens * 2 * per_token
+    assert expert_flops(ledger) == expert_flops(ledger, "model_flops") == matmuls * layers * tokens * 2 * per_token
 
 
 @pytest.mark.parametrize(("factor", "places"), [(1.25, 10), (1.0, 8), (0.3, 3), (7.0, 56)])
@@ -70,7 +70,7 @@ def test_the_default_capacity_is_that_of_switch() -> None:
     assert given == absent
 
 
-def test_more_experts_cost_memory_but_no_products() -> None:
+def test_more_experts_cost_memory_but_no_matmuls() -> None:
     few, many = ledger_of(), ledger_of(with_fields(SPEC, {"feed_forward": "experts", "feed_forward.n_experts": 64}))
     assert expert_flops(few) == expert_flops(many)
     assert dict(many.resident)["parameters"] > 5 * dict(few.resident)["parameters"]

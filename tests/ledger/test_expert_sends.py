@@ -73,7 +73,7 @@ def test_to_nodes_goes_as_much_in_16_bits_but_no_copies_are_made_for_it() -> Non
     assert nodes.peak().nbytes <= copies.peak().nbytes
 
 
-def test_with_products_in_8_bits_by_block_tokens_go_out_in_8_bits_and_come_back_in_16() -> None:
+def test_with_matmuls_in_8_bits_by_block_tokens_go_out_in_8_bits_and_come_back_in_16() -> None:
     """DeepSeek-V3, section 3.3.3: so do the gradients of what the experts made, in backward."""
     ledger = ledger_of(
         Layout(shard=8, expert=8, expert_send="nodes"), precision="fp8-block", **{"precision.master_weights": True}
@@ -86,14 +86,14 @@ def test_with_products_in_8_bits_by_block_tokens_go_out_in_8_bits_and_come_back_
     assert {each.payload for each in sent(whole)} == {back}
 
 
-def test_products_of_experts_are_in_8_bits_by_block_alone() -> None:
+def test_matmuls_of_experts_are_in_8_bits_by_block_alone() -> None:
     """torchao's Float8Linear, which the other two are, takes no experts."""
     formats = {}
     for precision in ("bf16-mixed", "fp8-rowwise", "fp8-block"):
-        products = [each for each in account(run_of(Layout(), precision=precision)) if "experts" in each.path]
-        products = [each for each in products if each.kind == "matmul"]
-        formats[precision] = {each.dtype for each in products}
-        assert sum(each.model_flops * each.times for each in products) == 2 * 3 * 2 * K * T * 3 * D * 128
+        matmuls = [each for each in account(run_of(Layout(), precision=precision)) if "experts" in each.path]
+        matmuls = [each for each in matmuls if each.kind == "matmul"]
+        formats[precision] = {each.dtype for each in matmuls}
+        assert sum(each.model_flops * each.times for each in matmuls) == 2 * 3 * 2 * K * T * 3 * D * 128
     assert formats == {"bf16-mixed": {"bf16"}, "fp8-rowwise": {"bf16"}, "fp8-block": {"e4m3"}}
 
 

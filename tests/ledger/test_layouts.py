@@ -126,8 +126,8 @@ def test_a_layout_that_shards_in_bf16_gathers_half_the_bytes() -> None:
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "block"])
 @pytest.mark.parametrize("layout", [Layout(shard=8), Layout(replicate=2, shard=4), Layout(shard=4, tensor=2)])
-def test_products_in_8_bits_read_what_is_gathered_in_bf16(layout: Layout, scaling: str) -> None:
-    """torchtitan's recipe: what is sent and held is that of bf16-sharded, whose products alone change their format."""
+def test_matmuls_in_8_bits_read_what_is_gathered_in_bf16(layout: Layout, scaling: str) -> None:
+    """torchtitan's recipe: what is sent and held is that of bf16-sharded, whose matmuls alone change their format."""
     narrow, wide = f"fp8-{scaling}-sharded", f"fp8-{scaling}"
     ours, bf16, mixed = (ledger_of(layout, precision=each) for each in (narrow, "bf16-sharded", wide))
     sent = [[(each.name, each.phase, each.payload, each.times) for each in collectives(one)] for one in (ours, bf16)]

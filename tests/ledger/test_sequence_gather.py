@@ -127,7 +127,7 @@ def test_no_more_is_kept_and_nothing_else_is_computed(run: Run) -> None:
 
 
 def added(ledger: Ledger) -> dict[tuple[Any, ...], int]:
-    """For each gather of a product's input in forward one in backward, the same."""
+    """For each gather of a matmul's input in forward one in backward, the same."""
     found: Counter[tuple[Any, ...]] = Counter()
     for each in ledger:
         inputs = each.path.endswith(("self_attn", "mlp", "lm_head"))
@@ -137,8 +137,8 @@ def added(ledger: Ledger) -> dict[tuple[Any, ...], int]:
 
 
 @pytest.mark.parametrize("saving", ["none", "full", "selective", "attention", "offload", "segments"])
-def test_the_parts_are_there_for_the_first_product_of_an_input_and_for_no_other(saving: str) -> None:
-    """A gather for queries, keys and values, one for the MLP and one for the head, each before a product of theirs."""
+def test_the_parts_are_there_for_the_first_matmul_of_an_input_and_for_no_other(saving: str) -> None:
+    """A gather for queries, keys and values, one for the MLP and one for the head, each before a matmul of theirs."""
     run = gpt(2, "again", activation_checkpointing=saving)
     entries = [each for each in accounts(run, backend="cuda")[0].ledger if each.phase == "backward"]
     places = [at for at, each in enumerate(entries) if each.name == "all_gather" and each.overlap]

@@ -50,7 +50,7 @@ def test_the_parts_add_up_to_what_the_step_trains(preset: str) -> None:
 
 
 def test_one_linear_layer() -> None:
-    """y = x W with x of [1024, 768] and W of [768, 50257]: forward one product, backward two of the same size."""
+    """y = x W with x of [1024, 768] and W of [768, 50257]: forward one matmul, backward two of the same size."""
     flops = account(run("gpt2")).filter(lambda each: each.path == "lm_head" and each.kind == "matmul")
     assert [(each.phase, each.flops) for each in flops] == [
         ("forward", 2 * 1024 * 768 * 50257),

@@ -200,7 +200,7 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
     x = torch.randn(4, 8, requires_grad=True)
     with offloading([shared]), torch.autocast("cpu", torch.bfloat16):
         y = (x.exp() * shared) @ weight
-    # exp keeps its output, the product with ``shared`` only what is there anyway, the last its low-precision input.
+    # exp keeps its output, the matmul with ``shared`` only what is there anyway, the last its low-precision input.
     assert moved == [(4, 8), (4, 8)]
     y.sum().backward()
     assert weight.grad is not None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainledger.nn.expert_products import GroupedLinear, grouped_mm
 from trainledger.nn.feed_forward import Dispatching, Experts, activate, gated
+from trainledger.nn.grouped_matmuls import GroupedLinear, grouped_mm
 from trainledger.nn.loss import weighing
 from trainledger.nn.routing import Router, capacity, dispatch
 from trainledger.nn.transformer import Transformer
@@ -341,12 +341,12 @@ def test_evaluation_has_no_balance_loss() -> None:
     torch.testing.assert_close(module.router.weight.grad, plain.router.weight.grad)
 
 
-# Products
+# Matmuls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width_in", "width_out"), [(8, 16), (7, 33)])
-def test_grouped_products_in_every_format_and_size(dtype: torch.dtype, width_in: int, width_out: int) -> None:
+def test_grouped_matmuls_in_every_format_and_size(dtype: torch.dtype, width_in: int, width_out: int) -> None:
     torch.manual_seed(0)
     ends_E = torch.tensor([4, 4, 9])  # the second expert has no rows
     x_RD = torch.randn(9, width_in, dtype=dtype, requires_grad=True)
@@ -376,7 +376,7 @@ def test_grouped_flops_are_what_the_flop_counter_counts_expert_by_expert() -> No
     assert operator_of(torch.ops.aten._grouped_mm.default).flops((a, b), None) == rows.get_total_flops()
 
 
-def test_the_model_flops_of_padded_products_are_those_of_the_routed_rows() -> None:
+def test_the_model_flops_of_padded_matmuls_are_those_of_the_routed_rows() -> None:
     a, b = torch.randn(4, 3, 5), torch.randn(4, 5, 6)
     counter = FlopCounterMode(display=False)
     with counter:

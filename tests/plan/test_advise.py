@@ -297,7 +297,7 @@ def test_what_may_overlap_compute_is_advised() -> None:
     assert set(answer(layout)) == {more}
     assert set(answer({**layout, "zero": 1})) == {more, ("gradients", "parameters")}
     assert set(answer({**layout, "sequence_parallel": True})) == {more, ("gradients", "tensor")}
-    # With all products in parts their sums are hidden so; moving ranks from tensor takes what is theirs with them.
+    # With all matmuls in parts their sums are hidden so; moving ranks from tensor takes what is theirs with them.
     parts = {**layout, "sequence_parallel": True, "overlap": ["gradients", "tensor"]}
     assert not answer(parts)
     assert set(answer({"shard": 4, "tensor": 2, "overlap": [*more]})) == {plain}
@@ -313,7 +313,7 @@ def test_what_may_overlap_compute_is_advised() -> None:
     _gives(table, sums.sets, sums)
 
 
-def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
+def test_what_is_gathered_for_matmuls_may_be_gathered_again() -> None:
     """Megatron-LM's way takes less memory and next to no time; from there the other way is advised."""
     cluster, layout = {**MESH["cluster"], "count": 8}, {"shard": 2, "tensor": 4, "sequence_parallel": True}
     table: Table = {**_SMALL_MESH, "layout": layout, "cluster": cluster}

@@ -54,7 +54,7 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
         {"seq_len": 4096, "global_batch": 16, "precision": "bf16-mixed", "attention": "cudnn"}, {},
         {"shard": 4, "expert": 4, "zero": 3, "pipeline": 1, "context": 1, "micro_batch": 4}, 6,
     ),
-    "products in 8 bits of gathered parameters": (
+    "matmuls in 8 bits of gathered parameters": (
         "llama-3-70b", 64, {"seq_len": 4096, "global_batch": 64, "precision": "fp8-tensorwise-sharded"}, {},
         {**ONE, "tensor": 8, "pipeline": 1, "context": 1}, 4,
     ),

@@ -140,7 +140,7 @@ def test_with_experts_overlapped_micro_batch_it_is_no_slower_and_not_as_if_nothi
 
 
 def test_what_hides_is_what_the_same_block_computes_the_other_way() -> None:
-    """Of each block: the forward's messages behind the backward's products and the other way round, at 30 %."""
+    """Of each block: the forward's messages behind the backward's matmuls and the other way round, at 30 %."""
     run = run_of({"shard": 16, "expert": 16, "overlap": ["gradients", "experts"]},
                  {"model": EXPERTS, "global_batch": 64})  # fmt: skip
     alone = replace(run, layout=replace(run.layout, overlap=("gradients",)))
@@ -228,7 +228,7 @@ def test_arrays_of_ranks_are_placed_as_each_alone() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("grouped_mm", "bf16"), ("_scaled_grouped_mm", "e4m3")])
 def test_rows_of_experts_are_filled_up(name: str, dtype: str) -> None:
-    """A router gives an expert any number of tokens; programs align them, as grouped products ask for."""
+    """A router gives an expert any number of tokens; programs align them, as grouped matmuls ask for."""
 
     def seconds(rows: int, name: str = name) -> float:
         shape = (8, 2048, 1024, rows)  # of the gradient of the weights

@@ -134,8 +134,8 @@ SMALL = {
 def test_weights_that_are_wider_than_the_matmuls_are_read_as_they_are_stored(weights, compute, wide):
     run = tl.load({"model": SMALL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}, "cluster": H100})
     answer = tl.inference(run, phase="decode", context=8, weights=weights, compute=compute)
-    products = [each for each in answer.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
-    assert sum(each.read for each in products) == pytest.approx(wide * 64 * 96, rel=0.05)
+    matmuls = [each for each in answer.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
+    assert sum(each.read for each in matmuls) == pytest.approx(wide * 64 * 96, rel=0.05)
     assert 0 <= answer.moved_nbytes["activations"] < answer.moved_nbytes["weights"]
 
 

@@ -1,4 +1,4 @@
-"""Sums of inputs' gradients over tensor ranks beside the products of weights' gradients (layout.overlap)."""
+"""Sums of inputs' gradients over tensor ranks beside the matmuls of weights' gradients (layout.overlap)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def both(layout: dict[str, Any], recipe: dict[str, Any] | None = None) -> list[R
     return [run_of(each, dict(recipe or {})) for each in answer]
 
 
-def products(path: str, seconds: float) -> list[Timed]:
+def matmuls(path: str, seconds: float) -> list[Timed]:
     """The gradients of a weight and of its input, each of so many seconds."""
     said: dict[str, Any] = {"path": path, "phase": "backward", "kind": "matmul", "dtype": "bf16"}
     shapes = ((1, 6, 8, 4), (1, 4, 8, 6))
@@ -69,12 +69,12 @@ def summed(seconds: float) -> Timed:
 
 @pytest.mark.parametrize(("sent", "shows"), [(3.0, 0.0), (5.0, 0.0), (7.0, 2.0)])
 def test_a_branch_by_hand(sent: float, shows: float) -> None:
-    """Products of 10 s read one input: 5 s of them are the gradients of its weights, and hide as much of the sum.
+    """Matmuls of 10 s read one input: 5 s of them are the gradients of its weights, and hide as much of the sum.
 
-    Compute beside it loses its share; what leads to the branch's second product hides nothing.
+    Compute beside it loses its share; what leads to the branch's second matmul hides nothing.
     """
-    up, gate = products("mlp.up", 2.0), products("mlp.gate", 3.0)
-    rows = [*products("mlp.down", 9.0), work("mlp"), *up, work("mlp.up"), *gate, work("mlp.gate"), summed(sent)]
+    up, gate = matmuls("mlp.up", 2.0), matmuls("mlp.gate", 3.0)
+    rows = [*matmuls("mlp.down", 9.0), work("mlp"), *up, work("mlp.up"), *gate, work("mlp.gate"), summed(sent)]
     answer = with_overlap(both({"tensor": 2})[1], rows)
     assert answer[-1].overlapped == sent - shows
     computing = 18.0 + 10.0 + 3.0
@@ -87,12 +87,12 @@ def test_a_branch_by_hand(sent: float, shows: float) -> None:
 
 
 def test_a_frozen_weight_has_no_gradient_to_hide_behind() -> None:
-    rows = [work("mlp"), products("mlp.up", 2.0)[1], *products("mlp.up.lora", 1.0), summed(7.0)]
+    rows = [work("mlp"), matmuls("mlp.up", 2.0)[1], *matmuls("mlp.up.lora", 1.0), summed(7.0)]
     assert with_overlap(both({"tensor": 2})[1], rows)[-1].overlapped == 1.0
 
 
 def test_what_is_hidden_is_drawn_where_it_runs() -> None:
-    """A sum began before the products behind it were over; what is gathered ahead of them goes on beside them."""
+    """A sum began before the matmuls behind it were over; what is gathered ahead of them goes on beside them."""
     for op, begins, ends in (
         (StreamOp("exposed", 1.0, "sum", backward=True, before=2.0), 3.0, 6.0),
         (StreamOp("exposed", 1.0, "gather", backward=True, after=2.0), 5.0, 8.0),
@@ -124,9 +124,7 @@ def test_never_slower_than_without_and_never_faster_than_free_links(
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("rate", [4e12, 2e10])
-def test_a_step_is_shorter_by_what_half_the_products_of_each_input_hide(
-    rate: float, parallel: bool, batch: int
-) -> None:
+def test_a_step_is_shorter_by_what_half_the_matmuls_of_each_input_hide(rate: float, parallel: bool, batch: int) -> None:
     wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
     layout = {"tensor": 4, "sequence_parallel": parallel, "sequence_gather": "again" if parallel else "kept"}
     without, beside = (step_of(each, rate, efficiency=None) for each in both(layout, wide))
@@ -161,7 +159,7 @@ def test_where_nothing_can_overlap_a_sum_nothing_does(layout: dict[str, Any], re
     assert beside == without
 
 
-def test_products_split_matmuls_overlapped_hide_their_sums_already() -> None:
+def test_matmuls_split_matmuls_overlapped_hide_their_sums_already() -> None:
     layout = {"tensor": 4, "sequence_parallel": True}
     parts, more = (
         step_of(run_of({**layout, "overlap": each}), 1e11).seconds
@@ -184,7 +182,7 @@ def test_products_split_matmuls_overlapped_hide_their_sums_already() -> None:
     ],
     ids=lambda answer: None if isinstance(answer, set) else str(answer),  # a set has no order to be named by
 )  # fmt: skip
-def test_products_that_read_the_input_hide_the_sum_of_its_gradient(
+def test_matmuls_that_read_the_input_hide_the_sum_of_its_gradient(
     model: dict[str, Any], recipe: dict[str, Any], expected: set[tuple[str, ...]]
 ) -> None:
     run = run_of({"tensor": 4}, {"model": model, "seq_len": 2048, "global_batch": 1, **recipe})

@@ -37,14 +37,14 @@ workers = st.one_of(st.none(), st.integers(1, 200))
 
 
 @given(shapes, st.sampled_from(["bf16", "fp32", "e4m3"]), efficiencies, workers)
-def test_no_product_is_faster_than_the_peak(shape, dtype, efficiency, multiprocessors):
+def test_no_matmul_is_faster_than_the_peak(shape, dtype, efficiency, multiprocessors):
     batch, m, n, k = shape
     seconds = matmul_seconds(shape, dtype, 1e12, efficiency, multiprocessors)
     assert 0 < matmul_flops(m, n, k, batch) / 1e12 <= seconds * (1 + 1e-12)
 
 
 @given(shapes, st.tuples(*[st.integers(0, 99)] * 4), efficiencies, workers)
-def test_a_larger_product_is_never_faster(shape, more, efficiency, multiprocessors):
+def test_a_larger_matmul_is_never_faster(shape, more, efficiency, multiprocessors):
     step = (1, 8, 8, 8)
     larger = tuple(size + each * by for size, each, by in zip(shape, more, step, strict=True))
     small, large = (matmul_seconds(each, "bf16", 1e12, efficiency, multiprocessors) for each in (shape, larger))
@@ -164,7 +164,7 @@ CARDS = {"NVIDIA A100 SXM4 80GB": "a100-sxm-80gb", "NVIDIA A100 40GB": "a100-sxm
 CARDS |= {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA Tesla V100-SXM2-16GB": "v100-sxm-16gb"}
 
 
-def test_the_best_square_product_is_at_most_the_measured_one_and_not_far_below():
+def test_the_best_square_matmul_is_at_most_the_measured_one_and_not_far_below():
     with open(GEMMS, newline="", encoding="utf-8") as file:
         measured = [row for row in csv.DictReader(file) if row["device"] in CARDS]
     assert len(measured) >= len(CARDS)
@@ -178,7 +178,7 @@ def test_the_best_square_product_is_at_most_the_measured_one_and_not_far_below()
                 2 * n**3 / matmul_seconds((1, n, n, n), dtype, peak, device.efficiency, device.multiprocessors) / 1e12
                 for n in range(1024, 10241, 1024)
             ]
-            # A product alone may run at clocks that a training step, on which the shares are fitted, does not hold.
+            # A matmul alone may run at clocks that a training step, on which the shares are fitted, does not hold.
             assert 0.65 < max(rates) / float(row[dtype]) < 1.1, (row["device"], dtype, max(rates))
 
 
@@ -214,7 +214,7 @@ def test_only_dims_that_lie_in_memory_side_by_side_must_be_aligned():
     assert seconds(256, rows, 4096, 4096).tolist() == [seconds(256, 2, 4096, 4096), seconds(256, 8, 4096, 4096)]
 
 
-def test_tokens_of_a_forward_product_fill_up_a_tile_and_features_must_be_aligned():
+def test_tokens_of_a_forward_matmul_fill_up_a_tile_and_features_must_be_aligned():
     def seconds(phase, m, n=4096, k=4096):
         entry = Entry("mm", "", phase, "matmul", flops=2 * 2**36, dtype="bf16", shape=(1, m, n, k))
         return Roofline(H100).time(entry).seconds

@@ -184,8 +184,8 @@ WIDE = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len
     ],
     ids=str,
 )
-def test_quicker_products_are_never_slower_where_links_are_slow(layout: dict[str, Any], batch: int) -> None:
-    """What hides beside products, or waits until after them, was once taken off more than there was."""
+def test_quicker_matmuls_are_never_slower_where_links_are_slow(layout: dict[str, Any], batch: int) -> None:
+    """What hides beside matmuls, or waits until after them, was once taken off more than there was."""
     run = run_of(dict(layout), {**WIDE, "global_batch": batch})
     ranks, seconds = accounts(run, backend="cuda"), []
     for faster in (1, 2, 4):
@@ -240,7 +240,7 @@ def test_what_a_layout_overlaps_shows_less() -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("rate", [4e12, 2e10])
 def test_what_is_gathered_again_overlaps_the_gradient_of_the_input(rate: float, batch: int) -> None:
-    """A step is longer by what each gather takes beyond half the products that wait for it, or by all of it."""
+    """A step is longer by what each gather takes beyond half the matmuls that wait for it, or by all of it."""
     wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
     machine = replace(H100, fabric=linked(rate, rate), efficiency=None)
 
@@ -252,10 +252,10 @@ def test_what_is_gathered_again_overlaps_the_gradient_of_the_input(rate: float, 
         found = (each for each in answer.entries if (each.entry.phase, each.entry.kind) == ("backward", kind))
         return sum(each.seconds for each in found if each.entry.path.rpartition(".")[2] in modules)
 
-    products = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"), "lm_head": ("lm_head",)}
+    matmuls = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"), "lm_head": ("lm_head",)}
     kept, again, bare = step("kept"), step("again"), step("again", overlap="none")
     shown = gathers = 0.0
-    for module, names in products.items():
+    for module, names in matmuls.items():
         sent = sum(
             each.seconds for each in again.messages
             if (each.entry.name, each.entry.overlap) == ("all_gather", "compute") and each.entry.path.endswith(module)
@@ -264,7 +264,7 @@ def test_what_is_gathered_again_overlaps_the_gradient_of_the_input(rate: float, 
         gathers += sent
         shown += max(0.0, sent - of(again, "matmul", *names) / 2)
     assert (shown > 0) is (rate < 1e11)
-    copies = of(again, "copy", *products) - of(kept, "copy", *products)  # sequences are brought together once more
+    copies = of(again, "copy", *matmuls) - of(kept, "copy", *matmuls)  # sequences are brought together once more
     assert (copies > 0) is (batch > 1)
     seconds = [each.seconds for each in (kept, again, bare)]
     assert seconds == pytest.approx([seconds[0], seconds[0] + copies + shown, seconds[0] + copies + gathers])

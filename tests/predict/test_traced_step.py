@@ -45,17 +45,17 @@ def test_a_traced_step_takes_what_its_closed_form_takes() -> None:
 
 
 def test_what_is_not_timed_is_said_and_its_buffers_count() -> None:
-    product = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
+    matmul = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
     sent = Entry("all_gather", "up", "forward", "collective", payload=10**9, group="shard", ranks=8)
-    alone, among = (on_device(Ledger(entries), H100) for entries in ((product,), (product, sent)))
+    alone, among = (on_device(Ledger(entries), H100) for entries in ((matmul,), (matmul, sent)))
     assert among.step.seconds == alone.step.seconds
     assert "1 collectives (1 GB in all) are not timed: a step takes longer by the exposed part of them" in among.notes
     assert {each.name for each in among.memory.lines} - {each.name for each in alone.memory.lines} == {"NCCL buffers"}
 
 
 def test_a_rate_that_is_not_known_is_said_once_and_memory_is_counted_all_the_same() -> None:
-    product = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
-    answer = on_device(Ledger((product,)), catalog.device("v100-pcie"))
+    matmul = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
+    answer = on_device(Ledger((matmul,)), catalog.device("v100-pcie"))
     assert answer.step.seconds is None
     assert (answer.mfu, answer.hfu, answer.bars, answer.bottleneck) == (None, None, (), None)
     assert answer.notes == ("no step time: NVIDIA V100 PCIe 16GB has no peak for bf16 on record (it has fp16, fp32)",)

@@ -1,4 +1,4 @@
-"""Two traces compared: differences of parts sum to that of the steps, kernels and products by name."""
+"""Two traces compared: differences of parts sum to that of the steps, kernels and matmuls by name."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def test_a_trace_is_like_itself(name):
     assert same.difference_ns == 0
     assert all(
         not each.difference_ns
-        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.products, *same.changes.collectives)
+        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.matmuls, *same.changes.collectives)
     )
     assert same.notes == ()
 

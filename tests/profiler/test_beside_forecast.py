@@ -40,7 +40,7 @@ def test_every_matmul_and_attention_is_one_of_the_account(tmp_path, checkpointin
     assert (checkpointing == "none") == ("recomputation" not in {each.cause for each in found.bars})
     # The first bar is the same on both sides, but for rounding: the account's model FLOPs at the machine's peak.
     (ideal,) = (each for each in found.bars if each.cause == IDEAL)
-    assert abs(ideal.measured_ns - ideal.predicted_ns) <= len(found.profile.products)
+    assert abs(ideal.measured_ns - ideal.predicted_ns) <= len(found.profile.matmuls)
     assert found.mfu == pytest.approx(ideal.measured_ns / measured, rel=1e-3)
 
 

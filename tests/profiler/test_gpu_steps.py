@@ -66,7 +66,7 @@ def test_the_shapes_that_lose_most_are_those_of_the_vocabulary():
 def test_filling_the_vocabulary_up_is_advised_with_its_gain():
     found = of("gpt2_compiled", advised=True)
     remedy = found.remedies[0]
-    assert (remedy.cause, remedy.change.sets) == ("products below the peak", ("model.vocab_multiple=64",))
+    assert (remedy.cause, remedy.change.sets) == ("matmuls below the peak", ("model.vocab_multiple=64",))
     filled = of("gpt2_compiled", more={"model.vocab_multiple": 64}).plan.forecast.step_seconds
     assert remedy.gain == pytest.approx(1 - filled / found.plan.forecast.step_seconds)
     assert "CHANGES what is trained" in str(found)

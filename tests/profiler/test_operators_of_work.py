@@ -1,4 +1,4 @@
-"""Which operator launched a kernel, what it is a product of, and which collective: by ids, by time, by names."""
+"""Which operator launched a kernel, what it is a matmul of, and which collective: by ids, by time, by names."""
 
 import json
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_a_kernel_of_many_names_is_what_it_was_launched_in(tmp_path, around, kin
     assert found.kinds == (kind,)
 
 
-def test_products_in_fp32_that_round_to_tf32_are_of_that_format(tmp_path):
+def test_matmuls_in_fp32_that_round_to_tf32_are_of_that_format(tmp_path):
     kernels = {"sm80_xmma_gemm_f32f32_tf32f32_f32_tn": "tf32", "ampere_sgemm_128x64_nn": "fp32"}
     events = []
     for at, name in enumerate(kernels):
@@ -83,5 +83,5 @@ def test_products_in_fp32_that_round_to_tf32_are_of_that_format(tmp_path):
             event("kernel", name, begin + 20, 30, 7, correlation=at + 7, stream=7, **{"External id": at + 1}),
         ]
     found = multiplied(read_profile(written(tmp_path, events)))
-    assert [each.dtype for each in found.products.values()] == list(kernels.values())
-    assert [each.flops for each in found.products.values()] == [2 * 64 * 32 * 16, 2 * 64 * 32 * 17]
+    assert [each.dtype for each in found.matmuls.values()] == list(kernels.values())
+    assert [each.flops for each in found.matmuls.values()] == [2 * 64 * 32 * 16, 2 * 64 * 32 * 17]

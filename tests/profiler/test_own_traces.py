@@ -20,7 +20,7 @@ def test_flops_of_a_step_by_its_shapes_are_those_of_its_account(tmp_path, checkp
     assert len(found.steps) == STEPS
     assert found.found_by == "ProfilerStep annotations"
     flops = ledger.by("kind")
-    # A block that runs again stops as it comes to its last product, which keeps nothing new: the profiler has seen that
+    # A block that runs again stops as it comes to its last matmul, which keeps nothing new: the profiler has seen that
     # operator begin, and it is left out, as nobody ran it.
     assert found.flops == flops["matmul"] + flops["attention"]
     assert found.model_flops == ledger.model_flops
@@ -71,7 +71,7 @@ def test_a_compiled_step_is_read_and_says_what_it_hides(tmp_path, checkpointing)
     for step in found.steps:
         assert sum(step.parts_ns.values()) == step.nanoseconds
     assert sum(each.nanoseconds for each in found.waterfall) == found.step.nanoseconds
-    # Products stay operators of their own, and blocks are checkpointed around what is compiled.
+    # Matmuls stay operators of their own, and blocks are checkpointed around what is compiled.
     ledger = account(run)
     flops = ledger.by("kind")
     assert found.flops == flops["matmul"] + flops["attention"]

@@ -31,17 +31,17 @@ def test_parts_sum_to_each_step(name):
 
 
 def test_a_forward_takes_what_another_analyser_says():
-    """TraceLens 171dd74, gpu_timeline.csv: total 34.892, busy 31.905 ms; its README: products at 610 TFLOP/s."""
+    """TraceLens 171dd74, gpu_timeline.csv: total 34.892, busy 31.905 ms; its README: matmuls at 610 TFLOP/s."""
     found = profile_of(path("h100_qwen_forward"))
     assert found.step.nanoseconds / 1e6 == pytest.approx(34.8924189453125, abs=1e-3)
     assert found.step.busy_ns / 1e6 == pytest.approx(31.905483154296874, abs=1e-3)
     assert found.step.communication_ns == 0
-    by_shape = {each.shape: each for each in found.products}
+    by_shape = {each.shape: each for each in found.matmuls}
     assert by_shape["8944 x 1024 x 2816"].flops_per_second == pytest.approx(610e12, rel=0.01)
     assert by_shape["8944 x 2816 x 1024"].flops_per_second == pytest.approx(675e12, rel=0.01)
-    # 24 layers of Qwen1.5-0.5B: four products of d_model, three of d_ff, and attention counted dense.
+    # 24 layers of Qwen1.5-0.5B: four matmuls of d_model, three of d_ff, and attention counted dense.
     layer = 8944 * 1024 * (4 * 1024 + 3 * 2816) * 2 + 4 * 16 * 16 * 559 * 559 * 64
-    assert sum(each.flops for each in found.products if each.dtype == "bf16") == 24 * layer
+    assert sum(each.flops for each in found.matmuls if each.dtype == "bf16") == 24 * layer
     assert found.hfu == pytest.approx(24 * layer / found.step.nanoseconds * 1e9 / 989.5e12, rel=1e-3)
 
 
@@ -86,11 +86,11 @@ def test_the_gravest_cause_comes_first_and_says_what_changes_it(name, first, say
     assert at_stake == sorted(at_stake, reverse=True)
     assert first in str(found)
     assert all(each.code in str(found) for each in found.causes[:4])
-    assert {each.name for each in found.causes if not each.code} <= {"exposed communication", "products below the peak"}
+    assert {each.name for each in found.causes if not each.code} <= {"exposed communication", "matmuls below the peak"}
 
 
-def test_products_far_below_the_peak_are_named_with_their_shapes():
-    (cause,) = (each for each in profile_of(path("h100_qwen_forward")).causes if each.name.startswith("products"))
+def test_matmuls_far_below_the_peak_are_named_with_their_shapes():
+    (cause,) = (each for each in profile_of(path("h100_qwen_forward")).causes if each.name.startswith("matmuls"))
     assert "16 x 16 heads, 559 x 559 x 64 in bf16 reaches 18.2 %" in cause.sentence
 
 

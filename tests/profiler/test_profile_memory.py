@@ -32,8 +32,8 @@ def test_without_its_events_there_is_none():
     assert memory_of(nothing, steps_of(nothing).steps[0]) is None
 
 
-def test_a_products_bytes_are_those_of_its_operands_and_its_result():
-    by_shape = {each.shape: each for each in profile_of(TRACE).products}
+def test_a_matmuls_bytes_are_those_of_its_operands_and_its_result():
+    by_shape = {each.shape: each for each in profile_of(TRACE).matmuls}
     m, k, n = 8944, 1024, 2816
     assert by_shape["8944 x 1024 x 2816"].intensity == 2 * m * k * n / (2 * (m * k + k * n + m * n))
     tokens, width = 559, 64

@@ -39,7 +39,7 @@ def test_the_first_bar_is_mfu_and_shapes_are_what_they_lose():
     found = of("h100_qwen_forward.json.gz")
     bars = {each.detail or each.cause: each.nanoseconds for each in found.waterfall}
     assert bars[IDEAL] == pytest.approx(found.mfu * found.step.nanoseconds, abs=2)
-    for rate in found.products[:3]:
+    for rate in found.matmuls[:3]:
         # A kernel begins a little before the one before it has ended, whose moment that is then.
         ideal = round(rate.at_peak_ns(found.peaks))
         moments = bars[f"{rate.shape} {rate.dtype}"] + ideal
@@ -55,9 +55,9 @@ def test_without_shapes_matmuls_stand_whole():
 
 def test_model_flops_of_an_account_take_the_place_of_counted_ones():
     found = of("h100_qwen_forward.json.gz")
-    ideal = sum(round(each.model_at_peak_ns(found.peaks)) for each in found.products)
+    ideal = sum(round(each.model_at_peak_ns(found.peaks)) for each in found.matmuls)
     bars = measured_waterfall(
-        found.step, found.split, found.products, found.peaks, model_at_peak_ns=ideal - 1000.0, pipeline=False
+        found.step, found.split, found.matmuls, found.peaks, model_at_peak_ns=ideal - 1000.0, pipeline=False
     )
     assert {each.cause: each.nanoseconds for each in bars}[IDEAL] == ideal - 1000
     assert {each.detail: each.nanoseconds for each in bars}[COUNTED] == 1000
@@ -69,7 +69,7 @@ def test_sends_and_waiting_are_a_bubble_where_there_are_stages():
     sends = replace(found.split, collectives={SENDS: found.step.parts_ns[EXPOSED]})
     step = replace(found.step, parts_ns={**found.step.parts_ns, QUEUED: 7, OUTSIDE: -7})
     for pipeline, cause in ((None, BUBBLE), (True, BUBBLE), (False, EXPOSED)):
-        bars = measured_waterfall(step, sends, found.products, found.peaks, pipeline=pipeline)
+        bars = measured_waterfall(step, sends, found.matmuls, found.peaks, pipeline=pipeline)
         assert next(each for each in bars if each.detail == SENDS).cause == cause
         assert next(each for each in bars if each.detail == QUEUED).cause == (
             UNEXPLAINED if pipeline is False else BUBBLE
@@ -80,7 +80,7 @@ def test_sends_and_waiting_are_a_bubble_where_there_are_stages():
 def test_waiting_for_the_slowest_rank_is_taken_from_communication():
     found = of("mi300_resnet_checkpointed_ddp8.json.gz")
     bars = measured_waterfall(
-        found.step, found.split, found.products, found.peaks, waiting_for_others_ns={"all-reduce": 5000}
+        found.step, found.split, found.matmuls, found.peaks, waiting_for_others_ns={"all-reduce": 5000}
     )
     assert sum(each.nanoseconds for each in bars) == found.step.nanoseconds
     assert next(each for each in bars if each.cause == STRAGGLERS).nanoseconds == 5000

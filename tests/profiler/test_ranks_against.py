@@ -70,7 +70,7 @@ def test_ranks_are_like_themselves(held_up):
     assert same.difference_ns == 0
     assert all(
         not each.difference_ns
-        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.products, *same.changes.collectives)
+        for each in (*same.changes.parts, *same.changes.kernels, *same.changes.matmuls, *same.changes.collectives)
     )
     assert "as long as before" in str(same)
     assert same.notes == ()

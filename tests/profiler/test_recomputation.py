@@ -17,7 +17,7 @@ FORWARD = 2 * ROWS * SIZE * SIZE  # FLOPs of one layer
 
 
 class Layer(nn.Module):
-    """Its last operator is a sum, so that a region is not broken off before its product."""
+    """Its last operator is a sum, so that a region is not broken off before its matmul."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,8 +51,8 @@ def test_programs_are_always_reported_and_half_of_attention_goes(capsys: pytest.
     found = json.loads(capsys.readouterr().out)
     shown, causal = found["forecast"], found["causal"]
     # (T + 1) / 2T of all pairs are left; recomputed attention goes by the same share as the first.
-    attention, products = shown["flops"]["attention"], shown["flops"]["attention"] + shown["flops"]["matmul"]
-    gone = (1 - (8192 + 1) / (2 * 8192)) * attention / products
+    attention, matmuls = shown["flops"]["attention"], shown["flops"]["attention"] + shown["flops"]["matmul"]
+    gone = (1 - (8192 + 1) / (2 * 8192)) * attention / matmuls
     assert causal["hfu"] == pytest.approx(shown["hfu"] * (1 - gone))
     assert causal["mfu"] < shown["mfu"]
 

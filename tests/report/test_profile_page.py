@@ -1,4 +1,4 @@
-"""The page of a profile: it opens offline, draws what there is, and has every kernel and product in its tables."""
+"""The page of a profile: it opens offline, draws what there is, and has every kernel and matmul in its tables."""
 
 import json
 import subprocess
@@ -30,10 +30,10 @@ def test_it_opens_offline_and_draws_four_figures(tmp_path):
     assert "<script" not in shown
     assert shown.count("<figure>") == 4
     assert shown.count("<svg") >= 8
-    for title in ("Where step 6 goes", "What runs when in step 6", "The products of step 6", "Memory over step 6"):
+    for title in ("Where step 6 goes", "What runs when in step 6", "The matmuls of step 6", "Memory over step 6"):
         assert title in shown
     found = profile_of(TRACE)
-    for each in found.products:
+    for each in found.matmuls:
         assert each.shape in shown
     assert shown.count("<td>elementwise</td>") >= len([each for each in found.kernels if each.kind == "elementwise"])
 

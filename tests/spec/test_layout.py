@@ -294,7 +294,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {**EIGHT, "d_model": 64},
             {"precision": "fp8-block"},
             2,
-            "layout.sequence_gather = 'again': products of precision fp8-block keep separate 8-bit copies of what "
+            "layout.sequence_gather = 'again': matmuls of precision fp8-block keep separate 8-bit copies of what "
             "was gathered; nearest that works: kept",
         ),
         (

@@ -29,7 +29,7 @@ def test_more_power_never_slows_the_clock_and_a_share_of_it_costs_less_of_the_cl
     assert clock_share(less * rated, rated) >= less - 1e-12  # half the power is more than half the clock
 
 
-def test_a_limit_slows_products_and_attention_and_nothing_else():
+def test_a_limit_slows_matmuls_and_attention_and_nothing_else():
     device = catalog.device("a100-sxm-80gb")
     slow = limited(device, 200)
     clock = clock_share(200, 400)

@@ -259,6 +259,6 @@ def test_examples_and_sentences():
     ]  # fmt: skip
 
 
-def test_what_follows_the_format_of_the_products_is_reported_once():
+def test_what_follows_the_format_of_the_matmuls_is_reported_once():
     serving = Serving(weights="bf17", cache="bf17", compute="bf17")
     assert [each.field for each in serving.problems()] == ["compute"]

@@ -81,7 +81,7 @@ def test_from_start(run: Run) -> None:
     down = [each for each in predicted.filter(lambda each: each.path.endswith("down_proj")) if each.kind == "matmul"]
     forward, again = (sum(each.times for each in down if each.phase == phase) for phase in ("forward", "recompute"))
     assert forward == n_layers * run.grad_accum
-    # The last product of a block is not made again for its own backward, unless a norm stands behind it.
+    # The last matmul of a block is not made again for its own backward, unless a norm stands behind it.
     whole = n_layers * (n_layers - 1) // 2 * run.grad_accum
     assert again in (whole, whole + forward)
 

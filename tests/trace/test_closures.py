@@ -77,8 +77,8 @@ def test_lbfgs_is_traced_as_it_runs(own: bool, taken: int, options: dict[str, An
     assert ledger.peak().nbytes - before(ledger) == pytest.approx(real.nbytes, abs=64)
     with FlopCounterMode(display=False) as counter:
         each.loss(each.model(each.x)).backward()  # type: ignore[no-untyped-call]
-    products = sum(entry.flops for entry in ledger if entry.kind == "matmul" and entry.phase != "optimizer")
-    assert products == each.evaluations * counter.get_total_flops()
+    matmuls = sum(entry.flops for entry in ledger if entry.kind == "matmul" and entry.phase != "optimizer")
+    assert matmuls == each.evaluations * counter.get_total_flops()
 
 
 def test_the_kept_bytes_of_every_evaluation() -> None:

@@ -68,8 +68,8 @@ WIDER = {"norms on the sums": 0.12}
 POLICIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "attention": ("llama", {"attention.n_kv_heads": 2}, ("attention",)),
     "attention, gpt2": ("gpt", {}, ("attention",)),
-    "products": ("llama", {}, ("mm", "attention")),
-    "products with biases": ("gpt", {}, ("mm", "addmm", "attention")),
+    "matmuls": ("llama", {}, ("mm", "attention")),
+    "matmuls with biases": ("gpt", {}, ("mm", "addmm", "attention")),
     "nothing": ("llama", {}, ()),
     "nothing, gpt2": ("gpt", {}, ()),
     "gated, with biases": ("gpt", {"feed_forward.gated": True, "feed_forward.activation": "gelu"}, ("matmuls",)),

@@ -100,7 +100,7 @@ def test_kept_and_peak_are_those_of_the_compiled_run_in_every_case(case: Case) -
 
 
 @pytest.mark.parametrize("compiled", ["model", "blocks"])
-def test_products_are_those_of_the_eager_step(compiled: str) -> None:
+def test_matmuls_are_those_of_the_eager_step(compiled: str) -> None:
     case = Case(compiled=compiled, layers=1)
     compiled_step, eager = traced(case), traced(replace(case, compiled="nothing"))
     for phase in ("forward", "backward"):
@@ -124,14 +124,14 @@ class Checkpointed(Stack):
         return x.square().mean()
 
 
-def test_checkpointed_blocks_compute_their_products_again() -> None:
+def test_checkpointed_blocks_compute_their_matmuls_again() -> None:
     plain, again = (trace(torch.compile(each), batch()) for each in (Stack(2), Checkpointed(2)))
-    products = [each.filter(lambda entry: entry.kind == "matmul") for each in (plain, again)]
-    product = 2 * 16 * 32 * 128
-    assert "recompute" not in products[0].by("phase")
-    # The second product of the last block alone is needed again: the loss asks for its square.
-    of_recompute = products[1].filter(lambda each: each.phase == "recompute")
-    assert of_recompute.by("path") == {"layers.*.up": 2 * product, "layers.*.down": product}
+    matmuls = [each.filter(lambda entry: entry.kind == "matmul") for each in (plain, again)]
+    matmul = 2 * 16 * 32 * 128
+    assert "recompute" not in matmuls[0].by("phase")
+    # The second matmul of the last block alone is needed again: the loss asks for its square.
+    of_recompute = matmuls[1].filter(lambda each: each.phase == "recompute")
+    assert of_recompute.by("path") == {"layers.*.up": 2 * matmul, "layers.*.down": matmul}
     assert again.model_flops == plain.model_flops
     assert again.kept_nbytes < plain.kept_nbytes
 
@@ -159,8 +159,8 @@ def test_blocks_that_share_code_have_their_own_paths_and_lines() -> None:
             each.path.split(".up")[0].split(".norm")[0].split(".down")[0] for each in kernels if each.phase == phase
         }
         assert paths == {"layers.0", "layers.1", "layers.2"}
-    products = ledger.filter(lambda each: each.kind == "matmul").by("path")
-    assert set(products) == {"layers.*.up", "layers.*.down"}
+    matmuls = ledger.filter(lambda each: each.kind == "matmul").by("path")
+    assert set(matmuls) == {"layers.*.up", "layers.*.down"}
     line = Block.forward.__code__.co_firstlineno + 1
     for each in kernels:
         assert each.line == f"tests/trace/test_compiled_steps.py:{line}"

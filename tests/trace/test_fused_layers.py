@@ -21,7 +21,7 @@ SIZES = [(4, 16, 64, 4, 2048), (2, 128, 64, 4, 128), (2, 64, 32, 8, 16), (3, 8, 
 
 
 def peaks(module: nn.Module, batch: dict[str, Any], fused: str) -> None:
-    """Hold a traced forward's peak against the allocator's, and its products against the same ones in training mode."""
+    """Hold a traced forward's peak against the allocator's, and its matmuls against the same ones in training mode."""
     ledger = tl.trace(module, batch, backward=False)
     assert [each.name for each in ledger if each.name.endswith(fused)] == [fused]
     assert (ledger.uncounted, ledger.notes) == ((), ())

@@ -41,8 +41,8 @@ def test_a_decoder_is_that_of_its_class(tmp_path: Path) -> None:
     batch = {name: torch.zeros(each.shape, dtype=torch.int64) for name, each in inputs.items()}
     with tl.meter(real) as meter:
         real(**batch).loss.backward()
-    products = [each for each in traced if each.phase in ("forward", "backward")]
-    assert sum(each.flops for each in products) == meter.ledger.flops
+    matmuls = [each for each in traced if each.phase in ("forward", "backward")]
+    assert sum(each.flops for each in matmuls) == meter.ledger.flops
     assert traced.kept_nbytes == meter.ledger.kept_nbytes
     assert traced.parameters == sum(each.numel() for each in real.parameters())
     assert traced.partial == ""

@@ -85,8 +85,8 @@ def test_an_optimizer_that_the_step_changes_is_as_before() -> None:
 
 def test_a_batch_that_wants_gradients_gets_them() -> None:
     model, x = nn.Linear(64, 64), torch.zeros(8, 64, requires_grad=True)
-    products = tl.trace(model, x, loss=Tensor.sum).by("kind")["matmul"]
-    assert products == 3 * 2 * 8 * 64 * 64
+    matmuls = tl.trace(model, x, loss=Tensor.sum).by("kind")["matmul"]
+    assert matmuls == 3 * 2 * 8 * 64 * 64
     assert x.grad is None
 
 

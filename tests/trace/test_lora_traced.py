@@ -38,8 +38,8 @@ def test_adapters(run: Run) -> None:
     assert dict(predicted.resident)["frozen weights"] > 0
 
 
-def test_frozen_weights_have_no_gradient_no_state_and_no_product_of_their_own() -> None:
-    """FLOPs of linear layers: forward and the input's gradient instead of three products; more with recomputation."""
+def test_frozen_weights_have_no_gradient_no_state_and_no_matmul_of_their_own() -> None:
+    """FLOPs of linear layers: forward and the input's gradient instead of three matmuls; more with recomputation."""
     deep = {"n_layers": 6, "vocab_size": 8}
     run = run_of(model=deep, **{"lora.rank": 1})
     plain, adapted, again = (

@@ -236,19 +236,19 @@ def test_muon_and_the_engine_choose_the_same_matrices() -> None:
         assert not any("embed" in each or "lm_head" in each or "bias" in each or ".experts." in each for each in ours)
 
 
-def test_the_matrix_products_of_muon() -> None:
-    """Five iterations of two products with the long side and one without, in bf16, and none of the model's own."""
+def test_the_matrix_matmuls_of_muon() -> None:
+    """Five iterations of two matmuls with the long side and one without, in bf16, and none of the model's own."""
     run = run_of(optimizer="muon", model={"n_layers": 1, "tie_embeddings": True})
     ledger = account(run)
-    products = ledger.filter(lambda each: each.phase == "optimizer" and each.kind == "matmul")
+    matmuls = ledger.filter(lambda each: each.phase == "optimizer" and each.kind == "matmul")
     expected = 0
     for name, shape in shapes.block(run.model, kind_of(run.model, 0)):
         if name.endswith("proj.weight"):
             short, long = sorted(shape)
             expected += 5 * (2 * matmul_flops(short, short, long) + matmul_flops(short, short, short))
-    assert products.flops == expected > 0
-    assert products.model_flops == 0
-    assert {each.dtype for each in products} == {"bf16"}
+    assert matmuls.flops == expected > 0
+    assert matmuls.model_flops == 0
+    assert {each.dtype for each in matmuls} == {"bf16"}
 
 
 def test_every_optimizer_has_a_count_of_its_operations() -> None:

@@ -1,4 +1,4 @@
-"""A decode step of transformers' own modules on fake tensors: products and attention cost what the closed form says."""
+"""A decode step of transformers' own modules on fake tensors: matmuls and attention cost what the closed form says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def theirs(config, B: int, context: int, phase: str) -> Ledger:
 
 
 def weights_read(ledger: Ledger) -> list[tuple[int, int, int]]:
-    """FLOPs and bytes of every product with a weight, in order of size."""
+    """FLOPs and bytes of every matmul with a weight, in order of size."""
     rows = [(each.flops, each.read, each.written) for each in ledger for _ in range(each.times)
             if each.name in ("mm", "addmm")]  # fmt: skip
     return sorted(rows)
@@ -49,7 +49,7 @@ def weights_read(ledger: Ledger) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen2", "qwen3", "gemma", "olmo2", "mistral", "starcoder2", "smollm3", "olmo"]
 )
-def test_products_and_attention(kind, phase):
+def test_matmuls_and_attention(kind, phase):
     config = config_of(kind)
     config.use_cache = True
     B, context = 3, 13

@@ -125,8 +125,8 @@ def test_checkpointing_runs_chosen_modules_again() -> None:
     plain = trace_target(mlp, inputs=inputs_of(["fp32[4,8]"]), loss="sum", step="backward")
     again = trace_target(mlp, inputs=inputs_of(["fp32[4,8]"]), loss="sum", step="backward", checkpointing=["?"])
     assert "recompute" not in plain.by("phase")
-    products = again.filter(lambda each: each.kind == "matmul").by("phase")
-    assert products["recompute"] == 3 * 2 * 4 * 8 * 32  # the last product of a block is not needed again
+    matmuls = again.filter(lambda each: each.kind == "matmul").by("phase")
+    assert matmuls["recompute"] == 3 * 2 * 4 * 8 * 32  # the last matmul of a block is not needed again
     assert again.model_flops == plain.model_flops
     inputs, states = 2 * 4 * 8 * 4, 3 * torch.get_rng_state().nbytes  # the first block's input is the batch
     assert again.kept_nbytes == inputs + states + 4  # and the loss
@@ -153,13 +153,13 @@ def test_a_step_of_the_users_own_has_several_models_and_optimizers() -> None:
     assert ledger.parameters == 4 * 8 + 8 + 8 * 8 + 8 + 8 + 1
     resident = dict(ledger.resident)
     assert resident["optimizer state"] == 4 * 2 * 40 + 2 * 4 + 4 * 81  # two moments and steps, one momentum
-    products = ledger.filter(lambda each: each.kind == "matmul").by("phase")
+    matmuls = ledger.filter(lambda each: each.kind == "matmul").by("phase")
     once_g, once_j = 2 * 5 * 4 * 8, 2 * 5 * 8 * 8 + 2 * 5 * 8
-    assert products["forward"] == 2 * once_g + 3 * once_j
+    assert matmuls["forward"] == 2 * once_g + 3 * once_j
     # The judge's own step needs no gradient of its input; the generator's step goes through the judge to the weights.
     first = 2 * (once_j + 2 * 5 * 8)
     second = 2 * once_j + once_g
-    assert products["backward"] == first + second
+    assert matmuls["backward"] == first + second
     assert {each.path.partition(".")[0] for each in ledger if each.kind == "matmul"} == {"generator", "judge"}
 
 

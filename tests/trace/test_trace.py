@@ -81,7 +81,7 @@ def test_convolutions_by_hand() -> None:
     assert ledger.uncounted == ()
     forward = ledger.filter(lambda each: each.phase == "forward" and each.kind == "matmul")
     assert [(each.path, each.flops) for each in forward] == [("0", first), ("4", second), ("7", linear)]
-    # The images need no gradient, so the first convolution's backward is one product and the others' are two.
+    # The images need no gradient, so the first convolution's backward is one matmul and the others' are two.
     assert ledger.matmul_flops == ledger.model_flops == 2 * first + 3 * second + 3 * linear
     assert ledger.parameters == sum(each.numel() for each in model.parameters())
 

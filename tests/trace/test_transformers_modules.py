@@ -158,15 +158,15 @@ SHAPES = [((12, 8), (3, 8, 16)), ((8, 16), (16, 24)), ((3, 16, 8), (3, 8, 16)), 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_grouped_products_of_fake_tensors_are_shaped_as_real_ones(
+def test_grouped_matmuls_of_fake_tensors_are_shaped_as_real_ones(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype
 ) -> None:
-    def product() -> torch.Tensor:
+    def matmul() -> torch.Tensor:
         a, b = (torch.zeros(shape, dtype=dtype) for shape in shapes)
         ends = None if a.dim() == b.dim() == 3 else torch.tensor([4, 8, 12], dtype=torch.int32)
         return F.grouped_mm(a, b, offs=ends)
 
     with FakeTensorMode(), fake_rules():
-        fake = product()
-    real = product()
+        fake = matmul()
+    real = matmul()
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)

@@ -267,8 +267,8 @@ def test_a_mask_without_values_is_taken_to_hide_something() -> None:
 def test_flops_of_recurrent_layers_and_transforms_by_hand() -> None:
     lstm = nn.LSTM(16, 32)
     ledger = trace(lstm, torch.randn(5, 3, 16), loss=lambda out: out[0].sum())
-    products = 2 * 5 * 3 * 4 * 32 * (16 + 32)
-    assert ledger.matmul_flops == 3 * products
+    matmuls = 2 * 5 * 3 * 4 * 32 * (16 + 32)
+    assert ledger.matmul_flops == 3 * matmuls
     real, whole = torch.randn(4, 64), torch.randn(4, 64, dtype=torch.complex64)
     assert operator_of(aten._fft_c2c.default).flops((whole, [1]), whole) == 5 * 4 * 64 * 6
     half = torch.fft.rfft(real)

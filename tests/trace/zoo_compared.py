@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def flops(self) -> dict[str, int]:
-        """FLOPs of matrix products and attention by operator."""
+        """FLOPs of matmuls and attention by operator."""
         found: Counter[str] = Counter()
         for each in self.ledger:
             if each.kind in ("matmul", "attention"):
@@ -165,7 +165,7 @@ def storages(tensors: list[Tensor]) -> dict[int, int]:
 
 
 def convolution_backward_flops(grad: Any, image: Any, weight: Any, *settings: Any, **_: Any) -> int:
-    """A product for each wanted gradient, each as large as the forward's, where weights belong to a group of channels.
+    """A matmul for each wanted gradient, each as large as the forward's, where weights belong to a group of channels.
 
     From the definition: every element of the result (transposed: of the image) meets the weights of one output (input)
     channel.

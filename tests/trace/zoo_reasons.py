@@ -8,16 +8,16 @@ from zoo_compared import Comparison
 
 REASONS = {
     "attention": "`_scaled_dot_product_flash_attention_for_cpu` and its backward have no formula in torch 2.13's "
-    "registry and count 0. Ours counts two products of queries and keys forward and five backward, as torch's formula "
+    "registry and count 0. Ours counts two matmuls of queries and keys forward and five backward, as torch's formula "
     "for the kernels of CUDA does.",
     "groups": "`convolution_backward` with groups: the weights' gradient is counted as if every output channel met "
     "every input channel, `groups` times too many. With a rule that counts each wanted gradient as often as the "
     "forward (`custom_mapping`), FlopCounterMode gives our number.",
-    "experts": "`_grouped_mm`, the products of many experts at once, has no formula and counts 0. Ours counts every "
+    "experts": "`_grouped_mm`, the matmuls of many experts at once, has no formula and counts 0. Ours counts every "
     "row once.",
     "recurrent": "`mkldnn_rnn_layer`, oneDNN's LSTM, and its backward have no formula and count 0. Ours counts the "
-    "products of each step's input and state with their matrices, twice as many backward.",
-    "vectors": "`mv`, `addmv`, `dot` and `vdot`, products with a vector, have no formula and count 0.",
+    "matmuls of each step's input and state with their matrices, twice as many backward.",
+    "vectors": "`mv`, `addmv`, `dot` and `vdot`, matmuls with a vector, have no formula and count 0.",
 }
 _OPERATORS = {
     "attention": (

@@ -1,6 +1,6 @@
 """What Megatron-LM does with what sequence-parallel ranks gather, done to a model that DTensor has split.
 
-Of the input of products backward finds the rank's own tokens, gathers the others a second time for the first product
+Of the input of matmuls backward finds the rank's own tokens, gathers the others a second time for the first matmul
 that asks, and lets go of them after the last. Here by hooks on saved tensors, not in the engine.
 """
 
@@ -24,7 +24,7 @@ BRANCHES = ("self_attn", "mlp", "lm_head")
 
 
 class Part:
-    """A rank's own tokens of an input, and all of them while products of backward read them."""
+    """A rank's own tokens of an input, and all of them while matmuls of backward read them."""
 
     def __init__(self, own: Tensor, mesh: DeviceMesh) -> None:
         self.own = own

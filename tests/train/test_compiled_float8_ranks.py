@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
     ),
-    pytest.mark.skipif(torch.__version__ < "2.12", reason="products in 8 bits with a scale per row run on CPUs since"),
+    pytest.mark.skipif(torch.__version__ < "2.12", reason="matmuls in 8 bits with a scale per row run on CPUs since"),
     pytest.mark.slow,
 ]
 TENSORWISE, ROWWISE = ({"precision": f"fp8-{each}-sharded"} for each in ("tensorwise", "rowwise"))

@@ -35,8 +35,8 @@ RECIPE = Recipe(seq_len=16, global_batch=2, steps=1, compile=True, activation_ch
 IDS, TARGETS = (torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(each)) for each in (1, 2))
 
 
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
+class Matmuls(TorchDispatchMode):
+    """Counts matmuls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,18 +76,18 @@ def test_a_block_s_own_checkpoint_makes_again_what_the_policy_does_not_keep(ever
     outside, none = replace(selective, compile=False), with_fields(RECIPE, {"activation_checkpointing": "none"})
     counts = []
     for recipe in (selective, outside, none):
-        with Products() as products:
+        with Matmuls() as matmuls:
             found = gradients(recipe)
-        counts.append(products.count)
+        counts.append(matmuls.count)
         same(found, gradients(none), rtol=0, atol=0)
     assert counts[0] == counts[1] == counts[2] + 3 * (4 // every)  # keys, the output of attention, up
 
 
 def test_blocks_without_gradients_do_not_run_again() -> None:
     model: Transformer = build(SPEC, RECIPE)
-    with Products() as products, torch.no_grad():
+    with Matmuls() as matmuls, torch.no_grad():
         model(IDS)
-    assert products.count == 4 * 7 + 1
+    assert matmuls.count == 4 * 7 + 1
 
 
 @pytest.mark.slow

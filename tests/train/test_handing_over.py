@@ -110,6 +110,21 @@ def test_lines_that_a_lost_first_has_not_written_are_written_once(tmp_path: Path
     assert len(kept) == 6
 
 
+def test_lines_that_the_file_lacks_stand_at_their_step(tmp_path: Path) -> None:
+    """One that came again before the others missed it has noted who took its first step, and they have not."""
+    lost, kept = Metrics(tmp_path, after=0), Lines()
+    other = NoMetrics(kept)
+    other.event("replicas", 2, took=[0, 1])
+    lost.event("replicas", 3, took=[0])
+    for step in (1, 2, 3):
+        lost.write({"step": step, "loss": 1.0 / step})
+    goes_on = Metrics(tmp_path, after=3, kept=kept)
+    written = [json.loads(each) for each in goes_on.path.read_text().splitlines()]
+    assert [(each["step"], each.get("took")) for each in written] == [
+        (1, None), (2, None), (2, [0, 1]), (3, [0]), (3, None),
+    ]  # fmt: skip
+
+
 def test_one_file_of_a_process_is_there_and_none_after_it(tmp_path: Path) -> None:
     def names() -> set[str]:
         return {each.name for each in (tmp_path / ".handed-over").glob("*")}

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
-from trainledger.nn.float8 import DTYPES, Float8Linear, cast, product
+from trainledger.nn.float8 import DTYPES, Float8Linear, cast, matmul
 from trainledger.nn.init import initialize
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer
@@ -166,7 +166,7 @@ def test_formats_that_do_not_go_together(fields: dict[str, Any], sentence: str) 
     assert [str(each) for each in run_problems(tiny_run(**fields))] == [sentence]
 
 
-def test_8_bit_products_need_sizes_that_they_can_tile() -> None:
+def test_8_bit_matmuls_need_sizes_that_they_can_tile() -> None:
     problems = [
         str(each)
         for each in run_problems(tiny_run({"feed_forward.d_ff": 50, "attention.head_dim": 6}, precision="fp8-rowwise"))
@@ -353,13 +353,13 @@ def test_a_cast_keeps_the_largest_value_and_loses_half_a_step_of_the_others(scal
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("rowwise", marks=ROWS)])
-def test_a_product_in_8_bits_is_the_product_of_what_was_cast(scaling: str) -> None:
+def test_a_matmul_in_8_bits_is_the_matmul_of_what_was_cast(scaling: str) -> None:
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(32, 48, generator=generator).bfloat16() for _ in range(2))
     float8 = Float8(scaling, "e4m3", "e4m3", "input")
     (a8, a_inverse), (b8, b_inverse) = (cast(each, scaling, DTYPES["e4m3"]) for each in (a, b))
     exact = (a8.double() * a_inverse.view(-1, 1)) @ (b8.double() * b_inverse.view(-1, 1)).t()
-    ours = product(a, b, float8, "e4m3", "e4m3", torch.bfloat16)
+    ours = matmul(a, b, float8, "e4m3", "e4m3", torch.bfloat16)
     assert torch.allclose(ours.double(), exact, rtol=2**-7, atol=1e-2)
 
 

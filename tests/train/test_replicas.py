@@ -78,6 +78,14 @@ def steps_of(run_dir: Path) -> list[int]:
     return [each["step"] for each in read(run_dir / "metrics.jsonl") if "learning_rate" in each]
 
 
+def stop(run_dir: Path, *processes: subprocess.Popen[str]) -> list[list[int]]:
+    """Ask for the end; who took the steps until then: the signals come apart, and one may take a last step alone."""
+    which = [each for _, each in took(run_dir)]
+    for each in processes:
+        each.send_signal(signal.SIGTERM)
+    return which
+
+
 def saved(run_dir: Path) -> tuple[int, dict[str, Tensor]]:
     """The newest checkpoint's step and weights."""
     newest = all_checkpoints(run_dir)[-1]
@@ -102,11 +110,10 @@ def test_others_go_on_and_the_lost_one_comes_again(tmp_path: Path, killed: int) 
     os.kill(commanded.replicas(process)[killed], signal.SIGKILL)
     until_took(run_dir, [0, 1], changes=2, process=process)
     until_step(run_dir, took(run_dir)[-1][0] + 5, process)
-    process.send_signal(signal.SIGTERM)
+    assert stop(run_dir, process) == [[0, 1], [1 - killed], [0, 1]]
     code, _, err = commanded.end(process)
     assert code == 143, err
     assert f"Replica {killed} was ended by SIGKILL and is started again; the run goes on with replica" in err
-    assert [each for _, each in took(run_dir)] == [[0, 1], [1 - killed], [0, 1]]
     steps = steps_of(run_dir)
     assert steps == list(range(1, len(steps) + 1)), "each step once"
     assert saved(run_dir)[0] == len(steps), "a stop saves"
@@ -120,11 +127,10 @@ def test_one_that_comes_again_before_the_others_miss_it(tmp_path: Path, killed: 
     run_dir = commanded.until_step(tmp_path, 15, process)
     os.kill(commanded.replicas(process)[killed], signal.SIGKILL)
     until_step(run_dir, steps_of(run_dir)[-1] + 300, process)  # longer than it takes to come
-    process.send_signal(signal.SIGTERM)
+    assert stop(run_dir, process)[-1] == [0, 1]
     assert commanded.end(process)[0] == 143
     steps = steps_of(run_dir)
     assert steps == list(range(1, len(steps) + 1))
-    assert took(run_dir)[-1][1] == [0, 1]
     assert_replayed(tmp_path, run_dir)
 
 
@@ -153,9 +159,8 @@ def test_one_that_is_asked_to_leave_leaves_and_a_resume_goes_on_after_a_stop(tmp
     assert "This replica leaves after step" in err
     process = start(tmp_path, "--resume")
     until_step(run_dir, saved(run_dir)[0] + 5, process)
-    process.send_signal(signal.SIGTERM)
+    assert stop(run_dir, process) == [[0, 1], [1], [0, 1]]
     assert commanded.end(process)[0] == 143
-    assert [each for _, each in took(run_dir)] == [[0, 1], [1], [0, 1]]
     assert steps_of(run_dir) == list(range(1, saved(run_dir)[0] + 1))
     assert_replayed(tmp_path, run_dir)
 
@@ -214,8 +219,7 @@ def test_a_machine_that_is_lost_comes_again(tmp_path: Path) -> None:
         until_took(run_dir, [1], changes=1, process=stays)
         again = machine(tmp_path, 0, address)
         until_took(run_dir, [0, 1], changes=2, process=again)
-        for each in (again, stays):
-            each.send_signal(signal.SIGTERM)
+        stop(run_dir, again, stays)
         assert [commanded.end(each)[0] for each in (again, stays)] == [143, 143]
     steps = steps_of(run_dir)
     assert steps == list(range(1, len(steps) + 1))

@@ -1,4 +1,4 @@
-"""Matmul and roofline: the numbers of the command line, devices side by side, and products that are no matmul."""
+"""Matmul and roofline: the numbers of the command line, devices side by side, and matmuls that are no matmul."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_what_the_command_line_says(query: dict[str, str], capsys: pytest.
 
 def test_the_point_stands_under_the_roof() -> None:
     figure = answers.answer("matmul", {"device": "h100-sxm", "m": "1"})["figures"][
-        "The product under the roof of each device"
+        "The matmul under the roof of each device"
     ]
     roof, bound, predicted = figure["data"]
     assert bound["x"] == predicted["x"]

@@ -35,10 +35,10 @@ def test_the_numbers_are_those_of_the_commands(name: str, capsys: pytest.Capture
     found = answers.answer("model", QUERIES[name])
     command = found["paste"]["command"].split()[1:]
     data, headlines = found["data"], {each["name"]: each["value"] for each in found["headlines"]}
-    products = told(capsys, command)["parts"][0]
-    assert products["title"] == "matmuls and attention"
+    matmuls = told(capsys, command)["parts"][0]
+    assert matmuls["title"] == "matmuls and attention"
     by_phase = dict.fromkeys(data["matmul_flops"], 0)
-    for each in products["lines"]:
+    for each in matmuls["lines"]:
         by_phase[each["what"].rpartition(", ")[2]] += each["flops"]
     assert by_phase == data["matmul_flops"]
     assert sum(data["forward_flops"].values()) == headlines["forward"] == by_phase["forward"]

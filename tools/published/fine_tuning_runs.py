@@ -17,7 +17,7 @@ from trainledger.spec.savings import ChunkedLoss
 from trainledger.units import GIB
 
 LITGPT = Source(
-    reason="bitsandbytes 0.41 kept the inputs of frozen products in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), "
+    reason="bitsandbytes 0.41 kept the inputs of frozen matmuls in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), "
     "up to a third of these peaks; newer versions do not, and the product accounts for those",
     name="Lightning-AI/litgpt:tutorials/resource-tables.md",
     title="litgpt LoRA, A100 40 GB",
@@ -32,7 +32,7 @@ LITGPT = Source(
         "nf4-dq is 4 bits with double quantization; plain nf4 is modelled like it",
         "litgpt's further saved tensors are not modelled: RMSNorm in fp32, adapters put among zeros as wide as "
         "queries, keys "
-        "and values together, inputs of frozen 4-bit products (bitsandbytes 0.41, MatMul4Bit.forward)",
+        "and values together, inputs of frozen 4-bit matmuls (bitsandbytes 0.41, MatMul4Bit.forward)",
     ),
 )
 QWEN = Source(

@@ -35,7 +35,7 @@ DATE = "2026-11-21"  # of the rows; a calibration is as old as what it was fitte
 # A launch is work of the host and of the program, whatever the device. No row on H100, V100 or Blackwell waits for it;
 # those on A100 give 44 microseconds, and steps that wait for it on an H200 47 to 54 (bench/results, 2026-11-26).
 LAUNCH = 4.4e-5
-# What was known of each type before any fit (data sheets, measured products, papers on attention kernels): the priors.
+# What was known of each type before any fit (data sheets, measured matmuls, papers on attention kernels): the priors.
 PRIORS = {
     "a100-sxm": Efficiency(
         matmul_share=0.85, float8_share=0.85, depth=64, attention_share=0.72, attention_backward_share=0.62,
@@ -51,12 +51,12 @@ PRIORS = {
     "v100-sxm": Efficiency(
         matmul_share=0.78, float8_share=0.78, depth=64, attention_share=0.45, attention_backward_share=0.38,
         attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=LAUNCH, network_share=0.8,
-        source="products in fp16 of zzc0721/torch-performance-test-data", date=DATE,
+        source="matmuls in fp16 of zzc0721/torch-performance-test-data", date=DATE,
     ),
     "blackwell": Efficiency(
         matmul_share=0.75, float8_share=0.56, depth=128, attention_share=0.15, attention_backward_share=0.125,
         attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=LAUNCH, network_share=0.8,
-        source="products: zzc0721/torch-performance-test-data (B200, bf16), egmsft/AI-benchmarking-guide (GB200, fp8 "
+        source="matmuls: zzc0721/torch-performance-test-data (B200, bf16), egmsft/AI-benchmarking-guide (GB200, fp8 "
         "and FlashAttention-2)", date=DATE,
     ),
     "tpu": Efficiency(

@@ -39,7 +39,7 @@ CHRONICLES = Source(
         *_DEEPSPEED,
         "the figure is a snapshot of nvidia-smi after the second iteration (the page, at the end of the trials): what "
         "the allocator has once taken counts, used or not; it is the largest of the first and last nodes (the page)",
-        "ALiBi adds one number for each key, in the product itself: no scores are kept for it (positions = none)",
+        "ALiBi adds one number for each key, in the matmul itself: no scores are kept for it (positions = none)",
         "layers over stages: `type:transformer`, 7 7 ... 7 1 of 78 over 12 as the page says; from 02-27 on, where "
         "layers and both embeddings go evenly over stages, `type:transformer|embedding`, one layer less at both ends",
         "rows of 02-28 use the BF16 optimizer that was `just written` (the page): gradients added up whole in fp32; "

@@ -64,7 +64,7 @@ _META_A100 = (
     "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, sums of "
     "inputs' gradients overlapped with those of weights (LLaMA's section 2.4: all_reduce operations overlapped as "
     "much as "
-    "possible), optimizer sharded (ZeRO-1), outputs of products kept (selective recomputation), 4M tokens in a step, "
+    "possible), optimizer sharded (ZeRO-1), outputs of matmuls kept (selective recomputation), 4M tokens in a step, "
     "those of a data rank in micro-batches as large as fit; {devices:,} devices; {network}"
 )
 
@@ -251,7 +251,7 @@ def _deepseek(row: Row) -> tuple[Run, str]:
         "another micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left "
         "out). "
         "Assumed: a sequence to a micro-batch, 4 layers to a stage (3 in the first, 2 in the last), FlashAttention-2, "
-        "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of products kept and the rest run again "
+        "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of matmuls kept and the rest run again "
         "(the paper also drops the up-projections of latent attention and keeps in 8 bits what SwiGLU reads; without "
         "that the run does not fit), no module of multi-token prediction (4 % of the FLOPs)"
     )

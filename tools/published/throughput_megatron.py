@@ -145,7 +145,7 @@ CORE = TimeSource(
         "dropout, "
         "bf16 with a master "
         "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
-        "tensor parallelism with sequence parallelism, overlapped (the README), inputs of products gathered again in "
+        "tensor parallelism with sequence parallelism, overlapped (the README), inputs of matmuls gathered again in "
         "backward (core/tensor_parallel/layers.py); no recomputation",
         "micro-batches of one sequence in pipelines, else of the four of a data rank; pipelines are interleaved with "
         "two layers to a virtual stage, or as few as divide",
@@ -259,7 +259,7 @@ def _core_recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
 
 
 def sequence_parallel(tensor: int) -> dict[str, Any]:
-    """Fields of tensor ranks that split the stream too and gather the inputs of products again in backward."""
+    """Fields of tensor ranks that split the stream too and gather the inputs of matmuls again in backward."""
     if tensor == 1:
         return {}
     return {"sequence_parallel": True, "sequence_gather": "again"}

@@ -64,9 +64,9 @@ was fitted on, they were predicted 12 % too slow (docs/unseen_throughput.md).
 
 CONSTANTS = """\
 
-Shares are of the data sheet: `matmul_share` of the peak inside a large product in 16 bits, `float8_share` in 8;
+Shares are of the data sheet: `matmul_share` of the peak inside a large matmul in 16 bits, `float8_share` in 8;
 `attention_share` and `attention_backward_share` of it in fused attention on long sequences; `bandwidth_share` of the
-memory's rate in elementwise kernels. `depth` is the inner length k of a product that takes as long as the start and
+memory's rate in elementwise kernels. `depth` is the inner length k of a matmul that takes as long as the start and
 the end of a tile, `attention_length` the number of keys at which attention reaches half of its share.
 `kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
 added where the program waits for each: `recipe.launch_blocking`); where no row of a type waits for launches it is what

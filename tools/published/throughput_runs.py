@@ -43,7 +43,7 @@ LEFT_OUT = (
     ("Microsoft phi-2", "a whole run: with the device-hours"),
     ("open_llama", "a whole run: with the device-hours"),
     ("modded-nanogpt:README", "a whole run of another program (llm.c), its batches not stated"),
-    ("modded-nanogpt:records", "the model has value residuals and other norms, and Muon of five products for each step "
+    ("modded-nanogpt:records", "the model has value residuals and other norms, and Muon of five matmuls for each step "
      "over ranks, which no layout says"),
     ("PaLM paper", "no sizes, no batch and no layout"),
     ("tiering.md", "no calibration of this device, or no batch"),

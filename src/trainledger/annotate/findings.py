@@ -15,7 +15,7 @@ from trainledger.units import counted, format_flops, format_nbytes
 LEAST_OF_MOVED = 1 / 1000  # of all bytes that the program moves: smaller copies are not worth a word
 LEAST_OF_PEAK = 1 / 100  # of the most that is live: smaller tensors are not worth a word
 FEWEST_READS = 3
-# What is a view where the elements lie in order, and says nothing of a copy where they do not. Products copy too, but
+# What is a view where the elements lie in order, and says nothing of a copy where they do not. Matmuls copy too, but
 # few can be written so that they do not.
 _REORDERING = ("reshape", "flatten", "reshape_as", "ravel", "unflatten", "rearrange", "view", "")
 _BEFORE_TRANSPOSING = (

@@ -130,7 +130,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Forward:
-    """Products of one place whose nodes were never used."""
+    """Matmuls of one place whose nodes were never used."""
 
     line: str
     operations: int = 0
@@ -138,7 +138,7 @@ class Forward:
     grown: int = 0
 
 
-class _Product(NamedTuple):
+class _Matmul(NamedTuple):
     chain: Chain
     flops: int
     before: int
@@ -146,25 +146,25 @@ class _Product(NamedTuple):
 
 
 class Forwards:
-    """Products by the number of their node, until a backward runs it."""
+    """Matmuls by the number of their node, until a backward runs it."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Product] = {}
-        self._unused: list[tuple[int, _Product]] = []
+        self._open: dict[int, _Matmul] = {}
+        self._unused: list[tuple[int, _Matmul]] = []
         self._used: set[str] = set()
         self._last_used = -1
 
     def made(self, number: int, chain: Chain, flops: int, before: int, live: int) -> None:
-        """A product got a node; ``before`` and ``live`` are bytes live before it and after it."""
+        """A matmul got a node; ``before`` and ``live`` are bytes live before it and after it."""
         if len(self._open) >= _MOST_OPEN:
             self.settle(sorted(self._open)[_MOST_OPEN // 2])
-        self._open[number] = _Product(chain, flops, before, live)
+        self._open[number] = _Matmul(chain, flops, before, live)
 
     def ran(self, number: int) -> None:
         """A backward runs a node."""
-        product = self._open.pop(number, None)
-        if product is not None:
-            self._used.update(product.chain)
+        matmul = self._open.pop(number, None)
+        if matmul is not None:
+            self._used.update(matmul.chain)
             self._last_used = max(self._last_used, number)
 
     def settle(self, before: int) -> None:
@@ -175,7 +175,7 @@ class Forwards:
             del self._open[number]
 
     def never_used(self, *, ended: bool, without: Iterable[tuple[int, int]] = ()) -> list[Forward]:
-        """Places of products that no backward has used, ``without`` those of these nodes (from, to).
+        """Places of matmuls that no backward has used, ``without`` those of these nodes (from, to).
 
         Where the program has not ``ended``, those after the last that was used might have been yet to come.
         """
@@ -183,18 +183,18 @@ class Forwards:
         found: dict[str, Forward] = {}
         last = ""
         began = 0
-        for number, product in sorted([*self._unused, *self._open.items()], key=lambda each: each[0]):
+        for number, matmul in sorted([*self._unused, *self._open.items()], key=lambda each: each[0]):
             if (not ended and number > self._last_used) or any(low <= number < high for low, high in bounds):
                 continue
-            line = next((each for each in product.chain if each not in self._used), next(iter(product.chain), ""))
+            line = next((each for each in matmul.chain if each not in self._used), next(iter(matmul.chain), ""))
             if not line:
                 continue
-            if line != last or product.live < began:
-                last, began = line, product.before
+            if line != last or matmul.live < began:
+                last, began = line, matmul.before
             forward = found.setdefault(line, Forward(line))
             forward.operations += 1
-            forward.flops += product.flops
-            forward.grown = max(forward.grown, product.live - began)
+            forward.flops += matmul.flops
+            forward.grown = max(forward.grown, matmul.live - began)
         return list(found.values())
 
 

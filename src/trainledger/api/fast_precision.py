@@ -13,7 +13,7 @@ from trainledger.spec.run import Run
 
 FP32, MIXED = "fp32", "bf16-mixed"
 LEAST_GAIN = 1.05  # how many times as fast a step must be predicted: coarser numbers for less are no bargain
-# What x86 processors with products in bf16 say of themselves; others widen to fp32, multiply and round.
+# What x86 processors with matmuls in bf16 say of themselves; others widen to fp32, multiply and round.
 BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 CPUINFO, NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 
@@ -45,7 +45,7 @@ def fast_precision(run: Run) -> FastPrecision | None:
     if whole is None:
         return None
     if mixed is None:
-        return FastPrecision(FP32, "this machine was measured, and has no products in bf16 that are worth timing")
+        return FastPrecision(FP32, "this machine was measured, and has no matmuls in bf16 that are worth timing")
     gain = whole / mixed
     if gain < LEAST_GAIN:
         return FastPrecision(FP32, f"bf16 autocast is predicted to be {gain:.2g} times as fast on this machine", gain)

@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("Your code", "fail where a target costs more than its lock", "budgets"),
     "dtype": ("Tensors", "a number in every format, and the range of each", "numbers"),
     "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "numbers"),
-    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of a product", "numbers"),
+    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of an einsum", "numbers"),
     "demo": ("Train", "forecast, train, sample and reconcile a small run", "train"),
     "data": ("Train", "tokenize a corpus and describe it", "train"),
     "train": ("Train", "train the model of a run file", "train"),

@@ -1,4 +1,4 @@
-"""Verbs of numbers alone: the napkin, the catalog, number formats, tensors and products of tensors."""
+"""Verbs of numbers alone: the napkin, the catalog, number formats, tensors and einsums."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from argparse import Namespace
 
 import trainledger as tl
 from trainledger import catalog as known
-from trainledger.api.product import devices_named, product_times
+from trainledger.api.einsum_times import devices_named, einsum_times
 from trainledger.cli.arguments import DONE, WRONG_INPUT, Outcome, flag, option, options, takes
 from trainledger.document import Answer, Document
 from trainledger.plan.napkin import why_impossible
 from trainledger.report import catalog as listing
+from trainledger.report import einsum as of_einsum
 from trainledger.report import formats as of_formats
-from trainledger.report import product as of_product
 from trainledger.report import tensors as report
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.blocks import formats_and_blocks, in_block, is_format
 from trainledger.tensors.chain import chain, places, read_index, start_of
 from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
-from trainledger.tensors.einsum import einsum as product
+from trainledger.tensors.einsum import einsum as costs_of
 from trainledger.tensors.number import known_format, read_number
 from trainledger.tensors.tensor import Tensor, read_shape, read_tensor
 
@@ -119,7 +119,7 @@ def tensor(args: Namespace) -> Document | Outcome:
     intermixed=True,
 )
 def einsum(args: Namespace) -> Document:
-    """A product of tensors such as "ij,jk->ik" 1024,512 512,256: FLOPs, bytes, the cheapest order, and what bounds it.
+    """An einsum such as "ij,jk->ik" 1024,512 512,256: FLOPs, bytes, the cheapest order, and what bounds it.
 
     With --device also the predicted time, and what tiles and waves cost; several devices are shown side by side.
 
@@ -132,11 +132,11 @@ def einsum(args: Namespace) -> Document:
     shapes = [read_shape(each, f"shape {number}") for number, each in enumerate(words, start=1)]
     dtype = known_format(args.dtype, "--dtype")
     if not is_pattern(args.equation, shapes, sizes, how):
-        one = product(args.equation, shapes, dtype)
-        times = () if device is None else product_times(one, devices_named(device, "--device"))
-        return of_product.einsum(one, times)
+        one = costs_of(args.equation, shapes, dtype)
+        times = () if device is None else einsum_times(one, devices_named(device, "--device"))
+        return of_einsum.einsum(one, times)
     if device is not None:
-        rule = "bounds the time of a product; a pattern on one tensor moves bytes and is not timed"
+        rule = "bounds the time of an einsum; a pattern on one tensor moves bytes and is not timed"
         raise InvalidInput([Problem("--device", device, rule)])
     if len(shapes) != 1:
         rule = f"is a pattern on one tensor, and {len(shapes)} shapes are given"

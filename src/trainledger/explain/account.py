@@ -82,8 +82,8 @@ def parameters(found: Symbolic) -> tuple[Part, ...]:
 
 
 def flops(found: Symbolic) -> tuple[Part, ...]:
-    """The FLOPs of a step: products and attention by module and phase, pointwise work by kind."""
-    products = _grouped(
+    """The FLOPs of a step: matmuls and attention by module and phase, pointwise work by kind."""
+    matmuls = _grouped(
         found, "flops", lambda each: each.kind in ("matmul", "attention"),
         lambda each: f"{each.path or 'model'} {each.name}, {each.phase}",
         lambda each: SOURCES[each.kind],
@@ -93,7 +93,7 @@ def flops(found: Symbolic) -> tuple[Part, ...]:
         lambda each: f"{each.kind}, {each.phase}", lambda each: SOURCES.get(each.kind, each.source),
     )  # fmt: skip
     return (
-        Part("matmuls and attention", products, sum(each.value for each in products)),
+        Part("matmuls and attention", matmuls, sum(each.value for each in matmuls)),
         Part("all else", rest, sum(each.value for each in rest)),
     )
 

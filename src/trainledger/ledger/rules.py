@@ -27,7 +27,7 @@ FLOPS_PER_ELEMENT = {
 
 
 def matmul_flops(m: Int, n: Int, k: Int, batch: Int = 1) -> Int:
-    """FLOPs of ``batch`` products [m, k] @ [k, n]: a multiplication and an addition per term.
+    """FLOPs of ``batch`` matmuls [m, k] @ [k, n]: a multiplication and an addition per term.
 
     >>> matmul_flops(1024, 256, 512)
     268435456
@@ -47,7 +47,7 @@ def attention_flops(batch: Int, heads: Int, queries: Int, keys: Int, head_dim: I
 def attention_backward_flops(batch: Int, heads: Int, queries: Int, keys: Int, head_dim: Int, value_dim: Int) -> Int:
     """FLOPs of a fused attention backward: scores again, then the gradients of probabilities, v, q and k.
 
-    Five products where forward has two (Dao et al. 2022, FlashAttention, appendix B.4).
+    Five matmuls where forward has two (Dao et al. 2022, FlashAttention, appendix B.4).
     """
     with_head = matmul_flops(queries, keys, head_dim, batch * heads)
     with_value = matmul_flops(queries, value_dim, keys, batch * heads)

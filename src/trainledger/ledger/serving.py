@@ -79,7 +79,7 @@ def _attention(run: Run, backend: str, compute: str) -> str:
 def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_experts: bool = False) -> Ledger:
     """The ledger of one forward of one tensor rank.
 
-    Weights are read in the bytes of their format by the product itself, as fused kernels do. Of the experts those are
+    Weights are read in the bytes of their format by the matmul itself, as fused kernels do. Of the experts those are
     read that have a token, counted as the mean over even routes; ``all_experts`` counts every one, as a trace does.
     """
     rank = serving_rank(run, serving, backend=backend)

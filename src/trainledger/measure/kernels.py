@@ -71,10 +71,10 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
     pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
     pools = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
-    products = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes, results=True) for dtype in dtypes}
+    results = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes, results=True) for dtype in dtypes}
     found: list[Kernel] = []
     for dtype, pool in pools.items():
-        found += [_forward_product(pool, dtype, shape) for shape in shapes]
+        found += [_forward_matmul(pool, dtype, shape) for shape in shapes]
         if not quick:
             found += [_input_gradient(pool, dtype, shape) for shape in of_inputs]
             found += [_weight_gradient(pool, dtype, shape) for shape in of_weights]
@@ -82,10 +82,10 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
             found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
     most = elements_of[-1]
     for elements in (most,) if quick else elements_of:
-        found += [copy_kernel(pools["fp32"], elements), _elementwise(pools["fp32"], products["fp32"], "fp32", elements)]
+        found += [copy_kernel(pools["fp32"], elements), _elementwise(pools["fp32"], results["fp32"], "fp32", elements)]
     for dtype, pool in pools.items():
         if dtype != "fp32":
-            found += [_elementwise(pool, products[dtype], dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
+            found += [_elementwise(pool, results[dtype], dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
         found += by_name(device, pool, dtype, quick=quick)
     return [*found, *_others(device, pools["fp32"])]
 
@@ -98,7 +98,7 @@ def matmul_kernel(
     return Kernel("matmul", dtype, shape, 2 * m * n * k, nbytes, build, phase)
 
 
-def _forward_product(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+def _forward_matmul(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
     """As a linear layer multiplies: by a weight that lies turned."""
     m, n, k = shape
 
@@ -197,11 +197,11 @@ def _casts(wide: ColdPool, narrow: ColdPool, dtype: str, elements: int) -> Itera
         yield Kernel("copy", name, (elements,), 0, nbytes, build, operation="_to_copy")
 
 
-def _elementwise(pool: ColdPool, products: ColdPool, dtype: str, elements: int) -> Kernel:
-    """Products go to a pool of their own: multiplied again and again, values fade to subnormals, which are slow."""
+def _elementwise(pool: ColdPool, results: ColdPool, dtype: str, elements: int) -> Kernel:
+    """Results go to a pool of their own: multiplied again and again, values fade to subnormals, which are slow."""
 
     def build() -> Callable[[], object]:
-        take, put = pool.take(elements), products.take(elements)
+        take, put = pool.take(elements), results.take(elements)
         return lambda: torch.mul(take(), take(), out=put())
 
     return Kernel("elementwise", dtype, (elements,), elements, 3 * DTYPES[dtype].itemsize * elements, build)

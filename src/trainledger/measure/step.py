@@ -19,7 +19,7 @@ from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.train.mixed_precision import LossScaler, gradient_buffers
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, refuse_products, set_fp32_products
+from trainledger.train.precision import build_model, refuse_matmuls, set_fp32_matmuls
 from trainledger.train.step import optimizer_step
 
 Batch = tuple[Tensor, Tensor]
@@ -43,8 +43,8 @@ def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
 
 def rehearse_really(run: Run, device: str = "cpu") -> Ledger:
     """The same step with real tensors and random tokens on a device, recorded as it runs."""
-    refuse_products(run.recipe.precision, device)
-    set_fp32_products(run.recipe.precision)
+    refuse_matmuls(run.recipe.precision, device)
+    set_fp32_matmuls(run.recipe.precision)
     with torch.device(device):
         model, optimizer = _build(run)
         batches = _batches(run)

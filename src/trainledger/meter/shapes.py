@@ -1,4 +1,4 @@
-"""Products of sizes that matrix units do not take well, of a recorded step."""
+"""Matmuls of sizes that matrix units do not take well, of a recorded step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trainledger.units import format_percent
 
 MULTIPLE = 8  # 16 bytes of two-byte numbers: what tensor cores load at once (NVIDIA, matrix multiplication guide)
 _GOOD = 64
-_SHARE = 0.05  # of the FLOPs of products
+_SHARE = 0.05  # of the FLOPs of matmuls
 
 
 def odd_shapes(ledger: Ledger, step: int) -> Iterator[Finding]:
-    """A finding where much of the products' FLOPs has a size that is no multiple of 8."""
+    """A finding where much of the matmuls' FLOPs has a size that is no multiple of 8."""
     sizes: dict[int, int] = {}
     total = odd = 0
     for each in ledger:
@@ -32,7 +32,7 @@ def odd_shapes(ledger: Ledger, step: int) -> Iterator[Finding]:
     better = -(-worst // _GOOD) * _GOOD
     yield Finding(
         "odd sizes", step,
-        f"{format_percent(odd / total)} of the FLOPs of products have a size that is no multiple of {MULTIPLE}, most "
+        f"{format_percent(odd / total)} of the FLOPs of matmuls have a size that is no multiple of {MULTIPLE}, most "
         f"of them {worst}: kernels of matrix units are made for multiples of {MULTIPLE} and of {_GOOD}; {better} is "
         "the next good size.",
     )  # fmt: skip

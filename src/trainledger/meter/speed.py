@@ -33,7 +33,7 @@ class Speed:
         self._format: str | None = None
 
     def see_format(self) -> None:
-        """Take note, inside of a forward, of the format that products are in."""
+        """Take note, inside of a forward, of the format that matmuls are in."""
         kind = self._device.type
         if self._format is None:
             autocast = torch.is_autocast_enabled(kind)

@@ -160,7 +160,7 @@ def heads(x_BTC: Tensor, width: int) -> Tensor:
 
 
 def heads_first(x_BTGK: Tensor, n_heads: int) -> Tensor:
-    """A copy with heads before tokens, as batched products want it, [B, H, T, K]; shared ones repeated."""
+    """A copy with heads before tokens, as batched matmuls want it, [B, H, T, K]; shared ones repeated."""
     x_BGTK = with_gradient_in_order(x_BTGK).transpose(1, 2)
     repeats = n_heads // x_BGTK.shape[1]
     if repeats == 1:
@@ -180,7 +180,7 @@ class _GradientInOrder(torch.autograd.Function):
 
 
 def with_gradient_in_order(x: Tensor) -> Tensor:
-    """x itself; its gradient is copied into the order of x's dims, whatever order a batched product gave it.
+    """x itself; its gradient is copied into the order of x's dims, whatever order a batched matmul gave it.
 
     Otherwise each operation before would pass the strange order on, until one copies because it must.
     """
@@ -233,7 +233,7 @@ class Attention(nn.Module):
         scores = self.scores_in_training if self.training else self.scores
         y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
         if self.cache is not None and y_BTC.shape[1] == 1:
-            y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the product would be a batch of small ones
+            y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the matmul would be a batch of small ones
         y_BTD: Tensor = self.o_proj(y_BTC)
         return y_BTD
 

@@ -108,7 +108,7 @@ def _from_start(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any], r
 
 def policy(keep: tuple[str, ...]) -> Callable[..., CheckpointPolicy]:
     """torch's policy that keeps the outputs of these operations, as `spec.savings.keeper` says."""
-    counts = {False: keeper(keep), True: keeper(keep)}  # products are counted apart in each of the two runs
+    counts = {False: keeper(keep), True: keeper(keep)}  # matmuls are counted apart in each of the two runs
 
     def decide(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         kept = counts[context.is_recompute](operator._schema.name.split("::")[1])

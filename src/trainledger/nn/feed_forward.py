@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainledger.nn.expert_products import GroupedLinear, PaddedLinear
+from trainledger.nn.grouped_matmuls import GroupedLinear, PaddedLinear
 from trainledger.nn.loss import with_loss
 from trainledger.nn.norm import compute_dtype
 from trainledger.nn.routing import Dispatch, Router, balance_loss, capacity, dispatch, from_experts, to_experts
@@ -120,7 +120,7 @@ class ExpertStack(nn.Module):
         return self._linear(h_SF, "down_proj", where, routed)
 
     def stack(self, name: str) -> Tensor | None:
-        """A parameter as the products read it, None where there is none."""
+        """A parameter as the matmuls read it, None where there is none."""
         stack: Tensor | None = getattr(self, name, None)
         return stack
 

@@ -1,6 +1,6 @@
-"""Linear layers whose three products run in 8 bits (Micikevicius et al. 2022), as torchao's Float8Linear does them.
+"""Linear layers whose three matmuls run in 8 bits (Micikevicius et al. 2022), as torchao's Float8Linear does them.
 
-Each product scales both its factors so that the largest value of a tensor (or of a row along the contracted dim) is
+Each matmul scales both its factors so that the largest value of a tensor (or of a row along the contracted dim) is
 the format's largest, and casts them. Backward gets the high-precision input and weight and scales them again:
 nothing in 8 bits is kept, unless weights are cast once for all micro-batches of a step (`weights_cast_once`, as
 Transformer Engine has it with ``is_first_microbatch``). Written for eager PyTorch, so the scaled fp32 value before a
@@ -52,10 +52,10 @@ def weights_cast_once(model: nn.Module) -> Iterator[None]:
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer with another's parameters and products in 8 bits.
+    """A linear layer with another's parameters and matmuls in 8 bits.
 
     ``weight_8`` and ``weight_8_turned`` are buffers for the weight in 8 bits, where it is cast once for several uses:
-    [O, I] for the product of forward, [I, O] for the input's gradient. ``is_cast`` says that the weight is in them.
+    [O, I] for the matmul of forward, [I, O] for the input's gradient. ``is_cast`` says that the weight is in them.
     """
 
     weight_8: Tensor
@@ -103,7 +103,7 @@ class Float8Linear(nn.Linear):
         self.is_cast = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] to [..., O] in the format that products have here."""
+        """[..., I] to [..., O] in the format that matmuls have here."""
         y = self._split(x) if hasattr(x, "to_local") else self._multiply(x, self.weight)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -113,7 +113,7 @@ class Float8Linear(nn.Linear):
         copies = None
         if self.is_cast:
             copies = (self.weight_8, self.weight_scale), (self.weight_8_turned, self._scale_turned)
-        y_NO: Tensor = _Products.apply(x_NI, w_OI, self.float8, copies)  # type: ignore[no-untyped-call]
+        y_NO: Tensor = _Matmuls.apply(x_NI, w_OI, self.float8, copies)  # type: ignore[no-untyped-call]
         return y_NO.view(*x.shape[:-1], w_OI.shape[0])
 
     def _split(self, x: Any) -> Tensor:
@@ -129,7 +129,7 @@ class Float8Linear(nn.Linear):
         return DTensor.from_local(y, weight.device_mesh, (Shard(y.ndim - 1) if by_outputs else Partial(),))
 
 
-class _Products(torch.autograd.Function):
+class _Matmuls(torch.autograd.Function):
     """y = x w^T, and backward dx = dy w and dw = dy^T x."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(*((x_NI, w_OI) if copies is None else (x_NI,)))
         ctx.float8, ctx.copies, ctx.w_dtype = float8, copies, w_OI.dtype
         if copies is None:
-            return product(x_NI, w_OI, float8, float8.forward, float8.forward, x_NI.dtype)
+            return matmul(x_NI, w_OI, float8, float8.forward, float8.forward, x_NI.dtype)
         return multiply(cast(x_NI, float8.scaling, DTYPES[float8.forward]), copies[0], float8.scaling, x_NI.dtype)
 
     @staticmethod
@@ -149,16 +149,16 @@ class _Products(torch.autograd.Function):
         x_NI, *w_OI = ctx.saved_tensors
         float8: Float8 = ctx.float8
         if ctx.copies is None:
-            dx_NI = product(dy_NO, w_OI[0].t(), float8, float8.backward, float8.forward, dy_NO.dtype)
+            dx_NI = matmul(dy_NO, w_OI[0].t(), float8, float8.backward, float8.forward, dy_NO.dtype)
         else:
             dy8_NO = cast(dy_NO, float8.scaling, DTYPES[float8.backward])
             dx_NI = multiply(dy8_NO, ctx.copies[1], float8.scaling, dy_NO.dtype)
             del dy8_NO
-        dw_OI = product(dy_NO.t(), x_NI.t(), float8, float8.backward, float8.forward, dy_NO.dtype)
+        dw_OI = matmul(dy_NO.t(), x_NI.t(), float8, float8.backward, float8.forward, dy_NO.dtype)
         return dx_NI, dw_OI.to(ctx.w_dtype), None, None
 
 
-def product(a_MK: Tensor, b_NK: Tensor, float8: Float8, a_format: str, b_format: str, dtype: torch.dtype) -> Tensor:
+def matmul(a_MK: Tensor, b_NK: Tensor, float8: Float8, a_format: str, b_format: str, dtype: torch.dtype) -> Tensor:
     """a b^T of tensors whose rows are the contracted dim, both scaled and cast, in ``dtype``."""
     a, b = cast(a_MK, float8.scaling, DTYPES[a_format]), cast(b_NK, float8.scaling, DTYPES[b_format])
     return multiply(a, b, float8.scaling, dtype)
@@ -187,6 +187,6 @@ def cast(x_MK: Tensor, scaling: str, dtype: torch.dtype) -> Scaled:
         largest = torch.maximum(high, -low).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
     limit = torch.finfo(dtype).max
     scale = limit / largest
-    # An [1, 1] scale makes the product fp32, as a row's does; a number without dims would leave it in x's format.
+    # An [1, 1] scale makes the matmul fp32, as a row's does; a number without dims would leave it in x's format.
     x8_MK = (x_MK * scale.view(-1, 1)).clamp_(-limit, limit).to(dtype)
     return x8_MK.contiguous(), largest / limit

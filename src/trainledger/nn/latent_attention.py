@@ -81,7 +81,7 @@ class LatentAttention(nn.Module):
     def _absorbed(self, q_BHK: Tensor, joint_BSC: Tensor) -> Tensor:
         """One query of each sequence against the latents themselves, C = R + Q wide: [B, 1, H W].
 
-        What kv_b_proj makes of a latent is a product that queries and mixtures can take instead (DeepSeek-V2,
+        What kv_b_proj makes of a latent is a matmul that queries and mixtures can take instead (DeepSeek-V2,
         section 2.1.2), so that keys and values of all heads are never there.
         """
         weight_HCR = self.kv_b_proj.weight.view(-1, self.plain + self.value, self.rank)

@@ -142,7 +142,7 @@ class AdaptedLinear(nn.Module):
 
 
 class _Frozen(torch.autograd.Function):
-    """The product with a weight that is made wide for forward and again for backward, and never kept."""
+    """The matmul with a weight that is made wide for forward and again for backward, and never kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: AdaptedLinear) -> Tensor:

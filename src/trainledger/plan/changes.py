@@ -212,7 +212,7 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
     for name in wanted:
         if name != now and not run.recipe.precision.master_weights:
             yield _one(f"precision {name}", field, name, RESULT, "coarser numbers: compare a short run's loss")
-    if backend == "cpu" and now == "bf16-mixed":  # processors without products in bf16 are faster so
+    if backend == "cpu" and now == "bf16-mixed":  # processors without matmuls in bf16 are faster so
         yield _one("precision fp32", field, "fp32", RESULT, "finer numbers")
     if run.recipe.lora is not None:
         yield from _frozen(run)

@@ -119,7 +119,7 @@ def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
     Two of each weight: the gradients of inputs come first, the sum starts, and overlaps those of the weights. That
     is a program with one matmul for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
-    weight's gradient computed, the sum waited for). Products from which other operations lead to the sum, as those of
+    weight's gradient computed, the sum waited for). Matmuls from which other operations lead to the sum, as those of
     experts, which give their tokens back first, do not overlap it.
     """
     entry = entries[at]

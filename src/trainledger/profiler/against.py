@@ -1,4 +1,4 @@
-"""Two profiles compared: the parts of their median steps, their kernels, products and collectives."""
+"""Two profiles compared: the parts of their median steps, their kernels, matmuls and collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainledger.document import Answer
 from trainledger.profiler.profile import Profile
 
 Runs = tuple[int, int]  # how often, and nanoseconds in all
-Times = tuple[Mapping[str, Runs], ...]  # by name: parts, kernels, products, collectives
+Times = tuple[Mapping[str, Runs], ...]  # by name: parts, kernels, matmuls, collectives
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Changes:
 
     parts: tuple[Changed, ...]
     kernels: tuple[Changed, ...]
-    products: tuple[Changed, ...]
+    matmuls: tuple[Changed, ...]
     collectives: tuple[Changed, ...]
 
 
@@ -64,7 +64,7 @@ def times_of(found: Profile) -> Times:
     return (
         _summed((name, (0, each)) for name, each in found.step.parts_ns.items()),
         _summed((each.name, (each.count, each.nanoseconds)) for each in found.kernels),
-        _summed(_products(found)),
+        _summed(_matmuls(found)),
         _summed(_collectives(found)),
     )
 
@@ -74,9 +74,9 @@ def changes(before: Times, after: Times) -> Changes:
     return Changes(*(_changed(*each) for each in zip(before, after, strict=True)))
 
 
-def _products(found: Profile) -> Iterator[tuple[str, Runs]]:
+def _matmuls(found: Profile) -> Iterator[tuple[str, Runs]]:
     """Matmuls, attention and convolutions by shape, format, and whether they run again."""
-    for each in found.products:
+    for each in found.matmuls:
         again = ", recomputed" if each.recomputed else ""
         yield f"{each.kind} {each.shape} in {each.dtype}{again}", (each.count, each.nanoseconds)
 
@@ -114,4 +114,4 @@ def _notes(before: Profile, after: Profile) -> Iterator[str]:
         yield f"They are of different ranks: {before.rank} and {after.rank}."
     for name, one, other in ((before.path, before, after), (after.path, after, before)):
         if one.flops and not other.flops:
-            yield f"Only {name} has shapes, so products are not compared."
+            yield f"Only {name} has shapes, so matmuls are not compared."

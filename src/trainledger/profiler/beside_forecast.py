@@ -33,7 +33,7 @@ _FIELDS = {
     "memory-bound kernels": ("recipe.compile", "recipe.loss", "recipe.precision", "recipe.attention"),
     RECOMPUTATION: ("recipe.activation_checkpointing",),
     "optimizer": ("recipe.optimizer", "layout.zero", "layout.shard"),
-    "products below the peak": ("recipe.precision", "recipe.micro_batch", "recipe.attention", "model."),
+    "matmuls below the peak": ("recipe.precision", "recipe.micro_batch", "recipe.attention", "model."),
 }
 
 
@@ -98,12 +98,12 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
     except NoRate as reason:
         notes.append(f"No MFU: {reason}.")
     bars = measured_waterfall(
-        found.step, found.split, found.products, {} if machine is None else machine.peak_flops_per_second,
+        found.step, found.split, found.matmuls, {} if machine is None else machine.peak_flops_per_second,
         model_at_peak_ns=at_peak_ns, pipeline=plan.run.layout.pipeline > 1,
         waiting_for_others_ns=waited_ns,
     )  # fmt: skip
     notes += [f"{each[0].upper()}{each[1:]}." for each in plan.forecast.notes if each.startswith("no step time")]
-    rows = operations(ledger, found.products, found.collectives)
+    rows = operations(ledger, found.matmuls, found.collectives)
     if not found.on_device and any(each.kind == "reduce-scatter" and not each.measured_count for each in rows):
         notes.append("A host's gloo runs a reduce-scatter as an all-reduce of the same bytes, and the trace has that.")
     return ProfileBeside(

@@ -1,7 +1,7 @@
 """Why a step is as slow as it is: what its largest parts come from, what changes them, and what that is worth at most.
 
 A cause says what is gained where its part vanishes, which nothing reaches: another part may come in its place. A
-product below the peak is compared with `REACHABLE` of it, as data sheets' peaks are out of reach.
+matmul below the peak is compared with `REACHABLE` of it, as data sheets' peaks are out of reach.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainledger.profiler.flops import ProductRate
+from trainledger.profiler.flops import MatmulRate
 from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording
 from trainledger.profiler.step_time import (
@@ -30,7 +30,7 @@ from trainledger.profiler.step_time import (
 from trainledger.profiler.step_time import COPY as COPIES
 from trainledger.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
 
-REACHABLE = 0.75  # of a data sheet's peak: what large products of 16 bits reach on A100 and H100 (assumed)
+REACHABLE = 0.75  # of a data sheet's peak: what large matmuls of 16 bits reach on A100 and H100 (assumed)
 _WORTH_A_SENTENCE = 0.02  # of the step
 _OF_COMPILER = re.compile(r"^(triton_|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction)")
 _MOVING_MEMORY = ("elementwise", "reduction", "norm", "embedding")
@@ -63,7 +63,7 @@ class Cause:
 
 
 def causes(
-    recording: Recording, step: StepTime, rates: Sequence[ProductRate], peaks: Mapping[str, float]
+    recording: Recording, step: StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
 ) -> tuple[Cause, ...]:
     """The causes that are worth a sentence, the one with most at stake first."""
     least = _WORTH_A_SENTENCE * step.nanoseconds
@@ -76,7 +76,7 @@ def causes(
 
 
 def _causes(
-    recording: Recording, step: StepTime, rates: Sequence[ProductRate], peaks: Mapping[str, float]
+    recording: Recording, step: StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
 ) -> Iterator[Cause]:
     parts, work = step.parts_ns, recording.work
     begin, end = step.step.device_ns
@@ -147,7 +147,7 @@ def _causes(
             "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
             "rare.",
         )  # fmt: skip
-    yield from _of_products(rates, peaks)
+    yield from _of_matmuls(rates, peaks)
 
 
 def _of_synchronizations(recording: Recording, step: StepTime) -> str:
@@ -172,7 +172,7 @@ def _of_communication(step: StepTime) -> str:
     )
 
 
-def _of_products(rates: Sequence[ProductRate], peaks: Mapping[str, float]) -> Iterator[Cause]:
+def _of_matmuls(rates: Sequence[MatmulRate], peaks: Mapping[str, float]) -> Iterator[Cause]:
     known = [(each, at_peak) for each in rates if (at_peak := each.at_peak_ns(peaks)) is not None]
     lost = [(each.nanoseconds - at_peak / REACHABLE, at_peak, each) for each, at_peak in known]
     worst = sorted((each for each in lost if each[0] > 0), key=lambda each: -each[0])
@@ -182,7 +182,7 @@ def _of_products(rates: Sequence[ProductRate], peaks: Mapping[str, float]) -> It
         f"{each.shape} in {each.dtype} reaches {format_percent(at_peak / each.nanoseconds)}"
         for _, at_peak, each in worst[:_WORST_SHAPES]
     )
-    sentence = f"Products and attention are below {format_percent(REACHABLE)} of the peak: {some}."
+    sentence = f"Matmuls and attention are below {format_percent(REACHABLE)} of the peak: {some}."
     odd = {size for _, _, each in worst[:_WORST_SHAPES] if each.kind == "matmul" for size in each.sizes[1:]}
     odd = {size for size in odd if size % _ALIGNED and size > _FULL}
     code = ""
@@ -192,4 +192,4 @@ def _of_products(rates: Sequence[ProductRate], peaks: Mapping[str, float]) -> It
         sentence += f" {size:,} is no multiple of {_ALIGNED}, as fast kernels need it: fill it up to {full:,}."
         code = f"size = {_FULL} * -(-{size} // {_FULL})  # {full}, of the vocabulary or the layer that has it"
     sentence += f" Larger sizes, multiples of {_FULL}, and formats of fewer bits, come closer."
-    yield Cause("products below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)), sentence, code)
+    yield Cause("matmuls below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)), sentence, code)

@@ -1,6 +1,6 @@
 """FLOPs of the operators of a recording, from the shapes that were recorded with them, by the rules of the ledger.
 
-Those of matrix products, attention and convolutions, which an MFU is of. An operator that calls another one of them is
+Those of matmuls, attention and convolutions, which an MFU is of. An operator that calls another one of them is
 not counted with it: `aten::linear` runs `aten::addmm`, which is.
 """
 
@@ -24,8 +24,8 @@ Sizes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Product:
-    """What one operator multiplies: its kind, its shape as text, its FLOPs and its format.
+class Matmul:
+    """A matmul, attention or convolution that one operator runs: its kind, its shape as text, its FLOPs and its format.
 
     ``model_flops`` leave out the scores that a fused attention's backward computes again. ``sizes`` are the shape as a
     ledger's entries have it: (batch, m, n, k) of a matmul, (sequences x heads, queries, keys, width of keys, width of
@@ -41,8 +41,8 @@ class Product:
 
 
 @dataclass(frozen=True)
-class ProductRate:
-    """A product of the step: its shape and format, how often it ran, and how long its kernels took.
+class MatmulRate:
+    """A matmul, attention or convolution of the step: shape, format, how often it ran, how long its kernels took.
 
     ``recomputed``: activation checkpointing ran it again, so its FLOPs are none of the model's.
     """
@@ -84,7 +84,7 @@ class ProductRate:
         return at_peak_ns(self.flops, self.dtype, peaks)
 
     def model_at_peak_ns(self, peaks: Mapping[str, float]) -> float | None:
-        """The same of its model FLOPs alone, which recomputed products have none of."""
+        """The same of its model FLOPs alone, which recomputed matmuls have none of."""
         return at_peak_ns(self.model_flops, self.dtype, peaks)
 
 
@@ -102,11 +102,11 @@ _DTYPES = {
 _NBYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1, "int8": 1}
 
 
-def product_of(name: str, given: Shapes) -> Product | None:
-    """The product that an operator of these arguments runs; None where it runs none or they do not say it.
+def matmul_of(name: str, given: Shapes) -> Matmul | None:
+    """The matmul that an operator of these arguments runs; None where it runs none or they do not say it.
 
-    >>> product_of("aten::addmm", Shapes(((64,), (16, 4), (4, 64)), ("float", "float", "float")))
-    Product(kind='matmul', shape='16 x 4 x 64', flops=8192, dtype='fp32', model_flops=8192, sizes=(1, 16, 64, 4))
+    >>> matmul_of("aten::addmm", Shapes(((64,), (16, 4), (4, 64)), ("float", "float", "float")))
+    Matmul(kind='matmul', shape='16 x 4 x 64', flops=8192, dtype='fp32', model_flops=8192, sizes=(1, 16, 64, 4))
     """
     find = _RULES.get(name)
     if find is None:
@@ -117,37 +117,35 @@ def product_of(name: str, given: Shapes) -> Product | None:
         return None
     dtype = given.types[found.first] if found.first < len(given.types) else ""
     model_flops = found.flops if found.model_flops is None else found.model_flops
-    return Product(
-        kind_of_operator(name), found.shape, found.flops, _DTYPES.get(dtype, dtype), model_flops, found.sizes
-    )
+    return Matmul(kind_of_operator(name), found.shape, found.flops, _DTYPES.get(dtype, dtype), model_flops, found.sizes)
 
 
 @dataclass(frozen=True)
 class Multiplied:
-    """The operators of a recording that run products (by index), and what each piece of its work is part of.
+    """The operators of a recording that run matmuls (by index), and what each piece of its work is part of.
 
     ``of_work`` has the index of such an operator for each piece of device work (without a device, for each operator),
     `NONE` where it is part of none.
     """
 
-    products: Mapping[int, Product]
+    matmuls: Mapping[int, Matmul]
     of_work: Column
     around: frozenset[int] = frozenset()  # those that run another one: a mode of PyTorch calls what it was called for
 
 
 def multiplied(recording: Recording) -> Multiplied:
-    """The products of a recording."""
+    """The matmuls of a recording."""
     found = {}
     operators = recording.operators
-    known: dict[tuple[int, int], Product | None] = {}
+    known: dict[tuple[int, int], Matmul | None] = {}
     for index, (name, more) in enumerate(zip(one_by_one(operators.names), one_by_one(operators.more), strict=True)):
         if more == NONE:
             continue
         if (name, more) not in known:
             given = recording.arguments[more]
-            known[name, more] = product_of(recording.names[name], given) if isinstance(given, Shapes) else None
-        if (product := known[name, more]) is not None:
-            found[index] = product
+            known[name, more] = matmul_of(recording.names[name], given) if isinstance(given, Shapes) else None
+        if (matmul := known[name, more]) is not None:
+            found[index] = matmul
     part_of = np.full(len(operators) + 1, NONE)  # the last one is of work whose operator is not known
     around = set()
     if found:

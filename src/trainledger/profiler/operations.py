@@ -1,6 +1,6 @@
 """Operations of a profile beside those of an account: matmuls and attention by shape, collectives by what they send.
 
-A product and its transpose are one: [m, k] @ [k, n] and [n, k] @ [k, m] have the same sizes here.
+A matmul and its transpose are one: [m, k] @ [k, n] and [n, k] @ [k, m] have the same sizes here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.profiler.collectives import collective_named
-from trainledger.profiler.flops import ProductRate
+from trainledger.profiler.flops import MatmulRate
 from trainledger.profiler.step_work import Sent
 
 Amounts = tuple[int, int]  # how often it runs, and FLOPs or bytes in all
@@ -48,9 +48,9 @@ class Operation:
         return "another count" if self.predicted_count != self.measured_count else f"other {self.unit}"
 
 
-def operations(ledger: Ledger, products: tuple[ProductRate, ...], sent: tuple[Sent, ...]) -> tuple[Operation, ...]:
+def operations(ledger: Ledger, matmuls: tuple[MatmulRate, ...], sent: tuple[Sent, ...]) -> tuple[Operation, ...]:
     """All matmuls, attentions and collectives of an account and of a profile's step, those with most FLOPs first."""
-    computed = _rows("FLOPs", _by_key(_of_account(ledger)), _by_key(_of_trace(products)))
+    computed = _rows("FLOPs", _by_key(_of_account(ledger)), _by_key(_of_trace(matmuls)))
     moved = _rows("bytes", _by_key(_sent_by_account(ledger)), _by_key(_sent_by_trace(sent)))
     return (*computed, *moved)
 
@@ -84,15 +84,15 @@ def _is_backward(entry: Entry) -> bool:
     return entry.kind == "attention" and "backward" in entry.name
 
 
-def _of_trace(products: tuple[ProductRate, ...]) -> Iterator[tuple[tuple[str, str], int, int]]:
-    for each in products:
+def _of_trace(matmuls: tuple[MatmulRate, ...]) -> Iterator[tuple[tuple[str, str], int, int]]:
+    for each in matmuls:
         backward = each.shape.endswith(_BACKWARD)
         shape = _shape(each.kind, each.sizes, backward) if each.sizes else each.shape
         yield (each.kind, shape), each.count, each.flops
 
 
 def _shape(kind: str, sizes: tuple[int, ...], backward: bool) -> str:
-    """The sizes of an operation as text, the same for a product and its transpose.
+    """The sizes of an operation as text, the same for a matmul and its transpose.
 
     >>> _shape("matmul", (1, 64, 16, 32), False), _shape("matmul", (2, 16, 64, 32), False)
     ('16 x 32 x 64', '2 of 16 x 32 x 64')

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainledger.catalog import device_of_driver
 from trainledger.document import Answer
 from trainledger.profiler.causes import Cause, causes
-from trainledger.profiler.flops import ProductRate, multiplied
+from trainledger.profiler.flops import MatmulRate, multiplied
 from trainledger.profiler.memory import MemoryCurve, memory_of
 from trainledger.profiler.quality import doubts
 from trainledger.profiler.read import Advance, read_profile
@@ -41,7 +41,7 @@ class Profile(Answer, report="profile"):
     steps: tuple[StepTime, ...]
     at: int
     kernels: tuple[KernelTime, ...]
-    products: tuple[ProductRate, ...]
+    matmuls: tuple[MatmulRate, ...]
     collectives: tuple[Sent, ...]
     split: Split
     causes: tuple[Cause, ...] = ()
@@ -57,13 +57,13 @@ class Profile(Answer, report="profile"):
 
     @property
     def flops(self) -> int:
-        """FLOPs of matrix products, attention and convolutions in that step, recomputed ones included."""
-        return sum(each.flops for each in self.products)
+        """FLOPs of matmuls, attention and convolutions in that step, recomputed ones included."""
+        return sum(each.flops for each in self.matmuls)
 
     @property
     def model_flops(self) -> int:
         """The same without what runs again: checkpointed regions, scores in the backward of a fused attention."""
-        return sum(each.model_flops for each in self.products)
+        return sum(each.model_flops for each in self.matmuls)
 
     @property
     def hfu(self) -> float | None:
@@ -86,13 +86,13 @@ class Profile(Answer, report="profile"):
     @property
     def waterfall(self) -> tuple[MeasuredBar, ...]:
         """From the counted model FLOPs at the peak to the step, bar by bar."""
-        return measured_waterfall(self.step, self.split, self.products, self.peaks)
+        return measured_waterfall(self.step, self.split, self.matmuls, self.peaks)
 
-    def _of_peak(self, at_peak: Callable[[ProductRate, Mapping[str, float]], float | None]) -> float | None:
+    def _of_peak(self, at_peak: Callable[[MatmulRate, Mapping[str, float]], float | None]) -> float | None:
         if self.device is None or not self.flops or not self.step.nanoseconds:
             return None
         peaks = self.device.peak_flops_per_second
-        found = [at_peak(each, peaks) for each in self.products if each.flops]
+        found = [at_peak(each, peaks) for each in self.matmuls if each.flops]
         known = [each for each in found if each is not None]
         return sum(known) / self.step.nanoseconds if len(known) == len(found) else None
 
@@ -113,14 +113,14 @@ def profile_and_timeline(recording: Recording, path: str = "") -> tuple[Profile,
     each = tuple(step_time(times, step) for step in steps.steps)
     at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
     name = recording.devices[0] if recording.devices else ""
-    products = multiplied(recording)
-    kernels, rates = work_of(recording, times, products, steps.steps[at])
+    matmuls = multiplied(recording)
+    kernels, rates = work_of(recording, times, matmuls, steps.steps[at])
     device = device_of_driver(name)
     peaks = {} if device is None else device.peak_flops_per_second
     found = Profile(
         path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
-        found_by=steps.found_by, steps=each, at=at, kernels=kernels, products=rates,
-        collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, products, steps.steps[at]),
+        found_by=steps.found_by, steps=each, at=at, kernels=kernels, matmuls=rates,
+        collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, matmuls, steps.steps[at]),
         causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
         on_device=recording.on_device, memory=memory_of(recording, steps.steps[at]),
         pieces=pieces_of(moments_of(times, steps.steps[at]), steps.steps[at], PIECES),

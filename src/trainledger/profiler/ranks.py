@@ -68,7 +68,7 @@ class RankProfile:
     def waterfall(self) -> tuple[MeasuredBar, ...]:
         """The bars of its median step, with what it waits for the slowest rank as one of them."""
         found, waited = self.profile, self.waited_in_median_ns
-        return measured_waterfall(found.step, found.split, found.products, found.peaks, waiting_for_others_ns=waited)
+        return measured_waterfall(found.step, found.split, found.matmuls, found.peaks, waiting_for_others_ns=waited)
 
 
 @dataclass(frozen=True)

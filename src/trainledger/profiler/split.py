@@ -23,11 +23,11 @@ COMPUTE_PARTS = ("matmul", "attention", "convolution")
 class Split:
     """Nanoseconds of a step's parts by what ran in them.
 
-    ``products`` are the moments of matmuls, attention and convolutions by kind, shape, format and whether they run
-    again (as `ProductRate.key` has it); ``collectives`` those of exposed communication by kind of collective.
+    ``matmuls`` are the moments of matmuls, attention and convolutions by kind, shape, format and whether they run
+    again (as `MatmulRate.key` has it); ``collectives`` those of exposed communication by kind of collective.
     """
 
-    products: Mapping[tuple[str, str, str, bool], int]
+    matmuls: Mapping[tuple[str, str, str, bool], int]
     collectives: Mapping[str, int]
 
 
@@ -41,17 +41,17 @@ def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) 
     kinds = times.work_kinds or (COMPUTE_PARTS[0],) * len(ran)
     chosen = [at for at in inside.tolist() if found.of_work[at] != NONE and kinds[at] in COMPUTE_PARTS]
 
-    def product_at(at: int) -> tuple[str, str, str, bool]:
+    def matmul_at(at: int) -> tuple[str, str, str, bool]:
         operator = int(found.of_work[at])
-        product = found.products[operator]
-        return product.kind, product.shape, product.dtype, bool(times.recomputed.operators[operator])
+        matmul = found.matmuls[operator]
+        return matmul.kind, matmul.shape, matmul.dtype, bool(times.recomputed.operators[operator])
 
-    by_product: dict[tuple[str, str, str, bool], int] = {}
+    by_matmul: dict[tuple[str, str, str, bool], int] = {}
     for part in computing:
-        for key, own in _by_key(ran, chosen, product_at, part).items():
-            by_product[key] = by_product.get(key, 0) + length(own)
+        for key, own in _by_key(ran, chosen, matmul_at, part).items():
+            by_matmul[key] = by_matmul.get(key, 0) + length(own)
     sent = exposed_by_kind(times, step, moments[EXPOSED])
-    return Split(by_product, {kind: length(own) for kind, own in sent.items()})
+    return Split(by_matmul, {kind: length(own) for kind, own in sent.items()})
 
 
 def exposed_by_kind(times: Timeline, step: Step, exposed: Intervals) -> dict[str, Intervals]:

@@ -1,4 +1,4 @@
-"""The kernels, the products and the collectives of a step: what each is, how often it ran, and for how long."""
+"""The kernels, the matmuls and the collectives of a step: what each is, how often it ran, and for how long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from trainledger.profiler.collectives import payload_nbytes
-from trainledger.profiler.flops import Multiplied, Product, ProductRate
+from trainledger.profiler.flops import Matmul, MatmulRate, Multiplied
 from trainledger.profiler.operators import Which
 from trainledger.profiler.recording import NONE, Message, Recording
 from trainledger.profiler.step_time import Timeline
@@ -50,11 +50,11 @@ class Sent:
 
 def work_of(
     recording: Recording, times: Timeline, found: Multiplied, step: Step
-) -> tuple[tuple[KernelTime, ...], tuple[ProductRate, ...]]:
-    """The kernels and the products of a step, those that take longest first."""
+) -> tuple[tuple[KernelTime, ...], tuple[MatmulRate, ...]]:
+    """The kernels and the matmuls of a step, those that take longest first."""
     kinds, again = times.work_kinds, times.recomputed.operators
     if not recording.on_device:
-        return (), _rates(_products_on_host(recording, step, found, again), again)
+        return (), _rates(_matmuls_on_host(recording, step, found, again), again)
     work, of = recording.work, found.of_work
     begin, end = step.device_ns
     inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
@@ -68,7 +68,7 @@ def work_of(
             taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
     return (
         tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
-        _rates(((found.products[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
+        _rates(((found.matmuls[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
     )
 
 
@@ -86,9 +86,9 @@ def collectives_of(times: Timeline, step: Step) -> tuple[Sent, ...]:
     )
 
 
-def _products_on_host(
+def _matmuls_on_host(
     recording: Recording, step: Step, found: Multiplied, again: Which
-) -> Iterable[tuple[Product, int, int]]:
+) -> Iterable[tuple[Matmul, int, int]]:
     """Without those that are not run again: a checkpointed region breaks its last one off, as it has all that it needs,
     and takes what it has kept in the place of others. They call nothing but what saves their inputs, where others of
     their name do.
@@ -97,26 +97,26 @@ def _products_on_host(
     calling = np.unique(recording.callers[~recording.has_name(operators, _SAVING)])
     names = set(operators.names[calling[calling != NONE]].tolist())
     idle = again & ~np.isin(np.arange(len(operators)), calling) & np.isin(operators.names, list(names))
-    for index, product in found.products.items():
+    for index, matmul in found.matmuls.items():
         if idle[index] or index in found.around:
             continue
         if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
-            yield product, index, int(operators.ends_ns[index] - operators.begins_ns[index])
+            yield matmul, index, int(operators.ends_ns[index] - operators.begins_ns[index])
 
 
-def _rates(ran: Iterable[tuple[Product, int, int]], again: Which) -> tuple[ProductRate, ...]:
-    """By product, of products, the operators that ran them, and how long each took."""
-    by_product: dict[tuple[Product, bool], list[int]] = {}
-    for product, operator, nanoseconds in ran:
-        _add(by_product, (product, bool(again[operator])), nanoseconds)
-    return tuple(_rate(*key, *both) for key, both in _longest(by_product))
+def _rates(ran: Iterable[tuple[Matmul, int, int]], again: Which) -> tuple[MatmulRate, ...]:
+    """By matmul, of matmuls, the operators that ran them, and how long each took."""
+    by_matmul: dict[tuple[Matmul, bool], list[int]] = {}
+    for matmul, operator, nanoseconds in ran:
+        _add(by_matmul, (matmul, bool(again[operator])), nanoseconds)
+    return tuple(_rate(*key, *both) for key, both in _longest(by_matmul))
 
 
-def _rate(product: Product, recomputed: bool, count: int, nanoseconds: int) -> ProductRate:
-    model_flops = 0 if recomputed else product.model_flops * count
-    return ProductRate(
-        product.kind, product.shape, product.dtype, count, product.flops * count, nanoseconds, recomputed, model_flops,
-        product.sizes,
+def _rate(matmul: Matmul, recomputed: bool, count: int, nanoseconds: int) -> MatmulRate:
+    model_flops = 0 if recomputed else matmul.model_flops * count
+    return MatmulRate(
+        matmul.kind, matmul.shape, matmul.dtype, count, matmul.flops * count, nanoseconds, recomputed, model_flops,
+        matmul.sizes,
     )  # fmt: skip
 
 

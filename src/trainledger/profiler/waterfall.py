@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainledger.predict.forecast import UNEXPLAINED
 from trainledger.predict.step import IDEAL
 from trainledger.profiler.collectives import OTHERS, SENDS
-from trainledger.profiler.flops import ProductRate
+from trainledger.profiler.flops import MatmulRate
 from trainledger.profiler.kinds import CALLS, RECOMPUTATION
 from trainledger.profiler.split import COMPUTE_PARTS, Split
 from trainledger.profiler.step_time import (
@@ -54,7 +54,7 @@ class MeasuredBar:
 def measured_waterfall(
     step: StepTime,
     parts: Split,
-    rates: Sequence[ProductRate],
+    rates: Sequence[MatmulRate],
     peaks: Mapping[str, float],
     *,
     model_at_peak_ns: float | None = None,
@@ -83,7 +83,7 @@ def measured_waterfall(
 
 
 def _computing(
-    step: StepTime, parts: Split, rates: Sequence[ProductRate], peaks: Mapping[str, float], model_ns: float | None
+    step: StepTime, parts: Split, rates: Sequence[MatmulRate], peaks: Mapping[str, float], model_ns: float | None
 ) -> Iterator[MeasuredBar]:
     """Model FLOPs at the peak, then what matmuls, attention and convolutions take beyond it."""
     at_peak: dict[tuple[str, str, str, bool], int] = {}
@@ -95,16 +95,16 @@ def _computing(
         yield from (MeasuredBar(COMPUTE, each, step.parts_ns[each]) for each in COMPUTE_PARTS)
         return
     useful = counted if model_ns is None else round(model_ns)
-    rounded = counted - useful if abs(counted - useful) <= len(at_peak) else 0  # each product's share was rounded
+    rounded = counted - useful if abs(counted - useful) <= len(at_peak) else 0  # each matmul's share was rounded
     yield MeasuredBar(IDEAL, "", useful)
     yield MeasuredBar(KERNELS, COUNTED, counted - useful - rounded)
-    lost = {key: parts.products.get(key, 0) - ideal for key, ideal in at_peak.items()}
+    lost = {key: parts.matmuls.get(key, 0) - ideal for key, ideal in at_peak.items()}
     worst = sorted((key for key in lost if lost[key] > 0), key=lambda key: -lost[key])[:_WORST]
     for kind, shape, dtype, again in worst:
         yield MeasuredBar(KERNELS, f"{shape} {dtype}", lost[kind, shape, dtype, again])
     for part in COMPUTE_PARTS:
         own = [key for key in at_peak if key[0] == part]
-        named = sum(parts.products.get(key, 0) for key in own if key in worst)
+        named = sum(parts.matmuls.get(key, 0) for key in own if key in worst)
         ideal = sum(at_peak[key] for key in own if key not in worst)
         other = "other " if any(key in worst for key in own) else ""
         yield MeasuredBar(KERNELS, f"{other}{part}", step.parts_ns[part] - named - ideal + rounded)

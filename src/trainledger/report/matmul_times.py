@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import prod
 
 from trainledger.document import Cell, Document, Facts, Figure, Table, section, sections
+from trainledger.report.einsum_figures import measured_roofline, sweep_figure
 from trainledger.report.plain_data import plain
-from trainledger.report.product_figures import measured_roofline, sweep_figure
 from trainledger.spec.rates import STRAIGHT, MatmulTime, MatmulTimes
 from trainledger.units import GIGA, format_flops_per_second, format_nbytes, format_percent
 

@@ -254,10 +254,10 @@ def _utilization(plan: Plan) -> Iterator[str]:
 def _kernels(plan: Plan) -> Iterator[tuple[str, str]]:
     """HFU without the pairs that kernels skip, where counting them makes up a large part of it."""
     forecast, causal = plan.forecast, by_causal(plan)
-    products = sum(forecast.flops.get(kind, 0) for kind in ("matmul", "attention"))
-    if causal is None or forecast.mfu is None or forecast.hfu is None or not products:
+    matmuls = sum(forecast.flops.get(kind, 0) for kind in ("matmul", "attention"))
+    if causal is None or forecast.mfu is None or forecast.hfu is None or not matmuls:
         return
-    if max(forecast.mfu, forecast.hfu) <= 1 and forecast.flops.get("attention", 0) < _MUCH_ATTENTION * products:
+    if max(forecast.mfu, forecast.hfu) <= 1 and forecast.flops.get("attention", 0) < _MUCH_ATTENTION * matmuls:
         return
     kernels = format_percent(causal.hfu)
     if kernels == format_percent(forecast.hfu):  # unfused attention computes nearly all masked pairs too
@@ -285,12 +285,12 @@ def _energy(plan: Plan, kwh: float) -> str:
 def _work(plan: Plan) -> str:
     """The FLOPs of a step: model FLOPs and hardware FLOPs."""
     forecast = plan.forecast
-    products = {kind: forecast.flops.get(kind, 0) for kind in ("matmul", "attention")}
-    run = sum(products.values())
+    matmuls = {kind: forecast.flops.get(kind, 0) for kind in ("matmul", "attention")}
+    run = sum(matmuls.values())
     convention = "" if plan.convention == "dense" else f" by the convention {plan.convention}"
     text = f"{format_flops(forecast.model_flops or 0)} of model FLOPs per step{convention}"
     if run:
-        shares = ", ".join(f"{kind} {format_percent(each / run)}" for kind, each in products.items() if each)
+        shares = ", ".join(f"{kind} {format_percent(each / run)}" for kind, each in matmuls.items() if each)
         text += f"; {format_flops(run)} of hardware FLOPs ({shares})"
     return text
 

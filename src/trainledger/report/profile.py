@@ -24,7 +24,7 @@ _LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
 def document(found: Profile, *, most: int = _ROWS) -> Document:
-    """Steps, parts of the median one, its kernels, products and collectives, and what the recording cannot say.
+    """Steps, parts of the median one, its kernels, matmuls and collectives, and what the recording cannot say.
 
     Tables have ``most`` rows.
     """
@@ -49,10 +49,10 @@ def document(found: Profile, *, most: int = _ROWS) -> Document:
         ),
         ("", "", "count", "nanoseconds", "share"),
     )
-    products = Table(
-        "products",
-        ("product", "shape", "format", "runs", "time", "speed", "of peak", "again"),
-        tuple(_product(found, most)),
+    matmuls = Table(
+        "matmuls",
+        ("kind", "shape", "format", "runs", "time", "speed", "of peak", "again"),
+        tuple(_matmul(found, most)),
         ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
     )
     sent = Table(
@@ -71,7 +71,7 @@ def document(found: Profile, *, most: int = _ROWS) -> Document:
             section(_step_title(found), Bars(tuple(short_bars(found.waterfall))), parts),
             section("Where to look first", causes_of(found)) if found.causes else None,
             section("Kernels", kernels) if found.kernels else None,
-            section("Products", products) if found.products else None,
+            section("Matmuls", matmuls) if found.matmuls else None,
             section("Collectives", sent) if found.collectives else None,
             notes(found.doubts),
         ),
@@ -131,7 +131,7 @@ def _facts(found: Profile) -> Iterator[tuple[str, str]]:
         share = (
             "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
         )
-        yield "speed", f"{rate}{share} (products, attention and convolutions whose shapes are known)"
+        yield "speed", f"{rate}{share} (matmuls, attention and convolutions whose shapes are known)"
     if found.memory is not None:
         yield "memory", f"{format_nbytes(found.memory.peak_nbytes)} at the most in the step, of PyTorch's allocator"
     if found.flops > found.model_flops:
@@ -152,9 +152,9 @@ def causes_of(found: Profile, most: int = _CAUSES) -> Items:
     )
 
 
-def _product(found: Profile, most: int) -> Iterator[tuple[Any, ...]]:
+def _matmul(found: Profile, most: int) -> Iterator[tuple[Any, ...]]:
     peaks = {} if found.device is None else found.device.peak_flops_per_second
-    for each in found.products[:most]:
+    for each in found.matmuls[:most]:
         speed, peak = each.flops_per_second, peaks.get(each.dtype)
         share = None if speed is None or peak is None else speed / peak
         again = "recomputed" if each.recomputed else ""
@@ -175,7 +175,7 @@ def _data(found: Profile) -> dict[str, Any]:
         "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
         "flops": found.flops, "model_flops": found.model_flops, "mfu": found.mfu, "hfu": found.hfu,
         "kernels": plain(list(found.kernels)),
-        "products": plain(list(found.products), more={type(each): ("flops_per_second",) for each in found.products}),
+        "matmuls": plain(list(found.matmuls), more={type(each): ("flops_per_second",) for each in found.matmuls}),
         "collectives": plain(list(found.collectives)), "causes": plain(list(found.causes)),
         "doubts": list(found.doubts), "memory": plain(found.memory),
     }  # fmt: skip

@@ -21,7 +21,7 @@ _LEAST = 0.005  # of the step: less is no sentence
 
 
 def document(found: Against, *, most: int = MOST_ROWS) -> Document:
-    """Both steps, what changed most in a sentence each, then parts, kernels, products, collectives (``most`` rows)."""
+    """Both steps, what changed most in a sentence each, then parts, kernels, matmuls, collectives (``most`` rows)."""
     steps = found.before.step.nanoseconds, found.after.step.nanoseconds
     return Document(
         title=f"{found.after.path} against {found.before.path}",
@@ -76,8 +76,8 @@ def parts_table(found: Changes, steps_ns: tuple[int, int], whole: str) -> Table:
 
 
 def changed_sections(found: Changes, most: int, over: str = "") -> Iterator[Section | None]:
-    """Tables of the kernels, products and collectives that changed, ``most`` rows each; ``over`` ends their titles."""
-    for name in ("kernels", "products", "collectives"):
+    """Tables of the kernels, matmuls and collectives that changed, ``most`` rows each; ``over`` ends their titles."""
+    for name in ("kernels", "matmuls", "collectives"):
         rows = tuple(
             (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns,
              each.difference_ns)

@@ -1,4 +1,4 @@
-"""The figures of a profile: its waterfall, what runs when, its products under their roofs, and its memory."""
+"""The figures of a profile: its waterfall, what runs when, its matmuls under their roofs, and its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = (
     (LAUNCH, "#aaaaaa", (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
 )  # fmt: skip
 UNEXPLAINED_COLOUR = "#dddddd"
-_ROOM = 4  # a factor around the products of a roofline
+_ROOM = 4  # a factor around the matmuls of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -43,7 +43,7 @@ def figures(found: Profile, bars: Sequence[MeasuredBar]) -> dict[str, Figure]:
     drawn: dict[str, Figure | None] = {
         title: waterfall([Bar(each.title, each.nanoseconds) for each in bars], title),
         f"What runs when in step {step}": _timeline(found),
-        f"The products of step {step}": _roofline(found),
+        f"The matmuls of step {step}": _roofline(found),
         f"Memory over step {step}": _memory(found),
     }
     return {name: each for name, each in drawn.items() if each is not None}
@@ -79,8 +79,8 @@ def _stacked(name: str, colour: str, at: list[float], own: list[float], width_ms
 
 
 def _roofline(found: Profile) -> Figure | None:
-    """FLOP/s over FLOPs per byte of each product whose sizes are known, under the roofs of its device."""
-    known = [each for each in found.products if each.intensity and each.flops_per_second]
+    """FLOP/s over FLOPs per byte of each matmul whose sizes are known, under the roofs of its device."""
+    known = [each for each in found.matmuls if each.intensity and each.flops_per_second]
     if not known:
         return None
     values = [each.intensity or 0.0 for each in known]
@@ -94,7 +94,7 @@ def _roofline(found: Profile) -> Figure | None:
         ]
         data.append(
             points(
-                f"products in {dtype or 'an unknown format'}", [each.intensity for each in own],
+                f"matmuls in {dtype or 'an unknown format'}", [each.intensity for each in own],
                 [(each.flops_per_second or 0) / TERA for each in own], text=texts,
                 marker={"color": COLOURS[at % len(COLOURS)], "size": 8}, hovertemplate="%{text}<extra></extra>",
             )

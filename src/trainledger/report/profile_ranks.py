@@ -21,7 +21,7 @@ from trainledger.units import format_count, format_percent
 def document(found: Ranks, *, most: int = 0) -> Document:
     """The ranks with what they wait, the stragglers in a sentence each, and the waterfalls of both kinds of ranks.
 
-    A page (``most`` rows are asked for) has the kernels and products of these ranks too.
+    A page (``most`` rows are asked for) has the kernels and matmuls of these ranks too.
     """
     waits = _who_waits_most(found)
     shown_ranks = [waits, *(each for each in found.stragglers if each.rank != waits.rank)]
@@ -44,7 +44,7 @@ def document(found: Ranks, *, most: int = 0) -> Document:
                 replace(part, title=f"{part.title} of rank {each.rank}")
                 for each in shown_ranks
                 for part in of_profile(each.profile, most=most).sections
-                if most and part.title in ("Kernels", "Products", "Collectives")
+                if most and part.title in ("Kernels", "Matmuls", "Collectives")
             ),
             notes((*found.doubts, *dict.fromkeys(said for each in found.ranks for said in each.profile.doubts))),
         ),

@@ -28,7 +28,7 @@ _HOVER = "%{y}: %{x:.4g} ms<extra></extra>"
 
 
 def document(found: RanksAgainst, *, most: int = MOST_ROWS) -> Document:
-    """Both programs, what changed in a sentence each, then ranks, parts, kernels, products, collectives."""
+    """Both programs, what changed in a sentence each, then ranks, parts, kernels, matmuls, collectives."""
     steps = found.before.step_ns, found.after.step_ns
     return Document(
         title=f"{found.after.path} against {found.before.path}",

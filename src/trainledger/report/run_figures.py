@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainledger.document import Figure, Table
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.report.product_figures import roof, roofline_layout
+from trainledger.report.einsum_figures import roof, roofline_layout
 from trainledger.report.style import COLOURS, points
 from trainledger.units import TERA, format_flops_per_second, format_seconds
 
@@ -18,7 +18,7 @@ _ROOM = 2.0
 
 @dataclass(frozen=True)
 class Operation:
-    """All runs of one operation of a step, of one shape where it is a product."""
+    """All runs of one operation of a step, of one shape where it is a matmul."""
 
     name: str
     phase: str

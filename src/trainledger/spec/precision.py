@@ -11,7 +11,7 @@ from typing import ClassVar
 from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
-TILE = 16  # what every dim of a product in 8 bits must be a multiple of (torch._scaled_mm)
+TILE = 16  # what every dim of a matmul in 8 bits must be a multiple of (torch._scaled_mm)
 
 
 @frozen
@@ -23,7 +23,7 @@ class Float8:
     ``backward`` that of gradients. ``keeps`` says what backward gets of the input: the input itself, scaled again
     then (torchao's Float8Linear), or its 8-bit copy with the scales (DeepSeek-V3, section 3.3.3). ``caching``: weights
     are cast once a step, each into two copies that stay (rows of outputs for forward, of inputs for backward:
-    Transformer Engine's ``is_first_microbatch``), instead of before each product.
+    Transformer Engine's ``is_first_microbatch``), instead of before each matmul.
     """
 
     scaling: str
@@ -41,8 +41,8 @@ _BLOCK = Float8("block", "e4m3", "e4m3", "copy")
 class Precision:
     """Which number format each part of a training step has.
 
-    ``weights``: the parameters' where the optimizer has no master copy. ``compute``: what enters a matrix product;
-    ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a product:
+    ``weights``: the parameters' where the optimizer has no master copy. ``compute``: what enters a matmul;
+    ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a matmul:
     ``none`` (they have it), ``autocast`` (a copy of each matrix, made at its first use and cached to the end of the
     forward; norms, embeddings and the residual stream stay as the parameters are), ``gathered`` (a copy of every
     parameter, made before its block and kept for the block's backward; all computation is in that format).
@@ -99,7 +99,7 @@ class Precision:
 
     @property
     def low(self) -> bool:
-        """Whether matrix products run in less than 32 bits."""
+        """Whether matmuls run in less than 32 bits."""
         return self.compute != "fp32"
 
     @property
@@ -134,7 +134,7 @@ class Precision:
 
     @property
     def peak(self) -> str:
-        """The dtype of most matrix products, in the catalog's words."""
+        """The dtype of most matmuls, in the catalog's words."""
         return self.scaled.forward if self.scaled is not None else self.rate or self.compute
 
 
@@ -177,7 +177,7 @@ class FP32(_Weights):
 
 @frozen(kw_only=True)
 class TF32(_Weights):
-    """fp32 with matrix products in tf32."""
+    """fp32 with matmuls in tf32."""
 
     kind = rate = "tf32"
     compute = "fp32"

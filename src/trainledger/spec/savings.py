@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
 # What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known
-# choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product, also of those in 8 bits
+# choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matmul, also of those in 8 bits
 # (torchao's are mm to a policy). ``attention`` is the fused kernel alone.
 KEEPABLE = (
     "matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all",
@@ -24,7 +24,7 @@ ATTENTION_KERNELS = (
 def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
     """Says of one operation after the other, by name, whether selective recomputation keeps its output.
 
-    It counts matrix products, so each run of a block needs its own.
+    It counts matmuls, so each run of a block needs its own.
 
     >>> kept = keeper(("matmuls",))
     >>> [kept(each) for each in ("mm", "silu", "mm", "mm")]
@@ -36,13 +36,13 @@ def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
     names = set(keep)
     if names & {"attention", "matmuls"}:
         names |= set(ATTENTION_KERNELS)
-    products = 0
+    matmuls = 0
 
     def kept(name: str) -> bool:
-        nonlocal products
+        nonlocal matmuls
         if "matmuls" in keep and name in ("mm", "addmm", "_scaled_mm"):
-            products += 1
-            return products % 2 == 1 or name in names
+            matmuls += 1
+            return matmuls % 2 == 1 or name in names
         return name in names
 
     return kept

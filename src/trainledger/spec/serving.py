@@ -164,7 +164,7 @@ class Serving:
     """One forward of a served model.
 
     ``prefill`` reads ``context`` tokens of each of ``batch`` sequences; ``decode`` one more of each, the last of
-    ``context`` that are in the cache then. ``compute`` is the format of the products, ``weights`` and ``cache`` are
+    ``context`` that are in the cache then. ``compute`` is the format of the matmuls, ``weights`` and ``cache`` are
     formats above, ``quantized`` says which matrices have that of the weights: all linear layers of the blocks, or the
     experts; what else there is stays in ``compute``.
     """

@@ -1,1 +1,1 @@
-"""Tensors without torch: sizes, strides, views and copies, products, and numbers in each format; for teaching."""
+"""Tensors without torch: sizes, strides, views and copies, einsums, and numbers in each format; for teaching."""

@@ -84,8 +84,8 @@ def rearranged(
 
 
 def is_pattern(equation: str, shapes: Sequence[Sequence[int]], sizes: Mapping[str, int], reduction: str | None) -> bool:
-    """Whether a text is a pattern on one tensor, and not an equation of a product: it has brackets or numbers, sizes or
-    a reduction come with it, or it is in words and has names on one side only.
+    """Whether a text is a pattern on one tensor, and not an equation of einsum: it has brackets or numbers, sizes or a
+    reduction come with it, or it is in words and has names on one side only.
 
     >>> is_pattern("b (h d) -> b h d", [(2, 8)], {}, None), is_pattern("ij->ji", [(2, 8)], {}, None)
     (True, False)

@@ -1,4 +1,4 @@
-"""A product of tensors in Einstein's notation: sizes, FLOPs, and the cheapest order of many operands."""
+"""Einsums: products of tensors in Einstein's notation: sizes, FLOPs, and the cheapest order of many operands."""
 
 from __future__ import annotations
 

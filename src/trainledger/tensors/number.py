@@ -22,7 +22,7 @@ LARGEST_TEXT = 400
 # What tensor cores make of fp32 operands: the range of fp32 with the mantissa of fp16; in memory it is fp32, 4 bytes
 # (NVIDIA A100 Tensor Core GPU Architecture, 2020, "TensorFloat-32").
 TF32 = NumberFormat(
-    "tf32", 8, 10, "ieee", "products of fp32 operands on tensor cores; in memory they stay fp32",
+    "tf32", 8, 10, "ieee", "matmuls of fp32 operands on tensor cores; in memory they stay fp32",
     "NVIDIA A100 Tensor Core GPU Architecture (2020), TensorFloat-32",
 )  # fmt: skip
 # The floating-point formats that a number is shown in, widest first.

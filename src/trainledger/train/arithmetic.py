@@ -13,7 +13,7 @@ import torch.utils.deterministic
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.train.device import keep_freed_memory, return_freed_memory
-from trainledger.train.precision import set_fp32_products
+from trainledger.train.precision import set_fp32_matmuls
 
 _VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _SAME_BITS = (":4096:8", ":16:8")  # cuBLAS documentation, Results reproducibility
@@ -21,12 +21,12 @@ _SAME_BITS = (":4096:8", ":16:8")  # cuBLAS documentation, Results reproducibili
 
 @contextmanager
 def arithmetic(recipe: Recipe, device: torch.device, *, keeps: bool) -> Iterator[None]:
-    """Inside, products are in the precision of a recipe, and kernels those that it asks for; ``keeps``: freed memory.
+    """Inside, matmuls are in the precision of a recipe, and kernels those that it asks for; ``keeps``: freed memory.
 
     On a GPU ``recipe.deterministic`` takes kernels that give the same bits each time. Raises `InvalidInput` where torch
     has none for an operation.
     """
-    set_fp32_products(recipe.precision)
+    set_fp32_matmuls(recipe.precision)
     if device.type == "cpu":
         keep_freed_memory() if keeps else return_freed_memory()
     # Compiled CPU kernels add up in an order that depends on timing by default; eager ones do not.
@@ -34,7 +34,7 @@ def arithmetic(recipe: Recipe, device: torch.device, *, keeps: bool) -> Iterator
         yield
         return
     if device.type == "cuda":
-        os.environ.setdefault(_VARIABLE, _SAME_BITS[0])  # read when the first product is made
+        os.environ.setdefault(_VARIABLE, _SAME_BITS[0])  # read when the first matmul is made
     before = torch.are_deterministic_algorithms_enabled()
     filling: Any = torch.utils.deterministic
     filled = filling.fill_uninitialized_memory

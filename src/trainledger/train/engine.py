@@ -31,7 +31,7 @@ from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel.mesh import data_rank, mesh_of
 from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
 from trainledger.train.parallel.together import RanksTogether
-from trainledger.train.precision import build_model, refuse, refuse_products
+from trainledger.train.precision import build_model, refuse, refuse_matmuls
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, is_replica, joined, restarted
 from trainledger.train.replicas import as_replica
@@ -74,7 +74,7 @@ def train(
         say = _of_first(ranks, say)
         refuse_launches(run.recipe, str(ranks.device))
         refuse_workspace(run.recipe, str(ranks.device))
-        refuse_products(run.recipe.precision, ranks.device.type)
+        refuse_matmuls(run.recipe.precision, ranks.device.type)
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
             # Where some are new, a machine came for one that was taken away: whoever started it wants the run to go on.

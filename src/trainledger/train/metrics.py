@@ -92,13 +92,15 @@ def _line(fields: Mapping[str, object]) -> str:
 
 
 def _put(path: Path, kept: Lines) -> None:
-    """Write kept lines in the place of those that say the same of the same step, and the others after the last one.
+    """Write kept lines in the place of those that say the same of the same step, and the others among them, by step.
 
-    A replica that was lost may have written a step that the others have then taken again.
+    A replica that was lost may have written a step that the others have then taken again, and one that came again
+    knows of changes that were none to the others.
     """
     left = {_place(each): each for each in kept}
     lines = [left.pop(_place(each), each) for each in read(path)]
-    write_atomically(path, "".join(map(_line, [*lines, *left.values()])))
+    in_order = sorted([*lines, *left.values()], key=lambda each: _place(each)[0])
+    write_atomically(path, "".join(map(_line, in_order)))
 
 
 def _place(line: Mapping[str, Any]) -> tuple[int, str]:

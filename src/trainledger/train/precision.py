@@ -40,8 +40,8 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True, sharde
     return model
 
 
-def refuse_products(precision: Precision, device: str) -> None:
-    """Raise `InvalidInput` where this torch has no such product in 8 bits on a device."""
+def refuse_matmuls(precision: Precision, device: str) -> None:
+    """Raise `InvalidInput` where this torch has no such matmul in 8 bits on a device."""
     rowwise = precision.float8 is not None and precision.float8.scaling == "rowwise"
     if rowwise and device == "cpu" and torch.__version__ < "2.12":
         rule = f"torch {torch.__version__} multiplies with a scale per row on GPUs only; torch 2.12 does so on CPUs too"
@@ -56,13 +56,13 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
         rule = "is accounted for; the engine trains PyTorch's modules"
         found.append(Problem("recipe.framework", recipe.framework, rule, "torch"))
     if precision.float8 is not None and precision.float8.scaling == "block":
-        rule = "is accounted for, but no product with scales by block is built here; the engine does not train it"
+        rule = "is accounted for, but no matmul with scales by block is built here; the engine does not train it"
         found.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))
     if precision.moments != precision.updated:
         rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
         found.append(Problem("recipe.precision.moment_dtype", precision.moments, rule, precision.updated))
     if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
-        rule = f"is not built for precision {precision.kind}, which puts other tensors or products into the blocks"
+        rule = f"is not built for precision {precision.kind}, which puts other tensors or matmuls into the blocks"
         found.append(Problem("recipe.compile", True, rule, False))
     if precision.copies == "gathered" and recipe.loss.chunks is not None:
         rule = f"is not built for precision {precision.kind}: the head's copy is gone when its logits are made again"
@@ -86,14 +86,14 @@ def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """The context of a forward pass: autocast where the precision has it, else nothing.
 
-    Matrix products then run in the low format; parameters, gradients, optimizer states, norms and the loss do not.
+    matmuls then run in the low format; parameters, gradients, optimizer states, norms and the loss do not.
     """
     if precision.copies == "autocast":
         return torch.autocast(device.type, dtype=TORCH[precision.compute])
     return nullcontext()
 
 
-def set_fp32_products(precision: Precision) -> None:
+def set_fp32_matmuls(precision: Precision) -> None:
     """fp32 means fp32 on every device, no TF32 in CUDA matmuls, unless the recipe says tf32."""
     torch.set_float32_matmul_precision("high" if precision.rate == "tf32" else "highest")
 

@@ -91,8 +91,8 @@ def optimizer_of_one_graph() -> None:
 def test_blocks_that_are_one_graph_are_followed_as_compiled() -> None:
     ledger = trace_rank(blocks_of_one_graph, world_size=RANKS)
     assert ledger.partial == ""
-    product = 2 * 4 * 8 * 32
-    assert ledger.matmul_flops == 2 * 3 * product - product  # no gradient of the batch
+    matmul = 2 * 4 * 8 * 32
+    assert ledger.matmul_flops == 2 * 3 * matmul - matmul  # no gradient of the batch
     assert {each.name for each in ledger if each.kind == "collective"} == {"all_gather", "reduce_scatter"}
 
 

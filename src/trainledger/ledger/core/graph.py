@@ -85,7 +85,7 @@ class Leaf:
     Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two. ``dtype`` is the
     format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
     ``buffer`` is a gradient that is there all the time and is added to. ``linear`` is a linear layer's own way to
-    multiply with it (`model.lora`, `ops.float8`); ``float8`` says that the product is one in 8 bits. ``whole`` is the
+    multiply with it (`model.lora`, `ops.float8`); ``float8`` says that the matmul is one in 8 bits. ``whole`` is the
     shape of which a rank's rows are a part.
     """
 

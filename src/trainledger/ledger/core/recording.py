@@ -193,7 +193,7 @@ class Recording:
             self.collective("all_reduce", group, array.nbytes, changes=[array], overlap=overlap)
 
     def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
-        """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""
+        """The format an operation works in: that of its first input, fp32 matmuls at the rate they may run at."""
         if not touched:
             return ""
         dtype = touched[0].dtype

@@ -2,13 +2,13 @@
 
 torch.compile traces forward and backward of a block as one graph and cuts it in two where the least is kept: a value is
 kept, or recomputed in backward from what is. Taken here are the rules of AOTAutograd's partitioner (torch 2.13,
-torch/_functorch/partitioners.py, ``solve_min_cut``, with a memory budget of 1): products, attention kernels, random
+torch/_functorch/partitioners.py, ``solve_min_cut``, with a memory budget of 1): matmuls, attention kernels, random
 numbers and concatenations are not recomputed, nor what a backward reads in a matmul, nor reductions, nor what would
-tie kernels together that lie on two sides of a product; everything else is, where that keeps less. Pointwise
-operations run in the kernel of their reader: their result has memory only where a product, the backward or something
+tie kernels together that lie on two sides of a matmul; everything else is, where that keeps less. Pointwise
+operations run in the kernel of their reader: their result has memory only where a matmul, the backward or something
 outside of the block reads it, and may take that of an input of the same size that is no longer needed.
 
-What is left out: the order in which Inductor puts products (here: autograd's), and that it hands freed memory on.
+What is left out: the order in which Inductor puts matmuls (here: autograd's), and that it hands freed memory on.
 """
 
 from __future__ import annotations
@@ -123,19 +123,19 @@ class Values:
         return operation.kind == "random" or 4 * typical(self.storages[value].nbytes) < read
 
     def _far_apart(self) -> set[int]:
-        """Values made in a fused kernel of something that is read before a product as well."""
+        """Values made in a fused kernel of something that is read before a matmul as well."""
         found: set[int] = set()
         for value, users in self.users.items():
             if value not in self.maker or not self.maker[value].fused:
                 continue
             last = max(self.order[id(each)] for each in users)
-            first = self._first_product(users, last)
+            first = self._first_matmul(users, last)
             for each in users:
                 if each.fused and self.order[id(each)] > first:
                     found.update(id(made) for made in each.made)
         return found
 
-    def _first_product(self, users: Iterable[Operation], last: int) -> int:
+    def _first_matmul(self, users: Iterable[Operation], last: int) -> int:
         waiting = {self.order[id(each)]: (each, True) for each in users}
         while waiting:
             order = min(waiting)

@@ -1,9 +1,9 @@
-"""What a compiler makes one kernel of: pointwise operations and row-wise norms of a block, between its products.
+"""What a compiler makes one kernel of: pointwise operations and row-wise norms of a block, between its matmuls.
 
 A compiled kernel reads what comes from outside of it once, however many of its operations need it, and writes only
 what something outside of it reads. The rule here: an operation joins the kernel that its inputs come from until a
-product, an attention kernel or a sum over rows reads one of that kernel's results, or the pass or the block ends; then
-it has run. So does torch.compile's Inductor (pointwise operations are computed in the kernel of their reader; products
+matmul, an attention kernel or a sum over rows reads one of that kernel's results, or the pass or the block ends; then
+it has run. So does torch.compile's Inductor (pointwise operations are computed in the kernel of their reader; matmuls
 are library calls), without its limits on how much one kernel may hold.
 """
 

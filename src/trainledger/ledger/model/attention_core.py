@@ -152,7 +152,7 @@ def written_out(
     H, K, W = spec.attention.n_heads, spec.head_size, spec.value_size
     repeats = H // spec.kv_heads
     queries, keys = heads_first(tape, q, 1), heads_first(tape, k, repeats)
-    scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, S, K))
+    scores = op.times_number(tape, op.batched_matmul(tape, queries, keys, B * H, T, S, K))
     if spec.attention.softcap is not None:
         scores = op.times_number(tape, op.tanh(tape, scores))
     if mask is not None:
@@ -168,7 +168,7 @@ def written_out(
     weights = op.dropout(tape, weights, sizes.attention_dropout)
     values = heads_first(tape, v, repeats)
     low = op.cast(tape, weights, tape.compute_dtype)
-    y = op.batched_product(tape, low, values, B * H, T, W, S)
+    y = op.batched_matmul(tape, low, values, B * H, T, W, S)
     del low, values
     y = op.contiguous(tape, y, forward=False, backward=True)
     return op.contiguous(tape, y, forward=True, backward=False)

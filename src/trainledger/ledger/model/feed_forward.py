@@ -1,7 +1,7 @@
-"""The feed-forward part on a tape, dense or of experts: as in `nn.feed_forward` and `nn.expert_products`.
+"""The feed-forward part on a tape, dense or of experts: as in `nn.feed_forward` and `nn.grouped_matmuls`.
 
 Sizes: N tokens, D d_model, F inner width, E experts, K experts of a token, R = K N routes, S places of all experts; of
-the products of experts C places of each expert, D width in, M width out.
+the matmuls of experts C places of each expert, D width in, M width out.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def experts_linear(
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
-    def product(reads: Sequence[Array], elements: Int, *sizes: Int) -> Array:
+    def matmul(reads: Sequence[Array], elements: Int, *sizes: Int) -> Array:
         return tape.make(
             "grouped_mm" if grouped else "padded_mm", "matmul", *reads, elements=elements, dtype=dtype, flops=flops,
             model_flops=model_flops, shape=(n_experts, *sizes),
@@ -215,12 +215,12 @@ def experts_linear(
         others = list(saved)
         x = others.pop(0) if w_wanted else None
         matrix = others.pop(0) if x_wanted else None
-        dx = product([g, matrix, *others], rows * d_in, each, d_in, d_out) if matrix is not None else None
-        dw = product([g, x, *others], sizes[0], d_out, d_in, each) if x is not None else None
+        dx = matmul([g, matrix, *others], rows * d_in, each, d_in, d_out) if matrix is not None else None
+        dw = matmul([g, x, *others], sizes[0], d_out, d_in, each) if x is not None else None
         return [dx, dw, _bias_gradient(tape, g, others, sizes[1])] if b_wanted else [dx, dw]
 
     ends = [places.ends] if places.ends is not None else []
-    y = product([x, matrix, *ends], rows * d_out, each, d_out, d_in)
+    y = matmul([x, matrix, *ends], rows * d_out, each, d_out, d_in)
     targets = [x.node, matrix.node]
     if bias is not None:
         _add_bias(tape, y, bias, places)
@@ -233,18 +233,18 @@ def experts_linear(
 def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
-    """The same in 8 bits by block, as linear layers have it (`ledger.ops.float8`): DeepSeek-V3's grouped products."""
+    """The same in 8 bits by block, as linear layers have it (`ledger.ops.float8`): DeepSeek-V3's grouped matmuls."""
     rows, n_experts, dtype = places.count, places.n_experts, tape.compute_dtype
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
-    def product(a: Scaled, b: Scaled, elements: Int, *sizes: Int) -> Array:
+    def matmul(a: Scaled, b: Scaled, elements: Int, *sizes: Int) -> Array:
         return tape.make(
             "_scaled_grouped_mm", "matmul", a[0], b[0], a[1], b[1], elements=elements, dtype=dtype, flops=flops,
             model_flops=model_flops, shape=(n_experts, *sizes), basis="assumed",
         )  # fmt: skip
 
-    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, product, each=-(-rows // n_experts))
+    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, matmul, each=-(-rows // n_experts))
     if b is None:
         return y
     bias = op.cast(tape, b.array(), dtype)

@@ -145,7 +145,7 @@ def all_angles(tape: Tape, sizes: Sizes) -> dict[str, Angles]:
 
 
 def rotary(tape: Tape, sizes: Sizes, name: str) -> Angles:
-    """Cosines and sines of the positions in the format of the products; in fp32 they are the model's buffers."""
+    """Cosines and sines of the positions in the format of the matmuls; in fp32 they are the model's buffers."""
     count = sizes.T * (sizes.spec.rotary_size // 2)
     with tape.at(name):
         buffers = (Array(count, "fp32", None), Array(count, "fp32", None))

@@ -46,8 +46,8 @@ def forward_flops(spec: ModelSpec, tokens: Int, *, attention: str = "sdpa") -> d
 def _mtp(spec: ModelSpec, index: int, tokens: Int, attention: str) -> Int:
     """One module of multi-token prediction, without the head that it shares."""
     prefix = f"mtp.{index}."
-    products = sum(_matmul(spec, name, shape, tokens) for name, shape in mtp_modules(spec) if name.startswith(prefix))
-    return products + _scores(spec, last_kind(spec), tokens, attention)
+    matmuls = sum(_matmul(spec, name, shape, tokens) for name, shape in mtp_modules(spec) if name.startswith(prefix))
+    return matmuls + _scores(spec, last_kind(spec), tokens, attention)
 
 
 def _head(spec: ModelSpec, tokens: Int) -> Int:

@@ -111,17 +111,17 @@ def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> 
     assert sizes.cached_tokens is not None
     S, C = sizes.cached_tokens, R + Q
     inward, outward = _parts_of_weight(weight, H, N, W, R)
-    q_low = op.batched_product(tape, q.view(B * H * N), inward, H, B, R, N)
+    q_low = op.batched_matmul(tape, q.view(B * H * N), inward, H, B, R, N)
     q_joint = op.concatenate(tape, (q_low, q.view(B * H * Q)))
     del q_low
     if sizes.backend == "cpu":
-        scores = op.times_number(tape, op.batched_product(tape, q_joint, joint, B, H, S, C))
+        scores = op.times_number(tape, op.batched_matmul(tape, q_joint, joint, B, H, S, C))
         weights = op.softmax(tape, scores, "_softmax")
-        y = op.batched_product(tape, weights, joint.view(B * S * R), B, H, R, S)
+        y = op.batched_matmul(tape, weights, joint.view(B * S * R), B, H, R, S)
     else:
         nothing = Array(0, joint.dtype, None)  # the values are the latents, read already
         y = fused_attention(tape, q_joint, joint, nothing, (B, H, 1, S, C, R), kernel="flash_attention")
-    y = op.batched_product(tape, y, outward, H, B, W, R)
+    y = op.batched_matmul(tape, y, outward, H, B, W, R)
     return op.contiguous(tape, y, forward=True, backward=False)
 
 

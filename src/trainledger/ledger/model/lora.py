@@ -1,7 +1,7 @@
 """LoRA and QLoRA on a tape: frozen linear layers with low-rank adapters, as in `nn.lora`.
 
 Hu et al. 2021 (LoRA, section 4.1); Dettmers et al. 2023 (QLoRA, section 3). A frozen weight has no gradient and its
-product none of its own: about 4 N FLOPs per token instead of 6 N. Sizes: R rank.
+matmul none of its own: about 4 N FLOPs per token instead of 6 N. Sizes: R rank.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def linear(
 def _frozen(
     tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, base_format: str | None
 ) -> Array:
-    """The product with a weight that gets no gradient, made wide for each use where it is stored otherwise."""
+    """The matmul with a weight that gets no gradient, made wide for each use where it is stored otherwise."""
     if base_format is None:
         way, w.linear = w.linear, float8_linear if w.float8 else None
         try:

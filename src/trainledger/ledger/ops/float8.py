@@ -26,14 +26,14 @@ def float8_linear(
 ) -> Array:
     """A linear layer in 8 bits, of the stored weight (`Leaf.linear`); the bias is added to its output.
 
-    ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all products that read the input
+    ``keeps_copy``: backward gets the input's 8-bit copy, made in forward for all matmuls that read the input
     (Transformer Engine), and not the input itself (torchao).
     """
     float8 = tape.precision.float8
     assert float8 is not None
     x = op.cast(tape, x, tape.compute_dtype)
     x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
-    y = products(tape, float8, x, w, rows, d_in, d_out, keeps_copy=keeps_copy)
+    y = matmuls(tape, float8, x, w, rows, d_in, d_out, keeps_copy=keeps_copy)
     del x
     if b is None:
         return y
@@ -43,10 +43,10 @@ def float8_linear(
     return z
 
 
-def products(
+def matmuls(
     tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int, *, keeps_copy: bool = False
 ) -> Array:
-    """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
+    """[N, I] times a weight [O, I], and in backward both its gradients, each matmul in 8 bits."""
     if float8.scaling == "block":
         dense = x.dtype
         return by_blocks(tape, x, None, leaf, N, I, O, lambda a, b, _, *sizes: multiply(tape, a, b, sizes, dense))
@@ -98,7 +98,7 @@ def _shared_casts(x: Array, scaled: Callable[[bool], Scaled]) -> tuple[Scaled, S
 
 
 def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:
-    """The product of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
+    """The matmul of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
     return op.matmul(tape, "_scaled_mm", [a[0], b[0], a[1], b[1]], (1, *sizes), dtype)
 
 
@@ -124,11 +124,11 @@ def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Sca
 
 def by_blocks(
     tape: Tape, x: Array, scales: Array | None, leaf: Leaf, rows: Int, d_in: Int, d_out: Int,
-    product: Callable[..., Array], each: Int | None = None,
+    matmul: Callable[..., Array], each: Int | None = None,
 ) -> Array:  # fmt: skip
     """Rows times a weight, or each expert's, in 8 bits by block; ``scales`` where the rows came in 8 bits.
 
-    ``product(a, b, elements, m, n, k)`` multiplies; of several experts ``each`` has so many of the rows. Each cast is
+    ``matmul(a, b, elements, m, n, k)`` multiplies; of several experts ``each`` has so many of the rows. Each cast is
     one kernel; backward gets the input's 8-bit copy, which is laid out and scaled anew for it.
     """
     float8, w = tape.precision.float8, leaf.array()
@@ -139,17 +139,17 @@ def by_blocks(
     def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
         by_output = cast_by_block(tape, g, rows * blocks(d_out), float8.backward)
         weight = weight_by_block(tape, float8, leaf, w, turned=True)
-        dx = product(by_output, weight, rows * d_in, each, d_in, d_out)
+        dx = matmul(by_output, weight, rows * d_in, each, d_in, d_out)
         del by_output, weight
         by_token = cast_by_block(tape, g, d_out * blocks(rows), float8.backward)
         anew = cast_by_block(tape, x8, d_in * blocks(rows), float8.forward)
-        dw = product(by_token, anew, leaf.elements, d_out, d_in, each)
+        dw = matmul(by_token, anew, leaf.elements, d_out, d_in, each)
         del by_token, anew
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
     a = cast_by_block(tape, x, rows * blocks(d_in), float8.forward) if scales is None else (x, scales)
     b = weight_by_block(tape, float8, leaf, w, turned=False)
-    y = product(a, b, rows * d_out, each, d_out, d_in)
+    y = matmul(a, b, rows * d_out, each, d_out, d_in)
     y.node = tape.node([x.node, w.node], (*a, w), backward)
     return y
 

@@ -71,11 +71,11 @@ def gathered(tape: Tape, leaves: Sequence[Leaf]) -> Iterator[None]:
         drop_copies(leaves)
 
 
-# Matrix products
+# Matmuls
 
 
 def matmul(tape: Tape, name: str, reads: Sequence[Array], sizes: tuple[Int, Int, Int, Int], dtype: str) -> Array:
-    """A product of ``sizes`` (batch, m, n, k) in one kernel."""
+    """A matmul of ``sizes`` (batch, m, n, k) in one kernel."""
     batch, m, n, k = sizes
     flops = rules.matmul_flops(m, n, k, batch)
     return tape.make(
@@ -120,14 +120,14 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     return y
 
 
-def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, k: Int) -> Array:
+def batched_matmul(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, k: Int) -> Array:
     """[batch, m, k] times [batch, k, n]."""
 
-    def product(x: Array, y: Array, m: Int, n: Int, k: Int) -> Array:
+    def matmul_of(x: Array, y: Array, m: Int, n: Int, k: Int) -> Array:
         return matmul(tape, "bmm", [x, y], (batch, m, n, k), x.dtype)
 
-    node = pairwise(tape, a, b, lambda g, b: product(g, b, m, k, n), lambda g, a: product(a, g, k, n, m))
-    y = product(a, b, m, n, k)
+    node = pairwise(tape, a, b, lambda g, b: matmul_of(g, b, m, k, n), lambda g, a: matmul_of(a, g, k, n, m))
+    y = matmul_of(a, b, m, n, k)
     y.node = node
     return y
 
@@ -136,7 +136,7 @@ def pairwise(
     tape: Tape, a: Array, b: Array, to_a: Callable[[Array, Array], Array], to_b: Callable[[Array, Array], Array], *,
     sums: Sums = (), formats: Sequence[str] = (),
 ) -> Target:  # fmt: skip
-    """The step of a product of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
+    """The step of a matmul of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
 
     What only an unused gradient needs is not saved.
     """

@@ -87,7 +87,7 @@ ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An opti
 
 
 def muon(tape: Tape, group: Group, sharing: Ranks | None = None) -> None:
-    """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1.
+    """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's matmul runs even where it is 1.
 
     A matrix whose rows are on several ranks is gathered whole in bf16 on each, and orthogonalized.
     """
@@ -129,11 +129,11 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
     gram: Array | None = None
     polynomial: Array | None = None
     for _ in range(ITERATIONS):
-        gram = _product(tape, "mm", (short, short, long), [x, x], square)
-        polynomial = _product(tape, "addmm", (short, short, short), [gram, gram, gram], square)
-        x = _product(tape, "addmm", (short, long, short), [x, polynomial, x], n)
+        gram = _matmul(tape, "mm", (short, short, long), [x, x], square)
+        polynomial = _matmul(tape, "addmm", (short, short, short), [gram, gram, gram], square)
+        x = _matmul(tape, "addmm", (short, long, short), [x, polynomial, x], n)
     return x
 
 
-def _product(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
+def _matmul(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
     return tape.make(name, "matmul", *reads, elements=elements, flops=matmul_flops(*sizes), shape=(1, *sizes))

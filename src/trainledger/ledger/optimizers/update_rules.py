@@ -217,7 +217,7 @@ RULES = {
         ("exp_avg",),
         decoupled=True,
     ),
-    # m and g + b (m - g) as lerps, norm, division, w - r u; its matrix products are counted apart (`muon`)
+    # m and g + b (m - g) as lerps, norm, division, w - r u; its matmuls are counted apart (`muon`)
     "muon": Rule(11, "", ("momentum_buffer",)),
 }
 _AMSGRAD = 14  # adam, and the larger of v and the largest so far

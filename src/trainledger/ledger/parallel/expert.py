@@ -135,7 +135,7 @@ def from_nodes(tape: Tape, sizes: Sizes, y: Array) -> Array:
 
 
 def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None]:
-    """A copy of each token for each of its experts, as they arrive; in 8 bits where products take 8 bits by block.
+    """A copy of each token for each of its experts, as they arrive; in 8 bits where matmuls take 8 bits by block.
 
     So do gradients on their way to the experts in backward (DeepSeek-V3, section 3.3.3).
     """

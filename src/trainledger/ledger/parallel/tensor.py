@@ -1,8 +1,8 @@
 """Tensor parallelism on a tape: what each rank of a group has of a model, and where the group communicates.
 
 Megatron-LM's split (Shoeybi et al. 2019, section 3; with sequence parallelism Korthikanti et al. 2022, section 4.2),
-as torch's DTensor runs it: the first product of a branch by columns, the last by rows; heads, inner widths and the
-rows of embedding and head over the ranks. Norms, positions and biases of last products are held by every rank.
+as torch's DTensor runs it: the first matmul of a branch by columns, the last by rows; heads, inner widths and the
+rows of embedding and head over the ranks. Norms, positions and biases of last matmuls are held by every rank.
 
 Sizes: N tokens of a micro-batch, D d_model, V rows of the embedding on this rank.
 """
@@ -59,9 +59,9 @@ def tensor_group(sizes: Sizes) -> Group:
 
 
 def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """The stream as the ranks' own products read it; backward adds up the gradients that the ranks have of it.
+    """The stream as the ranks' own matmuls read it; backward adds up the gradients that the ranks have of it.
 
-    With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the products keep
+    With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the matmuls keep
     of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022, section
     4.2.2).
     """

@@ -177,7 +177,7 @@ def _sequence_gather(run: Run) -> Iterator[Problem]:
     if not layout.sequence_parallel:
         rule = "is for what sequence-parallel ranks gather; it needs layout.sequence_parallel"
     elif float8 is not None and float8.scaling == "block":
-        rule = f"products of precision {run.recipe.precision.kind} keep separate 8-bit copies of what was gathered"
+        rule = f"matmuls of precision {run.recipe.precision.kind} keep separate 8-bit copies of what was gathered"
     if rule:
         yield Problem("layout.sequence_gather", layout.sequence_gather, rule, "kept")
 

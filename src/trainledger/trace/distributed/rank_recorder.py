@@ -27,7 +27,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records what a rank does: of a DTensor its local part, of FSDP2 what it gathers and frees, and collectives.
 
     A collective may be overlapped with what follows (``overlap``) where FSDP2 or DDP start it, where the caller does
-    not wait for it, or where a product is computed before its result is waited for.
+    not wait for it, or where a matmul is computed before its result is waited for.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -98,7 +98,7 @@ def fake_rules() -> Iterator[None]:
             del known[each]
 
 
-def _product(
+def _matmul(
     mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, *others: Any, **options: Any
 ) -> Tensor:
     """The result of torch's `grouped_mm`: rows in groups by a matrix of each, or summed over each group.
@@ -122,6 +122,6 @@ def _embedding(mode: FakeTensorMode, func: Any, weight: Tensor, indices: Tensor,
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._grouped_mm.default: _product,
+    torch.ops.aten._grouped_mm.default: _matmul,
     torch.ops.aten.embedding.default: _embedding,
 }

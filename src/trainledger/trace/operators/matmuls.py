@@ -1,6 +1,6 @@
 """FLOPs and shapes of matmuls, attention, convolutions, recurrent and fused layers, and distances between vectors.
 
-Shapes are (batch, m, n, k) of a product [m, k] @ [k, n]. Distances: x [..., P, D] and y [..., R, D]. Fused layers are
+Shapes are (batch, m, n, k) of a matmul [m, k] @ [k, n]. Distances: x [..., P, D] and y [..., R, D]. Fused layers are
 torch's kernels for whole layers of attention in inference: x [B, T, D], H heads, the MLP F wide; what they allocate was
 measured as in `scratch`, in fp32 and fp64; in half precision their matmuls take more, which is not counted.
 """
@@ -28,7 +28,7 @@ def _multiplied(shape: Shape) -> Count:
     return flops
 
 
-def _product(first: int) -> Shape:
+def _matmul(first: int) -> Shape:
     """Of two matrices, two batches of them or vectors, which are arguments from ``first`` on."""
 
     def shape(args: Args) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def _recurrent(args: Args, out: Any) -> int:
 
 
 def _trilinear(args: Args, out: Any) -> int:
-    """Two products and a sum for each term of three tensors that are expanded to each other."""
+    """Two matmuls and a sum for each term of three tensors that are expanded to each other."""
     terms, dims = 1, args[0].dim() + len(args[3])
     shapes = [iter(each.shape) for each in args[:3]]
     for dim in range(dims):
@@ -112,16 +112,16 @@ def _each_distance(args: Args, out: Any) -> int:
 
 
 SHAPES: dict[str, Shape] = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot"), _product(0)),
-    **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm", "trainledger::padded_mm"), _product(0)),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addmv"), _product(1)),
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot"), _matmul(0)),
+    **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm", "trainledger::padded_mm"), _matmul(0)),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addmv"), _matmul(1)),
     "aten::linear": _linear,
     "aten::_grouped_mm": _grouped_mm,
     "trainledger::grouped_mm": _grouped_mm,
 }
-# FLOPs that are the model's own, where they are not all: a place of a padded product may be empty.
+# FLOPs that are the model's own, where they are not all: a place of a padded matmul may be empty.
 MODEL_FLOPS: dict[str, Count] = {
-    "trainledger::padded_mm": lambda args, out: _multiplied(_product(0))(args, out) // args[3] * args[2],
+    "trainledger::padded_mm": lambda args, out: _multiplied(_matmul(0))(args, out) // args[3] * args[2],
 }
 RULES: dict[str, tuple[str, Count]] = {
     **{name: ("matmul", _multiplied(shape)) for name, shape in SHAPES.items()},
@@ -132,7 +132,7 @@ RULES: dict[str, tuple[str, Count]] = {
     "aten::mkldnn_rnn_layer": ("matmul", _recurrent),
     "aten::mkldnn_rnn_layer_backward": ("matmul", lambda args, out: 2 * _recurrent(args, out)),
     "aten::_trilinear": ("matmul", _trilinear),
-    # By one product of all vectors with their squares appended.
+    # By one matmul of all vectors with their squares appended.
     "aten::_euclidean_dist": ("matmul", lambda args, out: 2 * out.numel() * (args[0].shape[-1] + 2)),
     "aten::_cdist_forward": ("reduction", _each_distance),
     "aten::_cdist_backward": ("reduction", _each_distance),

@@ -48,7 +48,7 @@ from trainledger.trace.recorder.tensor_facts import (
 )  # fmt: skip
 
 _DEVICE = torch.ops.prim.device.default
-MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
+MODEL_PHASES = ("forward", "backward", "other")  # whose matmuls are the model's own
 RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_")  # in place, of memory that is another afterwards
 GATHERS = ("embedding", "index_select", "gather")
 _AROUND_ONE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")

@@ -55,7 +55,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def arithmetic_dtype(first: Tensor, kind: str) -> str:
     """The format in which an operation computes, by its first operand (empty: one without a name).
 
-    fp32 products of a GPU are in TF32 where ``torch.set_float32_matmul_precision`` allows it.
+    fp32 matmuls of a GPU are in TF32 where ``torch.set_float32_matmul_precision`` allows it.
     """
     if first.dtype == torch.float32 and kind in ("matmul", "attention") and first.is_cuda:
         return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger import catalog
-from trainledger.api.product import devices_named, product_times
+from trainledger.api.einsum_times import devices_named, einsum_times
 from trainledger.plan.napkin import short
 from trainledger.plan.quantity import read
-from trainledger.predict.product import DIMS, ProductTime, swept
+from trainledger.predict.einsum_time import DIMS, EinsumTime, swept
+from trainledger.report.einsum import causes_table, cut_text, einsum, times_table
+from trainledger.report.einsum_figures import roofline_figure, sweep_figure, sweep_table
 from trainledger.report.plan_figures import waterfall
-from trainledger.report.product import causes_table, cut_text, einsum, times_table
-from trainledger.report.product_figures import roofline_figure, sweep_figure, sweep_table
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.tensors import einsum as products
+from trainledger.tensors import einsum as einsums
 from trainledger.tensors.einsum import Einsum
 from trainledger.tensors.number import known_format
 from trainledger.tensors.tensor import read_shape
@@ -37,9 +37,9 @@ def _reply(query: Query, progress: Progress) -> Reply:
     equation, words = _asked(query)
     dtype = known_format(query["dtype"], "dtype")
     shapes = [read_shape(each, f"shape {number}") for number, each in enumerate(words, start=1)]
-    one = products.einsum(equation, shapes, dtype)
+    one = einsums.einsum(equation, shapes, dtype)
     devices = devices_named(query["device"])
-    times = product_times(one, devices)
+    times = einsum_times(one, devices)
     return Reply(
         document=einsum(one, times),
         headlines=tuple(_headlines(one, times)),
@@ -75,7 +75,7 @@ def _unused(query: Query, one: Einsum) -> dict[str, str]:
     return found
 
 
-def _verdict(one: Einsum, times: Sequence[ProductTime]) -> str:
+def _verdict(one: Einsum, times: Sequence[EinsumTime]) -> str:
     first = next((each for each in times if each.bound_seconds is not None), None)
     if first is None:
         return f"{one.intensity:.4g} FLOPs per byte; " + (times[0].note if times else "no device is chosen")
@@ -83,7 +83,7 @@ def _verdict(one: Einsum, times: Sequence[ProductTime]) -> str:
     return f"{first.device}: at least {format_seconds(first.bound_seconds or 0)}, {first.bound}-bound{predicted}"
 
 
-def _headlines(one: Einsum, times: Sequence[ProductTime]) -> Iterator[Headline]:
+def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
     first = one.steps[0]
     shape = first.matmul if len(one.steps) == 1 else None
     terms = "the sum of its steps" if shape is None else "2 m n k" if shape[0] == 1 else "2 batch m n k"
@@ -107,7 +107,7 @@ def _headlines(one: Einsum, times: Sequence[ProductTime]) -> Iterator[Headline]:
         yield from _of_device(one, each)
 
 
-def _of_device(one: Einsum, time: ProductTime) -> Iterator[Headline]:
+def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
     if time.compute_seconds is None or time.memory_seconds is None:
         return
     peak, bandwidth = time.peak_flops_per_second or 0, time.memory_bytes_per_second or 0
@@ -135,10 +135,10 @@ def _of_device(one: Einsum, time: ProductTime) -> Iterator[Headline]:
         )  # fmt: skip
 
 
-def _drawings(one: Einsum, times: Sequence[ProductTime], devices: Sequence[Device], dim: str) -> Iterator[Drawing]:
+def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device], dim: str) -> Iterator[Drawing]:
     known = [each for each in times if each.bound_seconds is not None]
     if known and one.intensity:
-        title = "The product under the roof of each device"
+        title = "The matmul under the roof of each device"
         yield Drawing(title=title, figure=roofline_figure(one.intensity, known, title), table=times_table(times))
     for each in times[:1]:
         if each.bars:
@@ -155,7 +155,7 @@ def _drawings(one: Einsum, times: Sequence[ProductTime], devices: Sequence[Devic
         yield Drawing(title=title, figure=sweep_figure(sweeps, dim, size, title), table=sweep_table(sweeps, dim))
 
 
-def _notes(one: Einsum, times: Sequence[ProductTime]) -> Iterator[str]:
+def _notes(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[str]:
     for each in times:
         if each.note:
             yield f"{each.device}: {each.note}."
@@ -170,11 +170,11 @@ def _notes(one: Einsum, times: Sequence[ProductTime]) -> Iterator[str]:
 
 def _python(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, devices: str) -> str:
     return (
-        "from trainledger.api.product import devices_named, product_times\n"
+        "from trainledger.api.einsum_times import devices_named, einsum_times\n"
         "from trainledger.tensors.einsum import einsum\n\n"
         f"one = einsum({equation!r}, {list(shapes)!r}, {dtype!r})\n"
         "print(one.flops, one.nbytes, one.intensity)\n"
-        f"print(*product_times(one, devices_named({devices!r})), sep=chr(10))"
+        f"print(*einsum_times(one, devices_named({devices!r})), sep=chr(10))"
     )
 
 
@@ -192,9 +192,9 @@ MATMUL = Calculator(
               choices=one_of(catalog.device_names()), about="of the catalog, commas between them; the first in detail"),
         Field(name="sweep", title="grows", default="n", choices=one_of(("m", "n", "k")), strict=True,
               about="the size over which the last drawing goes"),
-        Field(name="equation", title="einsum", group="Any product",
+        Field(name="equation", title="einsum", group="Any einsum",
               about='in place of m, n and k: such as "bthd,bshd->bhts", or words as in einops'),
-        Field(name="shapes", title="shapes", group="Any product",
+        Field(name="shapes", title="shapes", group="Any einsum",
               about="of the operands, with spaces between them: 8,1024,16,64 8,1024,16,64"),
     ),
     reply=_reply,

@@ -161,7 +161,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
 
 def _backward(ledger: Ledger) -> Headline:
     """The model FLOPs of backward over those of forward, and what kernels run."""
-    model, run = ledger.by("phase", "model_flops"), _products(ledger)
+    model, run = ledger.by("phase", "model_flops"), _matmuls(ledger)
     ratio = f"{format_flops(model['backward'])} / {format_flops(model['forward'])}"
     return Headline(
         name="backward_to_forward", title="backward to forward", value=model["backward"] / model["forward"],
@@ -170,7 +170,7 @@ def _backward(ledger: Ledger) -> Headline:
     )  # fmt: skip
 
 
-def _products(ledger: Ledger) -> dict[str, int]:
+def _matmuls(ledger: Ledger) -> dict[str, int]:
     """FLOPs of matmuls and attention by phase."""
     return ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("phase")
 
@@ -186,7 +186,7 @@ def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Le
         ),
         data=lambda: {
             "run": run_data(run), "parameters": plain(count), "tokens": run.recipe.seq_len, "forward_flops": flops,
-            "matmul_flops": _products(ledger), "model_flops": ledger.by("phase", "model_flops"),
+            "matmul_flops": _matmuls(ledger), "model_flops": ledger.by("phase", "model_flops"),
         },
     )  # fmt: skip
 

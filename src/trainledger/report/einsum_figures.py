@@ -1,4 +1,4 @@
-"""A product of tensors drawn: its point under the roofs of devices, and how tiles and waves make steps over a size."""
+"""An einsum drawn: its point under the roofs of devices, and how tiles and waves make steps over a size."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainledger.document import Figure, Table
-from trainledger.predict.product import ProductTime
+from trainledger.predict.einsum_time import EinsumTime
 from trainledger.report.style import COLOURS, arranged, line, points
 from trainledger.spec.rates import STRAIGHT, MatmulTimes
 from trainledger.units import TERA, format_flops_per_second
 
 _LEAST, _MOST = 1.0, 4096.0  # FLOPs per byte that the roofline shows at least
-_ROOM = 4  # a factor around the product's own
+_ROOM = 4  # a factor around the einsum's own
 Sweep = Sequence[tuple[int, float]]
 
 
-def roofline_figure(intensity: float, times: Sequence[ProductTime], title: str) -> Figure:
-    """FLOP/s over FLOPs per byte: the roof of each device, and under it the product: its bound and its prediction.
+def roofline_figure(intensity: float, times: Sequence[EinsumTime], title: str) -> Figure:
+    """FLOP/s over FLOPs per byte: the roof of each device, and under it the einsum: its bound and its prediction.
 
     Below the ridge point of a device the roof is its memory's rate, above it the peak (Williams et al. 2009).
     """

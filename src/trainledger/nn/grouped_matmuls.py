@@ -1,6 +1,6 @@
-"""Matrix products of many experts at once, as operations that a trace sees whole and knows the FLOPs of.
+"""matmuls of many experts at once, as operations that a trace sees whole and knows the FLOPs of.
 
-torch's own grouped product takes few formats and sizes (rows of whole 16 bytes; traced, only bf16), so these
+torch's own grouped matmul takes few formats and sizes (rows of whole 16 bytes; traced, only bf16), so these
 surround it: each runs it where it can and else loops over the experts, with the same FLOPs. The shapes of
 what comes out never depend on the data.
 

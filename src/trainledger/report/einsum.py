@@ -1,4 +1,4 @@
-"""The document of a product of tensors: its steps, its totals, and its time on devices with their tiles and waves."""
+"""The document of an einsum: its steps, its totals, and its time on devices with their tiles and waves."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from trainledger.units import (
 )
 
 if TYPE_CHECKING:
+    from trainledger.predict.einsum_time import EinsumTime
     from trainledger.predict.kernel import Tiling
-    from trainledger.predict.product import ProductTime
     from trainledger.tensors.einsum import Einsum
 
 
-def einsum(one: Einsum, times: Sequence[ProductTime] = ()) -> Document:
-    """A product: its steps, its totals, and what bounds it on devices (`api.product.product_times`)."""
+def einsum(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
+    """An einsum: its steps, its totals, and what bounds it on devices (`api.einsum_times.einsum_times`)."""
     operands = " and ".join(map(list_text, one.operands))
     steps = tuple(
         (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)
     )
     several = len(one.steps) > 1
-    in_steps = Table("steps", ("step", "product", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
+    in_steps = Table("steps", ("step", "einsum", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
     return Document(
         title=one.equation,
         sections=sections(
@@ -51,8 +51,8 @@ def einsum(one: Einsum, times: Sequence[ProductTime] = ()) -> Document:
     )
 
 
-def _timed(one: Einsum, time: ProductTime) -> Iterator[Content]:
-    """A product's least time on a device and what limits it, what is predicted, and how it is cut."""
+def _timed(one: Einsum, time: EinsumTime) -> Iterator[Content]:
+    """An einsum's least time on a device and what limits it, what is predicted, and how it is cut."""
     compute, memory, bound = time.compute_seconds, time.memory_seconds, time.bound_seconds
     if compute is None or memory is None or bound is None:
         yield sentence(f"no time: {time.note}")
@@ -73,8 +73,8 @@ def cut_text(cut: Tiling) -> str:
     """How a matmul is cut, as a sentence.
 
     >>> from trainledger.catalog import device
-    >>> from trainledger.predict.product import matmul, product_time
-    >>> print(cut_text(product_time([matmul((1, 4096, 4096, 4096), "bf16")], device("h100-sxm")).tilings[0]))
+    >>> from trainledger.predict.einsum_time import matmul, einsum_time
+    >>> print(cut_text(einsum_time([matmul((1, 4096, 4096, 4096), "bf16")], device("h100-sxm")).tilings[0]))
     512 tiles of 256 x 128 in 4 waves of 132 multiprocessors, which are 97.0 % busy; 100.0 % of the tiles is needed.
     """
     inner = "" if cut.split == 1 else f", the inner length in {cut.split} parts,"
@@ -87,13 +87,13 @@ def cut_text(cut: Tiling) -> str:
     return f"{counted(cut.tiles, 'tile')} of {cut.rows} x {cut.columns}{inner} in {waves}; {needed}."
 
 
-def causes_table(time: ProductTime) -> Table:
+def causes_table(time: EinsumTime) -> Table:
     """What each cause adds to the time of the FLOPs at the peak, up to the predicted seconds."""
     rows = [(each.cause, each.seconds) for each in time.bars if each.nanoseconds]
     return Table("causes", ("cause", "time"), (*rows, ("in all", time.seconds)), units=("", "seconds"), align="lr")
 
 
-def times_table(times: Sequence[ProductTime]) -> Table:
+def times_table(times: Sequence[EinsumTime]) -> Table:
     """Devices side by side: the bound, what limits it, and what is predicted with which tiles and waves."""
     rows: list[tuple[Cell, ...]] = []
     for each in times:
@@ -107,15 +107,15 @@ def times_table(times: Sequence[ProductTime]) -> Table:
     return Table("devices", columns, tuple(rows), ("", "seconds", "", "amount", "seconds", "share"), align="lrlrrrr")
 
 
-def _data(one: Einsum, times: Sequence[ProductTime]) -> dict[str, Any]:
-    """A product in figures; seconds are those of the first device, null without one or a rate."""
-    from trainledger.predict.product import ProductTime
+def _data(one: Einsum, times: Sequence[EinsumTime]) -> dict[str, Any]:
+    """An einsum in figures; seconds are those of the first device, null without one or a rate."""
+    from trainledger.predict.einsum_time import EinsumTime
 
     found = {**plain(one), **named(one, "shape flops nbytes intensity view")}
     found |= {"compute_seconds": None, "memory_seconds": None}
     if times:
         found |= named(times[0], "compute_seconds memory_seconds")
-        found |= {"devices": plain(times, more={ProductTime: ["bound_seconds"]})}
+        found |= {"devices": plain(times, more={EinsumTime: ["bound_seconds"]})}
         if times[0].note:
             found["note"] = times[0].note
     return found

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.api.product import devices_named, product_times
+from trainledger.api.einsum_times import devices_named, einsum_times
+from trainledger.predict.einsum_time import Matmul, einsum_time, matmul, swept
 from trainledger.predict.kernel import matmul_seconds, tiling
-from trainledger.predict.product import Matmul, matmul, product_time, swept
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.einsum import einsum
 
@@ -24,7 +24,7 @@ shapes = st.tuples(st.integers(1, 64), sizes, sizes, sizes)
 @given(shapes, st.sampled_from(CALIBRATED))
 def test_no_prediction_beats_the_bound_and_its_bars_add_up(shape: tuple[int, int, int, int], name: str) -> None:
     dtype = "bf16" if "bf16" in catalog.device(name).peak_flops_per_second else "fp16"
-    found = product_time([matmul(shape, dtype)], catalog.device(name))
+    found = einsum_time([matmul(shape, dtype)], catalog.device(name))
     assert found.seconds is not None
     assert found.bound_seconds is not None
     assert found.seconds >= found.bound_seconds * (1 - 1e-9)
@@ -46,7 +46,7 @@ def test_the_shares_of_a_tiling_multiply_to_its_time(shape: tuple[int, int, int,
 
 
 def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
-    full = product_time([matmul((1, 256 * 12, 128 * 11, 8192), "bf16")], H100).tilings[0]
+    full = einsum_time([matmul((1, 256 * 12, 128 * 11, 8192), "bf16")], H100).tilings[0]
     assert (full.tiles, full.waves, full.busy) == (132, 1, 1.0)
     rates = dict(swept((1, 256 * 12, 128 * 11, 8192), "n", "bf16", H100))
     sizes = sorted(rates)
@@ -57,13 +57,13 @@ def test_one_tile_more_than_a_wave_costs_a_wave() -> None:
 
 def test_what_is_not_known_is_said_and_not_predicted() -> None:
     one = einsum("mk,kn->mn", [(64, 64), (64, 64)], "fp64")
-    (l4,) = product_times(one, devices_named("l4"))
+    (l4,) = einsum_times(one, devices_named("l4"))
     assert l4.bound_seconds is None
     assert "has no peak for fp64 on record" in l4.note
-    (bound,) = product_times(einsum("mk,kn->mn", [(64, 64), (64, 64)], "bf16"), devices_named("l4"))
+    (bound,) = einsum_times(einsum("mk,kn->mn", [(64, 64), (64, 64)], "bf16"), devices_named("l4"))
     assert bound.seconds is None
     assert bound.bound_seconds is not None
-    summed = product_time([Matmul(None, "bf16", 10, 10, 10)], H100)
+    summed = einsum_time([Matmul(None, "bf16", 10, 10, 10)], H100)
     assert summed.seconds is None
     assert summed.bound == "memory"
 

@@ -44,7 +44,7 @@ class Matmul:
 
 
 @frozen
-class ProductTime:
+class EinsumTime:
     """Matmuls one after the other on a device: at least ``compute_seconds`` and at least ``memory_seconds``.
 
     ``ridge`` is FLOPs for each byte above which they are compute-bound. ``seconds`` are predicted, with
@@ -75,26 +75,26 @@ class ProductTime:
         return max(self.compute_seconds, self.memory_seconds)
 
 
-def product_time(matmuls: Sequence[Matmul], device: Device) -> ProductTime:
+def einsum_time(matmuls: Sequence[Matmul], device: Device) -> EinsumTime:
     """The time of matmuls of one dtype on a device of the catalog.
 
     >>> from trainledger import catalog
-    >>> found = product_time([matmul((1, 4096, 4096, 4096), "bf16")], catalog.device("h100-sxm"))
+    >>> found = einsum_time([matmul((1, 4096, 4096, 4096), "bf16")], catalog.device("h100-sxm"))
     >>> found.bound, round(found.compute_seconds * 1e6), found.tilings[0].waves
     ('compute', 139, 4)
     """
     try:
         peak = peak_rate(device, matmuls[0].dtype)
     except NoRate as reason:
-        return ProductTime(device.name, device.title, note=str(reason))
+        return EinsumTime(device.name, device.title, note=str(reason))
     bandwidth = device.memory_bytes_per_second
     if bandwidth is None:
         note = f"{device.title} has no memory bandwidth on record"
-        return ProductTime(device.name, device.title, peak_flops_per_second=peak, note=note)
+        return EinsumTime(device.name, device.title, peak_flops_per_second=peak, note=note)
     flops = sum(each.flops for each in matmuls)
     compute, memory = flops / peak, sum(each.read_nbytes + each.written_nbytes for each in matmuls) / bandwidth
     seconds, tilings, bars = _predicted(matmuls, device, peak)
-    return ProductTime(
+    return EinsumTime(
         device=device.name, title=device.title, peak_flops_per_second=peak, memory_bytes_per_second=bandwidth,
         ridge=peak / bandwidth, compute_seconds=compute, memory_seconds=memory,
         bound="memory" if memory > compute else "compute", seconds=seconds,

@@ -1,4 +1,4 @@
-"""How long a product of tensors takes on devices: its matmuls on the roofline of each, with their tiles and waves."""
+"""How long an einsum takes on devices: its matmuls on the roofline of each, with their tiles and waves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trainledger import catalog
 from trainledger.dtypes import nbytes_in
-from trainledger.predict.product import Matmul, ProductTime, product_time
+from trainledger.predict.einsum_time import EinsumTime, Matmul, einsum_time
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.einsum import Einsum
@@ -14,12 +14,12 @@ from trainledger.tensors.einsum import Einsum
 MOST_DEVICES = 8
 
 
-def product_times(one: Einsum, devices: Iterable[Device]) -> tuple[ProductTime, ...]:
-    """The time of a product in its cheapest order on each device: its bound, and what is predicted.
+def einsum_times(one: Einsum, devices: Iterable[Device]) -> tuple[EinsumTime, ...]:
+    """The time of an einsum in its cheapest order on each device: its bound, and what is predicted.
 
     >>> from trainledger.tensors.einsum import einsum
     >>> one = einsum("mk,kn->mn", [(4096, 4096), (4096, 4096)], "bf16")
-    >>> [(each.device, each.bound) for each in product_times(one, devices_named("h100-sxm, b200"))]
+    >>> [(each.device, each.bound) for each in einsum_times(one, devices_named("h100-sxm, b200"))]
     [('h100-sxm', 'compute'), ('b200', 'compute')]
     """
     matmuls = [
@@ -29,7 +29,7 @@ def product_times(one: Einsum, devices: Iterable[Device]) -> tuple[ProductTime, 
         )
         for each in one.steps
     ]  # fmt: skip
-    return tuple(product_time(matmuls, each) for each in devices)
+    return tuple(einsum_time(matmuls, each) for each in devices)
 
 
 def devices_named(text: str, field: str = "device") -> tuple[Device, ...]:
