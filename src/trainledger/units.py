@@ -82,7 +82,7 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str, thing
 def _whole(value: float | int, text: str, what: str) -> int:
     if isinstance(value, float):
         if not value.is_integer() and abs(value - round(value)) > 1e-9 * abs(value):
-            raise NotAQuantity(text, f"is not a whole number of {what}", round(value))
+            raise NotAQuantity(text, f"is not a whole number of {what}", round(value) or 1)
         value = round(value)
     return value
 

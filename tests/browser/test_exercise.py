@@ -66,6 +66,37 @@ def test_an_exercise_that_does_not_come_leaves_the_answer(fresh) -> None:
     assert page.page.locator(".headlines").is_visible()
 
 
+def _asked(page) -> list[str]:
+    """The questions that this page asks from here on."""
+    found: list[str] = []
+    page.page.on("request", lambda request: "/view/" in request.url and found.append(request.url))
+    return found
+
+
+def test_an_exercise_without_a_number_to_ask_for_is_passed_over(fresh) -> None:
+    """As planned that run is broken already, so nothing grows up to a limit: the next one stands in its place."""
+    page = fresh("?calculator=breaks")
+    asked = _asked(page)
+    page.page.goto(page.page.url.partition("?")[0] + "?calculator=breaks&exercise=3")
+    page.page.wait_for_url("**exercise=4")
+    page.page.locator("#guess").wait_for()
+    assert page.page.locator(".headlines").is_hidden()
+    assert len({each.partition("?")[2] for each in asked}) <= 3
+
+
+def test_where_no_exercise_has_an_answer_the_page_says_so_and_asks_no_more(fresh) -> None:
+    page = fresh("?calculator=breaks")
+    impossible = {"query": {"layout.shard": "2", "cluster.count": "4"}}
+    page.page.route("**/exercise/**", lambda route: route.fulfill(json=impossible))
+    asked = _asked(page)
+    page.button("Exercise").click()
+    page.page.locator(".toast", has_text="There is no exercise now").wait_for()
+    page.settled()
+    assert "exercise" not in page.query
+    assert page.page.locator(".headlines").is_visible()
+    assert len(asked) < 40  # a question that is worked on is asked for again
+
+
 def test_a_link_to_an_exercise_asks_everybody_the_same(fresh) -> None:
     one, other = (fresh("?calculator=time&exercise=7") for _ in range(2))
     assert one.values == other.values

@@ -128,7 +128,7 @@ def test_napkin_as_json(capsys):
 def test_wrong_input_is_a_sentence_and_code_2(capsys):
     code, out, err = call(capsys, *NAPKIN[:-1], "1.5")
     assert (code, out) == (2, "")
-    assert err == "mfu = '1.5': is a share of the peak, above 0 and at most 1; nearest that works: 0.015\n"
+    assert err == "mfu = '1.5': is a share of the peak, above 0 and at most 1; nearest that works: 1\n"
 
 
 def test_wrong_input_for_a_program_is_json_as_well(capsys):
@@ -137,7 +137,7 @@ def test_wrong_input_for_a_program_is_json_as_well(capsys):
     (problem,) = json.loads(out)["error"]
     assert problem["sentence"] == err.strip()
     assert str(Problem(*(problem[name] for name in ("field", "value", "rule", "nearest")))) == problem["sentence"]
-    assert (problem["field"], problem["value"], problem["nearest"], problem["where"]) == ("mfu", "1.5", 0.015, "")
+    assert (problem["field"], problem["value"], problem["nearest"], problem["where"]) == ("mfu", "1.5", 1, "")
 
 
 def test_the_nearest_is_a_number_where_it_is_one(capsys):

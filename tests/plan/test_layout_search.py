@@ -555,7 +555,7 @@ def test_a_model_that_no_layout_takes_is_refused_with_what_helps(capsys: pytest.
     out = " ".join(capsys.readouterr().out.split())
     assert "No layout over 65,536 x NVIDIA H100 SXM 80GB is allowed" in out
     assert "--set model.n_mtp_layers=0" in out
-    assert "all-to-all splits the 1 to 128 key-value heads" in out
+    assert "must divide the 1 to 128 key-value heads" in out
 
 
 def test_lists_to_paste_fit_a_terminal_and_read_back() -> None:

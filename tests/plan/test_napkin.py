@@ -127,7 +127,7 @@ ONE = "napkin: exactly one of params, tokens, count, days, mfu is left out and s
         ({"mfu": None, "params": None}, [ONE + "left out: params, days, mfu"]),
         ({"days": 5}, [ONE + "all five are given"]),
         ({"mfu": 50}, ["mfu = 50: is a share of the peak, above 0 and at most 1; nearest that works: 0.5"]),
-        ({"mfu": "120%"}, ["mfu = '120%': is a share of the peak, above 0 and at most 1; nearest that works: 0.012"]),
+        ({"mfu": "120%"}, ["mfu = '120%': is a share of the peak, above 0 and at most 1; nearest that works: 1"]),
         ({"mfu": 0}, ["mfu = 0: must be between 1e-06 and 1; nearest that works: 1e-06"]),
         ({"mfu": "-1"}, ["mfu = '-1': must be between 1e-06 and 1; nearest that works: 1e-06"]),
         ({"mfu": 200}, ["mfu = 200: is a share of the peak, above 0 and at most 1; nearest that works: 1"]),

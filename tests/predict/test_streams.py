@@ -166,6 +166,6 @@ def test_rounds_that_are_not_drawn_say_what_they_are_where_they_are_of_one_kind(
     spans: list[Span] = []
     streams = Streams(record=spans.append)
     streams.run((Loop("micro-batches", 8, layers),))
-    folded = {each.name.split(" more of ")[1]: each.what for each in spans if each.what.startswith("more")}
+    folded = {each.name.split(" of ")[1]: each.what for each in spans if each.what.startswith("more")}
     assert folded == {"up": "more forward", "down": "more backward", "micro-batches": "more"}
     assert sum(each.end - each.start for each in spans) == streams.compute == 8 * 16

@@ -136,7 +136,7 @@ def test_rounds_that_are_not_drawn_are_marked_and_do_not_push_the_rest_aside() -
     step = Entry("mm", "", "forward", "matmul", loop=(("micro-batches", 1_000_000),))
     figure = memory_figure(Ledger((step, replace(step, name="add"), Entry("adamw", "", "optimizer", "update"))))
     texts = [each["text"] for each in figure["layout"]["annotations"]]
-    assert "999,998 more of micro-batches" in texts
+    assert "999,998 more rounds of micro-batches" in texts
     axis = figure["layout"]["xaxis"]
     assert axis["range"][1] < 10
     assert axis["ticktext"][-1] == "2,000,000"

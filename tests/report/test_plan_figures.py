@@ -48,7 +48,7 @@ def test_a_run_far_below_what_the_device_gives_has_no_line() -> None:
     made, (waterfall, memory, _), names = _made("gpt2")
     assert _lines(memory) == []
     assert "NOT" not in waterfall["layout"]["title"]["text"] + names[1]
-    assert about(made)[-1].startswith("Memory: fits: ")
+    assert about(made)[-1].startswith("Memory: fits (chance ")
 
 
 def test_a_layout_is_said() -> None:

@@ -9,7 +9,7 @@ from trainledger.report.plan_figures import step_timeline
 
 SPANS = [
     Span("layers.*", "compute", 0.0, 2e-3, "forward"),
-    Span("30 more of layers 1", "compute", 2e-3, 6e-2, "more"),
+    Span("30 more rounds of layers 1", "compute", 2e-3, 6e-2, "more"),
     Span("all_gather over shard", "communication", 0.0, 1e-3, "communication"),
     Span("layers.*", "compute", 6e-2, 8e-2, "backward"),
 ]
@@ -35,7 +35,7 @@ def test_every_span_is_a_bar_in_its_lane() -> None:
 
 
 def test_many_rounds_of_one_kind_are_paler_bars_of_that_kind() -> None:
-    folded = [*SPANS, Span("30 more of layers", "compute", 8e-2, 9e-2, "more backward")]
+    folded = [*SPANS, Span("30 more rounds of layers", "compute", 8e-2, 9e-2, "more backward")]
     figure = step_timeline(folded, 9e-2)
     assert figure is not None
     (backward,) = (each for each in figure["data"] if each["name"] == "backward")

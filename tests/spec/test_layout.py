@@ -184,7 +184,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             EIGHT,
             {},
             8,
-            "layout.context = 8: all-to-all splits the 4 key-value heads of a tensor rank, so it must divide them"
+            "layout.context = 8: must divide the 4 key-value heads of a tensor rank, which all-to-all splits"
             "; nearest that works: 4",
         ),
         (

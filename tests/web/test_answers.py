@@ -88,6 +88,16 @@ def test_each_exercise_has_an_answer_to_ask_for(name: str) -> None:
         assert answers.check(name, query, asked[0]["name"], "1e30")["right"] is False
 
 
+def test_an_exercise_that_takes_seconds_is_a_run_that_can_be_planned() -> None:
+    calculator = CALCULATORS["breaks"]
+    for seed in range(12):
+        query = answers.exercise("breaks", seed)["query"]
+        tl.plan(query.get("run", "llama-3.1-8b"), [
+            f"{each.name}={query.get(each.name, each.default)}" for each in calculator.fields
+            if "." in each.name and query.get(each.name, each.default)
+        ])  # fmt: skip
+
+
 @pytest.mark.parametrize(("of", "guess"), [("days", "20.6 days"), ("flops", "7.2e23 FLOP"), ("flops", "7.2e23")])
 def test_a_guess_may_have_its_unit(of: str, guess: str) -> None:
     assert answers.check("time", {}, of, guess)["right"]

@@ -148,7 +148,7 @@ def test_the_largest_micro_batch_is_that_of_fit() -> None:
     query = {"run": "gpt2", "recipe.seq_len": "1024", "cluster.device": "rtx-4090"}
     seen = answers.view("memory", query | {"largest": "yes"})
     largest = next(each for each in seen["headlines"] if each["name"] == "largest_micro_batch")
-    assert answers.view("memory", query | {"recipe.micro_batch": str(largest["value"])})["tone"] == "good"
+    assert answers.view("memory", query | {"recipe.micro_batch": str(largest["value"])})["tone"] != "bad"
     assert answers.view("memory", query | {"recipe.micro_batch": str(largest["value"] + 1)})["tone"] == "bad"
 
 
@@ -177,13 +177,13 @@ def test_each_preset_is_answered_without_sympy_and_numpy() -> None:
 
 def test_the_presets_show_what_fits_and_what_does_not() -> None:
     tones = {answers.view("memory", query)["tone"] for query in MEMORY.presets.values()}
-    assert tones == {"good", "bad"}
+    assert tones == {"good", "bad", "unknown"}  # of adapters on 24 GB the chance that they fit is below a half
 
 
 def test_a_longer_context_gives_the_model_as_many_positions(capsys: pytest.CaptureFixture[str]) -> None:
     found = answers.answer("memory", {"run": "llama-3-8b", "recipe.seq_len": "32768"})
     assert found["data"]["run"]["model"]["max_seq_len"] == 32768
-    assert "The model was made for fewer tokens; here it has 32768 positions." in found["notes"]
+    assert "The model was made for fewer tokens; here it has 32,768 positions." in found["notes"]
     assert told(capsys, found["paste"]["command"].split()[1:]) == found["data"]
 
 

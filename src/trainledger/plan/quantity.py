@@ -59,7 +59,8 @@ def read_mfu(value: object, problems: list[Problem]) -> float | None:
     if SMALLEST <= share <= 1:
         return float(share)
     if share > 1:
-        nearest = share / 100 if share <= 100 else 1
+        percent_meant = 2 <= share <= 100 and "%" not in str(value)
+        nearest = float(f"{share / 100:.6g}") if percent_meant else 1
         problems.append(Problem("mfu", value, "is a share of the peak, above 0 and at most 1", nearest))
     else:
         problems.append(Problem("mfu", value, f"must be between {SMALLEST:g} and 1", SMALLEST))

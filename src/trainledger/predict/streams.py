@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater
 from trainledger.predict.stream_ops import Loop, Schedule, StreamOp
+from trainledger.units import counted
 
 MOST_ROUNDS = 64  # of a loop's body, before its last increment counts for all others
 
@@ -120,7 +121,7 @@ class Streams:
         at, communicated, busy = self.compute, self.communication, self.busy
         self._move([each + rounds * by for each, by in zip(self._state(), shift, strict=True)])
         if self.record is not None:
-            label = f"{rounds} more of {name}"
+            label = f"{counted(rounds, 'more round')} of {name}"
             self.record(Span(label, "compute", at, self.compute, what))
             if self.busy > busy and self.communication > communicated:
                 one = "more" if what == "more" else "more communication"

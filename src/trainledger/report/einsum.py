@@ -75,7 +75,7 @@ def cut_text(cut: Tiling) -> str:
     >>> from trainledger.catalog import device
     >>> from trainledger.predict.einsum_time import matmul, einsum_time
     >>> print(cut_text(einsum_time([matmul((1, 4096, 4096, 4096), "bf16")], device("h100-sxm")).tilings[0]))
-    512 tiles of 256 x 128 in 4 waves of 132 multiprocessors, which are 97.0 % busy; 100.0 % of the tiles is needed.
+    512 tiles of 256 x 128 in 4 waves of 132 multiprocessors, which are 97.0 % busy; filled to 100.0 %.
     """
     inner = "" if cut.split == 1 else f", the inner length in {cut.split} parts,"
     waves = "waves that are assumed to be full"
@@ -83,7 +83,7 @@ def cut_text(cut: Tiling) -> str:
         waves = (
             f"{counted(cut.waves, 'wave')} of {cut.workers} multiprocessors, which are {format_percent(cut.busy)} busy"
         )
-    needed = f"{format_percent(cut.filled)} of the tiles is needed"
+    needed = f"filled to {format_percent(cut.filled)}"
     return f"{counted(cut.tiles, 'tile')} of {cut.rows} x {cut.columns}{inner} in {waves}; {needed}."
 
 

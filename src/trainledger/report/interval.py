@@ -62,7 +62,7 @@ def fits(forecast: Forecast) -> str:
     """Whether a run fits, to be followed by what it needs, with the chance of it where that is known."""
     if forecast.fits is False:
         return "does NOT fit:"
-    return "fits:" if forecast.chance_of_fitting is None else f"fits: {chance(forecast.chance_of_fitting)};"
+    return "fits:" if forecast.chance_of_fitting is None else f"fits (chance {chance(forecast.chance_of_fitting)}):"
 
 
 def room(forecast: Forecast) -> str:

@@ -195,8 +195,8 @@ def _how(found: Layouts) -> Iterator[str]:
     yield (
         f"CPU time: {format_seconds(found.preparing_seconds)} to build the grid and the parts that layouts are made "
         f"of; {format_seconds(found.bounding_seconds)} to bound the memory and time of {found.allowed:,} layouts "
-        f"({rate} per second); {format_seconds(found.accounting_seconds)} for full accounts of the best "
-        f"{found.accounted:,}."
+        f"({rate} per second); {format_seconds(found.accounting_seconds)} for "
+        f"{counted(found.accounted, 'full account')}, the best first."
     )
     for what, gap in (("time", found.seconds_gap), ("memory", found.nbytes_gap)):
         if gap is not None:

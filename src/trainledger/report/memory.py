@@ -18,7 +18,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.report.peak import place, tensors_at_peak
 from trainledger.report.style import COLOURS, DARK, GREY, arranged, bar_figure, bars, folded, line, mark, points
-from trainledger.units import GIGA, KILO, MEGA, format_nbytes
+from trainledger.units import GIGA, KILO, MEGA, counted, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
 _MOST_POINTS, _FEW_POINTS = 1200, 320  # drawn of one ledger
@@ -274,7 +274,7 @@ def numbers_of(moments: Sequence[Moment]) -> tuple[list[int], list[tuple[int, st
             elif before is not None and before.iteration[at] != moment.iteration[at]:
                 rounds = moment.iteration[at] - before.iteration[at] - 1
                 if rounds:
-                    skipped.append((len(numbers), f"{rounds:,} more of {moment.entry.loop[at][0]}"))
+                    skipped.append((len(numbers), f"{counted(rounds, 'more round')} of {moment.entry.loop[at][0]}"))
                 number += rounds * (number - starts[at])
                 starts[at + 1 :] = []
         numbers.append(number)

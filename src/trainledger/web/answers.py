@@ -142,7 +142,7 @@ def exercise(name: str, seed: int, calculators: Calculators = CALCULATORS) -> di
     calculator = _calculator(calculators, name)
     for _ in range(_TRIES):
         query = _drawn(calculator, drawn)
-        if calculator.patient or _asks(calculator, query):
+        if _asks(calculator, query):
             return {"query": query}
     return {"query": dict(next(iter(calculator.presets.values()), {}))}
 
@@ -159,9 +159,11 @@ def _drawn(calculator: Calculator, drawn: random.Random) -> dict[str, str]:
 
 
 def _asks(calculator: Calculator, given: Mapping[str, str]) -> bool:
-    """Whether a query is answered with a number that an exercise may ask for."""
+    """Whether a query is answered with a number that an exercise may ask for; of a patient calculator, if it may be."""
     try:
         query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
+        if calculator.patient:
+            return calculator.refuse is None or calculator.refuse(query) is not None
         return any(each.asked and each.value for each in calculator.reply(query, _silent).headlines)
     except InvalidInput:
         return False

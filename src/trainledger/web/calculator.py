@@ -133,7 +133,8 @@ class Calculator:
     """A question with its fields, and the function that answers it.
 
     ``presets`` are queries by title. ``any_of_run`` takes every field of a run file. ``needs`` names packages without
-    which it cannot answer; ``patient`` says that it may take seconds. ``reply`` raises `InvalidInput`.
+    which it cannot answer; ``patient`` says that it may take seconds. ``reply`` raises `InvalidInput`, and ``refuse``
+    where a query is wrong that a patient calculator need not work on to find out.
     """
 
     name: str
@@ -145,3 +146,4 @@ class Calculator:
     any_of_run: bool = False
     needs: tuple[str, ...] = ()
     patient: bool = False
+    refuse: Callable[[Query], object] | None = None

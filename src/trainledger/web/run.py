@@ -109,7 +109,7 @@ def more_positions(asked: Query, query: Query) -> tuple[str, ...]:
     name = "model.max_seq_len"
     if name not in asked.given or name in query.given:
         return ()
-    return (f"The model was made for fewer tokens; here it has {asked.given[name]} positions.",)
+    return (f"The model was made for fewer tokens; here it has {size_of(asked.given[name]):,} positions.",)
 
 
 def settings_of(query: Query) -> tuple[str, ...]:

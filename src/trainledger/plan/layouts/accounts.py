@@ -221,7 +221,8 @@ class Accounts:
             notes.append("interrupted: what was accounted for so far is ranked")
         elif not self.certain and self.found:
             notes.append(
-                f"the order is not certain: after {limit_seconds:g} s layouts were left whose bounds are below"
+                f"the order is not certain: after {limit_seconds:g} s some layouts had no full account yet that may be "
+                "quicker than those ranked"
             )
         if self.unknown:
             notes.append(f"some layouts cannot be timed: {self.unknown}")

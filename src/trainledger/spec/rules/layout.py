@@ -220,7 +220,7 @@ def _context(run: Run) -> Iterator[Problem]:
             yield Problem("layout.context", ranks, f"must divide recipe.seq_len = {recipe.seq_len}",
                           nearest_divisor(recipe.seq_len, ranks))  # fmt: skip
         elif heads % ranks:
-            rule = f"all-to-all splits the {heads} key-value heads of a tensor rank, so it must divide them"
+            rule = f"must divide the {heads} key-value heads of a tensor rank, which all-to-all splits"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
     windows = spec.attention.window is not None or spec.positions.kind == "alibi"
@@ -272,4 +272,9 @@ def _sharding(run: Run) -> Iterator[Problem]:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")
     if layout.reshard_after_forward and layout.schedule == "interleaved" and layout.pipeline > 1:
-        yield Problem("layout.reshard_after_forward", True, "an interleaved pipeline gathers once a step", False)
+        yield Problem(
+            "layout.reshard_after_forward",
+            True,
+            "must be false: an interleaved pipeline gathers once a step",
+            False,
+        )

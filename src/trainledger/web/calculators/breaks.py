@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trainledger as tl
+from trainledger.api.load import resolve
 from trainledger.document import Table
 from trainledger.plan.breaks import Break, Breaks
 from trainledger.plan.changes import value_of
 from trainledger.plan.limits import MEMORY
 from trainledger.plan.sizes import AXES
+from trainledger.spec.run import Run
 from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of
@@ -55,6 +57,11 @@ def _reply(query: Query, progress: Progress) -> Reply:
     )
 
 
+def _resolved(query: Query) -> Run:
+    """The run as planned; raises `InvalidInput`."""
+    return resolve(source_of(query), settings_of(query), search=False)
+
+
 def _unused(query: Query) -> dict[str, str]:
     """The fields that do not count, with the reason."""
     found = of_pasted(query)
@@ -73,7 +80,9 @@ def _remedies(found: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Rem
     for each in (one for along in found.along for one in along.breaks if one.cure is not None):
         assert each.cure is not None
         fields = dict(one.split("=", 1) for one in each.cure.changes)
-        title = f"Context ranks: {each.limit} holds up to {each.cure.holds:,}, on {each.cure.devices:,} devices"
+        title = (
+            f"Context ranks: {each.limit} holds up to {each.cure.holds:,} at least, on {each.cure.devices:,} devices"
+        )
         yield remedy(title, fields)
     run = found.run
     met = {one.limit for along in found.along for one in along.breaks} | {each.limit for each in found.already}
@@ -91,7 +100,7 @@ def _verdict(found: Breaks) -> str:
         return f"Nothing breaks along {', '.join(each.axis for each in found.along)}, as far as it was looked at."
     nearest = min(first, key=lambda each: each.factor)
     times = f"{nearest.factor:.4g} times the plan"
-    return f"The first limit is {nearest.limit}: {nearest.field} = {nearest.breaks:,}, {times}."
+    return f"The first limit is {nearest.limit}, from {nearest.field} = {nearest.breaks:,} on, {times}."
 
 
 def _headlines(found: Breaks) -> list[Headline]:
@@ -99,9 +108,9 @@ def _headlines(found: Breaks) -> list[Headline]:
     firsts = [(each, each.breaks[0]) for each in found.along if each.breaks]
     return [
         Headline(
-            name=each.axis, title=f"{each.axis}: {first.limit}", value=first.holds or None, unit="integer",
-            said="" if first.holds else "not even as planned", formula=_formula(first), basis=first.basis,
-            source=first.source, asked=bool(first.holds),
+            name=each.axis, title=f"largest {each.axis} before {first.limit}", value=first.holds or None,
+            unit="integer", said="" if first.holds else "not even as planned", formula=_formula(first),
+            basis=first.basis, source=first.source, asked=bool(first.holds),
         )
         for each, first in firsts
     ]  # fmt: skip
@@ -155,4 +164,5 @@ BREAKS = Calculator(
     },
     any_of_run=True,
     patient=True,
+    refuse=_resolved,
 )  # fmt: skip

@@ -95,8 +95,8 @@ def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[
         "overflows in": ("overflow",),
     }  # fmt: skip
     fates = {each.format.name: each.fate for each in rounded}
-    if "fp64" in fates and report.in_fp64(number):
-        fates["fp64"] = "rounded"
+    if len(fates) > 1 and report.in_fp64(number):
+        fates.pop("fp64", None)  # the number is read in it: what was rounded then is no part of the others' errors
     said = {kind: [name for name, fate in fates.items() if fate in own] for kind, own in kinds.items()}
     return f"{number!r} " + "; ".join(f"{kind} {', '.join(names)}" for kind, names in said.items() if names)
 

@@ -34,7 +34,7 @@ from trainledger.spec.recipe import ATTENTIONS
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
-from trainledger.units import format_nbytes, format_percent, parse_count
+from trainledger.units import counted, format_nbytes, format_percent, parse_count
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
@@ -54,6 +54,7 @@ from trainledger.web.run import (
 )
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
+_LIKELY = 0.5
 _TO_A_STAGE = 4  # micro-batches: Huang et al. 2019, GPipe (arXiv 1811.06965), section 2.3
 
 
@@ -70,7 +71,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=_document(document, explained.memory(account, moments), largest),
         headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
         verdict=too_large(plan.forecast) or (_fits(plan) if problem is None else str(problem)),
-        tone=BAD if problem is not None else UNKNOWN if fits is None else GOOD,
+        tone=BAD if problem is not None else GOOD if fits and _likely(plan.forecast) else UNKNOWN,
         drawings=tuple(_drawings(plan, moments)),
         values=texts_of(run, query)
         | {"recipe.micro_batch": str(run.device_batch), "accumulation": str(run.grad_accum)},
@@ -157,9 +158,14 @@ def _fits(plan: Plan) -> str:
     return f"{_certain(forecast)} {of}, {format_nbytes(left)} ({share}) of headroom."
 
 
+def _likely(forecast: Forecast) -> bool:
+    """Whether a run that fits by the prediction does so rather than not."""
+    return forecast.chance_of_fitting is None or forecast.chance_of_fitting >= _LIKELY
+
+
 def _certain(forecast: Forecast) -> str:
     """That it fits, and the chance of it where that is known."""
-    return "Fits:" if forecast.chance_of_fitting is None else f"Fits: {chance(forecast.chance_of_fitting)};"
+    return "Fits:" if forecast.chance_of_fitting is None else f"Fits (chance {chance(forecast.chance_of_fitting)}):"
 
 
 def _of_account(account: Symbolic) -> list[Headline]:
@@ -218,7 +224,9 @@ def _laid_out(run: Run) -> str:
     axes = " x ".join(f"{axis} {getattr(run.layout, axis):,}" for axis in AXES if getattr(run.layout, axis) > 1)
     spread = f"{run.cluster.count:,} devices: {axes}" if axes else "One device"
     recipe = run.recipe
-    batch = f"{run.grad_accum:,} x {run.device_batch:,} sequences of {recipe.seq_len:,} tokens for each replica"
+    batch = (
+        f"{run.grad_accum:,} x {counted(run.device_batch, 'sequence')} of {recipe.seq_len:,} tokens for each replica"
+    )
     return f"{spread}; {batch}. No layout is searched for here: the calculator of layouts does that."
 
 

@@ -83,13 +83,14 @@ def _headlines(served: Inference) -> list[Headline]:
     )
     found = [
         Headline(
-            name="weights_nbytes", title="weights", value=weights.nbytes, unit="nbytes", formula=held, basis="exact",
-            source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales", asked=True,
+            name="weights_nbytes", title="weights of a device", value=weights.nbytes, unit="nbytes", formula=held,
+            basis="exact", source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales", asked=True,
         ),
         Headline(
-            name="cache_nbytes", title="KV cache", value=served.cache_nbytes, unit="nbytes", basis="exact", asked=True,
+            name="cache_nbytes", title="KV cache of a device", value=served.cache_nbytes, unit="nbytes", basis="exact",
+            asked=True,
             formula=f"{counted(serving.batch, 'sequence')} x {serving.context:,} tokens x {served.token_nbytes:,} "
-                    f"bytes a token over {layers} layers" + _windowed(served),
+                    f"bytes a token over {layers} layers" + _windowed(served) + _of_all(served),
             source="ledger.model.kv_cache: keys and values of each layer, or its latent",
         ),
     ]  # fmt: skip
@@ -104,6 +105,12 @@ def _headlines(served: Inference) -> list[Headline]:
             )
         )  # fmt: skip
     return [*found, *_speed(served)]
+
+
+def _of_all(served: Inference) -> str:
+    """The caches of all tensor ranks together."""
+    ranks = served.run.layout.tensor
+    return "" if ranks == 1 else f"; {ranks} tensor ranks: {format_nbytes(ranks * served.cache_nbytes)} in all"
 
 
 def _windowed(served: Inference) -> str:

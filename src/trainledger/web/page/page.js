@@ -1,8 +1,9 @@
 // The page: what is asked (the address), the form, and the newest answer.
+import { confirm, say } from "./announce.js";
 import { drawAnswer, showAnswer, stand } from "./answer.js";
 import { Asking } from "./asking.js";
 import { copyMenu } from "./copy.js";
-import { byId, element, put } from "./element.js";
+import { byId, element } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
@@ -12,7 +13,8 @@ import { addressOf, different, same, stateOf, Trail } from "./state.js";
 import { connect } from "./transport.js";
 
 const root = byId("answer");
-const page = { state: null, arriving: null, view: null, answered: null, hidden: false }; // the question that `view` answers
+const page = { state: null, arriving: null, view: null, answered: null, hidden: false, passed: 0 }; // the question that `view` answers
+const MOST_PASSED = 10; // exercises one after another that ask for nothing
 
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
@@ -134,7 +136,10 @@ function shown({ state, at }, view) {
   remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
   clearTimeout(page.again);
   if (view.again_seconds) page.again = setTimeout(() => page.view === view && unlessHidden(ask), 1000 * view.again_seconds);
-  if (page.hidden && !byId("guess")) pose();
+  if (page.hidden && !byId("guess")) {
+    if (!askedOf(view.headlines, state.exercise)) return nextExercise();
+    pose();
+  }
   exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
   document.title = `${state.calculator.title}: ${verdict} · trainledger`;
@@ -154,9 +159,7 @@ function refused({ state }, error) {
   if (error === null || state.calculator !== page.state.calculator) return undefined;
   root.classList.add("old");
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
-  if (state.exercise) {
-    return become({ exercise: String(Number(state.exercise) + 1) }, "exercise") || arrive();
-  }
+  if (page.hidden) return nextExercise();
   form.wrong(problems);
   stand(parts, page.answered
     ? "This question has no answer; what is wrong stands at its field. Below is the answer to the question before."
@@ -196,13 +199,6 @@ function working(what) {
   else bar.removeAttribute("value");
 }
 
-let speaking;
-/** What a screen reader says and, for a moment, the page shows; of sentences that follow each other fast, the last. */
-function say(sentence, pause = 0) {
-  clearTimeout(speaking);
-  speaking = setTimeout(() => put(byId("said"), sentence), pause);
-}
-
 // --- buttons -------------------------------------------------------------------------------------------------------
 
 const button = (text, onclick, more = {}) => element("button", { type: "button", class: "quiet", text, onclick, ...more });
@@ -239,23 +235,24 @@ function buttons() {
   reset.hidden = copying.hidden = Boolean(page.state.exercise) && page.hidden;
 }
 
-/** Says what was done, also to the eye. */
-function confirm(sentence) {
-  put(byId("said"), "");
-  say(sentence);
-  const toast = element("p", { class: "toast", text: sentence, "aria-hidden": "true" });
-  document.querySelector(".toast")?.remove();
-  document.body.append(toast);
-  setTimeout(() => toast.remove(), 2200);
-}
-
 function exercise(seed) {
   trail.moved(addressOf({ ...page.state, exercise: String(seed) }), "exercise", true);
   trail.open = null;
   arrive();
 }
 
+/** Passes over an exercise that has no number to ask for; gives up where many have none. */
+function nextExercise() {
+  page.passed += 1;
+  const seed = String(Number(page.state.exercise) + 1);
+  if (page.passed <= MOST_PASSED) return trail.write(addressOf({ ...page.state, exercise: seed })) ?? arrive();
+  confirm("There is no exercise now.");
+  page.state = { ...page.state, given: {} };
+  return leave();
+}
+
 function leave() {
+  page.passed = 0;
   page.hidden = false;
   reveal();
   byId("exercise").replaceChildren();
@@ -265,6 +262,7 @@ function leave() {
 function pose() {
   const { calculator, given, exercise: seed } = page.state;
   const asked = askedOf(page.view.headlines, seed);
+  page.passed = 0;
   drawExercise(byId("exercise"), {
     seed, asked, say,
     check: (guess) => transport.check(calculator.name, given, asked.name, guess),
