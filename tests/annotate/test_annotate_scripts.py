@@ -116,8 +116,8 @@ def test_so_many_steps_and_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "rule"),
     [
-        ("x = (\n", "is no Python: '(' was never closed at line 1"),
-        ("x = '\0'\n", "is no Python"),
+        ("x = (\n", "is not Python: '(' was never closed at line 1"),
+        ("x = '\0'\n", "is not Python"),
         (None, "cannot be read"),
     ],
 )

@@ -467,8 +467,21 @@ def test_the_layout_follows_where_it_is_searched_for() -> None:
     assert along.reached == 16 * 4096 > max(each.breaks for each in planned.breaks if each.limit == "device memory")
     assert "device memory" not in [each.limit for each in along.breaks]
     assert any(each.startswith("layout.context=") for each in along.layout)
-    assert tl.predict(tl.load(tl.load(asked), [*along.layout, *_sequence_of(along.reached)])).fits
+    assert tl.predict(tl.load(tl.load(asked), [*along.layout, *_sequence_of(along.laid_out)])).fits
     assert planned.layout == ()
+
+
+@pytest.mark.agreement
+def test_no_layout_is_given_to_a_size_that_fits_nowhere() -> None:
+    asked = tl.load("gpt2", ["cluster.device=a100-sxm-40gb", "cluster.count=8"], search=False)
+    (along,) = tl.breaks(asked, along=["width"]).along
+    (memory,) = (each for each in along.breaks if each.limit == "device memory")
+    assert along.laid_out == memory.holds < memory.breaks <= along.reached
+    heads, wide = along.laid_out // 64, 4 * along.laid_out
+    sizes = (f"model.d_model={along.laid_out}", f"model.attention.n_heads={heads}", f"model.feed_forward.d_ff={wide}")
+    assert tl.predict(
+        tl.load(tl.load("gpt2", ["cluster.device=a100-sxm-40gb", "cluster.count=8"]), [*along.layout, *sizes])
+    ).fits
 
 
 def _sequence_of(tokens: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import trainledger as tl
 from trainledger.api.layout import why_no_layout
 from trainledger.cli import main
 from trainledger.plan.layouts.grid import divisors, grid_of, whole
+from trainledger.plan.layouts.search import NOT_ACCOUNTED, SLOWER
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -24,6 +25,18 @@ def allowed(run: Run, devices: int, fixed: dict[str, Any]) -> bool:
     """Whether any layout of the grid breaks no rule, each asked by itself."""
     run = replace(whole(run), cluster=replace(run.cluster, count=devices))
     return any(not list(run_problems(each)) for each in everything(grid_of(run, devices, fixed)))
+
+
+def test_a_search_without_time_ranks_one_and_does_not_say_that_others_are_slower() -> None:
+    found = tl.layouts(run_for(8, SMALL), limit_seconds=0)
+    assert found.best is not None
+    assert not found.certain
+    assert {each.reason for each in found.rejected} & {SLOWER, NOT_ACCOUNTED} == {NOT_ACCOUNTED}
+    none = replace(found, ranked=(), simplest=None, pareto=())
+    assert f"No layout that fits was found before the time limit; {found.accounted} account" in str(none)
+    problem = why_no_layout(none, {})
+    assert "a longer time limit looks at more" in problem.rule
+    assert problem.nearest is None
 
 
 def with_batch(run: Run, batch: int) -> Run:

@@ -5,6 +5,7 @@ import json
 import pytest
 from profiler_runs import SPEC, recorded, run_of
 
+from trainledger import catalog
 from trainledger.plan.advise import advise
 from trainledger.plan.plan import make_plan
 from trainledger.predict.step import IDEAL
@@ -60,6 +61,18 @@ def test_what_does_not_match_is_listed(tmp_path):
     assert found.mfu is None
     assert any(each.startswith("No step time") for each in found.notes)
     assert all(each.predicted_ns is None for each in found.bars)
+
+
+def test_a_trace_of_a_cpu_is_not_compared_with_the_times_of_an_accelerator(tmp_path):
+    run = run_of()
+    other = Run(model=with_fields(SPEC, {"d_model": 96, "feed_forward.d_ff": 88}), recipe=run.recipe)
+    found = beside(
+        profile_of(recorded(tmp_path, run)), make_plan(other, catalog.device("a100-sxm-40gb"), backend="cuda")
+    )
+    assert found.mfu is None
+    assert "No matmul of the trace is one of the account" in "".join(found.notes)
+    assert any(each.startswith("The trace has no work of an accelerator") for each in found.notes)
+    assert "by the account's model FLOPs" not in str(found)
 
 
 def test_a_cause_has_a_change_with_the_gain_that_is_predicted_for_it(tmp_path):

@@ -138,6 +138,18 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_built(
     assert not Path("runs").exists()
 
 
+def test_a_run_that_is_refused_for_its_text_leaves_no_directory(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in Path("corpus").iterdir():
+        each.write_text("short")
+    own = Path("runs") / "own"
+    own.mkdir(parents=True)
+    assert main(["train", str(run_file)]) == 2
+    assert "holds out none" in capsys.readouterr().err
+    assert list(Path("runs").iterdir()) == [own]
+
+
 def test_a_corpus_that_is_not_there_leaves_no_begun_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train", str(run_file), "--set", "recipe.steps=2"]
     (run_file.parent / "corpus").rename(run_file.parent / "away")

@@ -17,6 +17,7 @@ from trainledger.predict.roofline import NoRate
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
+from trainledger.units import counted
 
 Progress = Callable[[str, int, int], None]
 # A search may take half a minute, and `plan` asks for the same run several times; a server asks for many runs.
@@ -95,6 +96,10 @@ def spread(
 def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progress | None = None) -> Problem:
     """Why a search with ``fixed`` values found no layout, and the nearest values with which there is one."""
     run = whole(found.run)
+    if found.fitting and not found.certain:
+        looked = f"by {counted(found.accounted, 'full account')} of {found.fitting:,} layouts that may fit"
+        rule = f"found none for {found.devices:,} x {run.cluster.device} {looked}; a longer time limit looks at more"
+        return Problem("layout", None, rule)
 
     def fits(count: int) -> bool:
         try:

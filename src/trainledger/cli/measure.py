@@ -142,7 +142,7 @@ def reconcile(args: Namespace) -> Document | Outcome:
     """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
 
     Of a profiler's trace: where the time of its steps went, of a snapshot of CUDA's allocator its peak, with --run
-    beside the forecast. With --update the calibration learns from past runs.
+    against the forecast. With --update the calibration learns from past runs.
     """
     of_file = args.trace is not None or args.memory is not None
     given = {"--run": args.run, "--set": args.set, "--against": args.against}

@@ -136,8 +136,11 @@ def measured_run(
                 steps[line["step"]] = step
     quiet = [each for step, each in steps.items() if step not in disturbed]
     if len(quiet) < min(len(steps), ENOUGH_STEPS):
-        busy = f"other processes kept the machine busy: all but {len(quiet)} of {len(steps)} steps were disturbed"
-        notes = (*notes, f"{busy}, and the step time is that of all of them")
+        disturbed_of = f"{len(steps) - len(quiet)} of {len(steps)} steps were disturbed"
+        notes = (
+            *notes,
+            f"other processes kept the machine busy: {disturbed_of}, and the step time is that of all steps",
+        )
         quiet = list(steps.values())
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)

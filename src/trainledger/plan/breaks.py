@@ -70,7 +70,8 @@ class Along:
     """What breaks along one axis, the first first; ``reached`` is the largest value that was looked at.
 
     ``warnings`` are marks that are passed on the way to the last break, beyond which the run works as well as before.
-    ``layout`` is what the run has there of another layout, as ``--set`` takes it, where the layout follows the size.
+    ``layout`` is what the run has of another layout, as ``--set`` takes it, where the layout follows the size: at
+    ``laid_out``, the largest value that was looked at and fits in memory.
     """
 
     axis: str
@@ -81,6 +82,7 @@ class Along:
     breaks: tuple[Break, ...]
     warnings: tuple[Break, ...] = ()
     layout: tuple[str, ...] = ()
+    laid_out: int = 0
 
 
 @frozen
@@ -182,7 +184,8 @@ class _Walk:
             before = reached = index
             if len(edges.keys() - self._warnings) >= most:
                 break
-        found = [self._break(*each) for each in self._narrowed(edges, most)]
+        narrowed = self._narrowed(edges, most)
+        found = [self._break(*each) for each in narrowed]
         if ruled_out is not None:
             found.append(self._rule_broken(ruled_out))
         found.sort(key=lambda each: each.breaks)
@@ -190,9 +193,11 @@ class _Walk:
         last = limits[-1].breaks if len(limits) == most else values[reached]
         warnings = tuple(each for each in found if each.warns and each.breaks <= last)
         sweep = self.sweep
-        layout = () if self.cure else layout_overrides(self.run, self._at(reached))
+        fits = min([reached, *(index - 1 for limit, index in narrowed if limit.name == MEMORY)])
+        layout = () if self.cure else layout_overrides(self.run, self._at(fits))
         return Along(
-            self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(limits), warnings, layout
+            self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(limits), warnings, layout,
+            values[fits],
         )  # fmt: skip
 
     def _ladder(self) -> Iterator[int]:

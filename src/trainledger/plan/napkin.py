@@ -196,12 +196,13 @@ def _formulas(
     day = f"{SECONDS_PER_DAY} s"
     found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
     devices = f"{count:.6g}"  # the result of the equation need not be whole
+    whole = f", so {ceil(count):,}; what follows is of {devices}" if count != ceil(count) else ""
     rate = f"{devices} x {f} x {short(mfu)}"
     span = f"{short(days)} x {day}"
     texts = {
         "days": ("C / (devices x peak x MFU)", f"{c} / ({rate}) / {day} = {short(days)} days"),
         "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({devices} x {f} x {span}) = {short(mfu)}"),
-        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {span}) = {devices}"),
+        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {span}) = {devices}{whole}"),
         "params": ("N = devices x peak x MFU x t / (6 D)", f"{rate} x {span} / (6 x {d}) = {n}"),
         "tokens": ("D = devices x peak x MFU x t / (6 N)", f"{rate} x {span} / (6 x {n}) = {d}"),
     }

@@ -1,4 +1,4 @@
-"""A profile beside the forecast of its run: bar by bar, operation by operation, and what to change with its gain."""
+"""A profile against the forecast of its run: bar by bar, operation by operation, and what to change with its gain."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from trainledger.profiler.profile import Profile
 from trainledger.profiler.ranks import Ranks
 from trainledger.profiler.step_time import EXPOSED, HOST, LAUNCH_GAPS, OUTSIDE
 from trainledger.profiler.waterfall import COMPUTE, MeasuredBar, measured_waterfall
+from trainledger.spec.cluster import Device
 from trainledger.spec.run import Run
 from trainledger.units import NANOSECONDS_PER_SECOND
 
@@ -79,7 +80,7 @@ class ProfileBeside(Answer, report="profile_beside"):
 
 
 def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> ProfileBeside:
-    """A profile beside the plan of its run, of several ranks that of the first one; ``advice`` is of the same run."""
+    """A profile against the plan of its run, of several ranks that of the first one; ``advice`` is of the same run."""
     ranks = found if isinstance(found, Ranks) else None
     waited_ns: Mapping[str, int] = {}
     if isinstance(found, Ranks):
@@ -88,6 +89,12 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
     machine: Machine | None = found.device or plan.machine
     if found.device is not None and plan.machine is not None and found.device.title != plan.machine.title:
         notes.append(f"The trace is of {found.device.title}, the forecast of {plan.machine.title}.")
+    elif not found.on_device and isinstance(plan.machine, Device):
+        notes.append(
+            f"The trace has no work of an accelerator, and the forecast is of {plan.machine.title}: times do not "
+            "compare, and there is no MFU."
+        )
+        machine = None
     at_peak_ns = reached = None
     try:
         if machine is not None:
@@ -104,6 +111,9 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
     )  # fmt: skip
     notes += [f"{each[0].upper()}{each[1:]}." for each in plan.forecast.notes if each.startswith("no step time")]
     rows = operations(ledger, found.matmuls, found.collectives)
+    computed = [each for each in rows if each.unit == "FLOPs" and each.measured_count]
+    if computed and not any(each.equal for each in computed):
+        notes.append("No matmul of the trace is one of the account: is the run file that of the program traced?")
     if not found.on_device and any(each.kind == "reduce-scatter" and not each.measured_count for each in rows):
         notes.append("A host's gloo runs a reduce-scatter as an all-reduce of the same bytes, and the trace has that.")
     return ProfileBeside(

@@ -83,9 +83,9 @@ def _along(each: Along, nothing: str) -> Section:
 
 
 def _layout(each: Along) -> list[str]:
-    """The layout at the largest value, where it is not the planned one."""
+    """The layout at the largest value that fits, where it is not the planned one."""
     sets = " ".join(f"--set {one}" for one in each.layout)
-    return [sentence(f"at {each.reached:,} the search selects {sets}")] if sets else []
+    return [sentence(f"at {each.laid_out:,} the search selects {sets}")] if sets else []
 
 
 def _cure(each: Break, cure: ContextRanks) -> str:
@@ -105,7 +105,7 @@ def _figures(each: Break) -> str:
         limit = f"warns from {most}" if each.warns else f"of {most} at most" if each.most else "and should be none"
         return f"{after}, {limit} ({each.basis}): {each.why}"
     limit = f"warns from {most}" if each.warns else f"at most {most}" if each.most else "should be none"
-    return f"{planned} to {after}, {limit}, {each.basis}{more}"
+    return f"{planned} as planned, {after} there; {limit}, {each.basis}{more}"
 
 
 def _data(found: Breaks) -> dict[str, Any]:

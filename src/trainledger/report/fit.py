@@ -114,7 +114,7 @@ def _limit(run: Run, found: Found) -> str:
             f"{largest} of {_rank(found.beyond_run or run, use)}, at {use.moment}"
         )
     elif found.size is not None:
-        text += "; nothing larger is tried" if found.question != "devices" else "; one device is the least"
+        text += "; nothing larger is tried" if found.question != "devices" else ""
     if found.question == "micro-batch" and found.size is not None:
         text += f" ({_batches(run, found, found.size)})"
     elif found.note and found.question != "model":

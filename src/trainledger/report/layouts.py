@@ -80,6 +80,8 @@ def about(found: Layouts) -> list[str]:
 
 def _none(found: Layouts) -> str:
     """Why there is no layout, and what helps where one thing prevents most."""
+    if found.fitting and not found.certain:
+        return f"No layout that fits was found before the time limit; {counted(found.accounted, 'account')} made."
     if found.allowed:
         return f"None of them fits {found.devices:,} x {found.device}."
     helps = ""

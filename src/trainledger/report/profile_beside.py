@@ -1,4 +1,4 @@
-"""The document of a profile beside the forecast of its run."""
+"""The document of a profile against the forecast of its run."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def document(found: ProfileBeside, *, most: int = _ROWS) -> Document:
     others = [each for each in others if not each.title.startswith("Step ")]
     measured = Bars(tuple(short_bars(found.waterfall)))
     return Document(
-        title=f"{found.profile.path}: where the time of a step went, beside the forecast",
+        title=f"{found.profile.path}: where the time of a step went, against the forecast",
         sections=sections(
             facts,
             *ranks,
-            section("Beside the forecast", Facts(tuple(_facts(found))), bars),
+            section("Against the forecast", Facts(tuple(_facts(found))), bars),
             section("Measured, from the account's model FLOPs at the peak", measured),
             section("What to change", Items(tuple(_remedies(found)))) if found.remedies else None,
             section("Operations of the account and of the trace", *_operations(found, most)),
@@ -72,7 +72,10 @@ def _facts(found: ProfileBeside) -> Iterator[tuple[str, str]]:
     forecast, seconds = found.plan.forecast, found.profile.step.nanoseconds / NANOSECONDS_PER_SECOND
     if forecast.step_seconds:
         ratio = seconds / float(forecast.step_seconds)
-        yield "step", f"{format_seconds(seconds)}, {ratio:.2f} of the {format_seconds(forecast.step_seconds)} forecast"
+        yield (
+            "step",
+            f"{format_seconds(seconds)}, {ratio:.3g} times the {format_seconds(forecast.step_seconds)} of the forecast",
+        )
     if found.mfu is not None:
         before = "" if forecast.mfu is None else f", forecast {format_percent(forecast.mfu)}"
         yield "MFU", f"{format_percent(found.mfu)} by the account's model FLOPs{before}"

@@ -117,6 +117,12 @@ def _short(text: str) -> str:
     return text[: _LONGEST - 4] + "..." + (text[-1] if text[-1] in "'\")]" else "")
 
 
+def _has_in_order(parts: list[str], said: list[str]) -> bool:
+    """Whether every word that was said is one of the parts of a name, in the same order."""
+    left = iter(parts)
+    return all(each in left for each in said)
+
+
 def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     """The known word that a misspelt or shortened one probably means, or None.
 
@@ -126,6 +132,9 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     ('int4', 'llama-3-8b')
     >>> nearest_text("int46", ["int32", "int64"])  # digits that changed places
     'int64'
+    >>> models = ["llama-7b", "llama-3-70b", "llama-3-8b", "llama-3.1-8b"]
+    >>> nearest_text("llama3", models), nearest_text("llama-8b", models)
+    ('llama-3-8b', 'llama-3-8b')
     """
     import re
     from difflib import get_close_matches
@@ -139,6 +148,9 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     longer = [each for each in by_lower if each.startswith(lower)]
     if len(longer) == 1 and len(lower) > 1:
         return by_lower[longer[0]]
+    said = [part for part in re.split(r"[-_./ ]|(?<=[a-z])(?=\d)", lower) if part]
+    if len(said) > 1 and (all_of := [each for each in by_lower if _has_in_order(re.split(r"[-_./ ]", each), said)]):
+        return by_lower[min(all_of, key=len)]
     but_for_numbers = re.sub(r"\d+", "0", lower)
     numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == but_for_numbers]
     close = (

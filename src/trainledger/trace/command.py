@@ -71,6 +71,7 @@ def trace_named(
             ledger = trace_rank_target(
                 target, world_size=world_size, rank=rank, inputs=inputs_of(input), step=step,
                 loss=of_loss, label=of_label, kernels=kernels, first_step=first_step, assume=assume, field=field,
+                named=module,
             )  # fmt: skip
             return ledger, f"rank {rank} of {world_size:,} of {module}"
         if args:
@@ -88,7 +89,7 @@ def trace_named(
         ledger = trace_target(
             target, inputs=inputs, step=step, loss=of_loss, label=of_label, dtype=of_dtype,
             checkpointing=checkpointing, autocast=of_autocast, grad_accum=grad_accum, kernels=kernels,
-            first_step=first_step, blocks=blocks, assume=assume, field=field,
+            first_step=first_step, blocks=blocks, assume=assume, field=field, named=title if hf is None else "",
         )  # fmt: skip
     return replace(ledger, notes=(*notes, *ledger.notes)), title
 
@@ -111,6 +112,7 @@ def trace_rank_target(
     loss: str | Callable[..., Tensor] | None = None,
     label: Tensor | None = None,
     field: str = "RUN",
+    named: str = "",
     **options: Any,
 ) -> Ledger:
     """The ledger of one rank's step (`trace_rank`), with words for what the program does not return.
@@ -126,7 +128,7 @@ def trace_rank_target(
         raise InvalidInput([Problem("--step", step, rule, "backward, or an optimizer such as adamw")])
     if not callable(program):
         raise InvalidInput(
-            [Problem(field, type(program).__name__, "must be a function that is called without arguments")]
+            [Problem(field, named or type(program).__name__, "must be a function that is called without arguments")]
         )
     optimizer = None
     if step not in (None, "", "backward"):

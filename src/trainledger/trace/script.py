@@ -24,10 +24,10 @@ def compiled(path: str) -> CodeType:
         return compile(source, os.path.abspath(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         raise InvalidInput(
-            [Problem("script", path, f"is no Python: {error.msg} at line {error.lineno or 1}")]
+            [Problem("script", path, f"is not Python: {error.msg} at line {error.lineno or 1}")]
         ) from None
     except ValueError as error:
-        raise InvalidInput([Problem("script", path, f"is no Python: {error}")]) from None
+        raise InvalidInput([Problem("script", path, f"is not Python: {error}")]) from None
 
 
 @contextmanager

@@ -86,15 +86,18 @@ def load_target(text: str, field: str = "target") -> object:
     return found
 
 
-def build(target: object, *, dtype: torch.dtype | None = None, field: str = "target") -> nn.Module | TrainingStep:
+def build(
+    target: object, *, dtype: torch.dtype | None = None, field: str = "target", named: str = ""
+) -> nn.Module | TrainingStep:
     """The model or step of a target, called where it is a function or class; its parameters take no memory.
 
     It is built on the meta device and, where its code wants values, once more with parameters that are moved to it as
-    soon as a module registers them. ``dtype`` is the format of what is made without one. Raises InvalidInput otherwise.
+    soon as a module registers them. ``dtype`` is the format of what is made without one. Raises InvalidInput otherwise,
+    of ``field`` and what it was ``named``.
     """
     if isinstance(target, (nn.Module, TrainingStep)):
         return target
-    name = getattr(target, "__name__", type(target).__name__)
+    name = named or getattr(target, "__name__", type(target).__name__)
     if not callable(target):
         rule = "must be a module, a function that builds one, or a TrainingStep"
         raise InvalidInput([Problem(field, name, rule)])
@@ -145,6 +148,7 @@ def trace_target(
     dtype: torch.dtype | None = None,
     checkpointing: Sequence[str] = (),
     field: str = "target",
+    named: str = "",
     **options: Any,
 ) -> Ledger:
     """The ledger of a target's step (`build`), with ``inputs`` of `inputs_of`.
@@ -157,7 +161,7 @@ def trace_target(
     if step not in (None, "forward", "backward"):
         check_optimizer(step)
     of_loss = loss_named(loss, label)
-    built = build(target, dtype=dtype, field=field)
+    built = build(target, dtype=dtype, field=field, named=named)
     if isinstance(built, TrainingStep):
         given = {"--step": step, "--loss": loss, "--label": label, "--checkpointing": tuple(checkpointing)}
         given |= {"--autocast": options.get("autocast"), "--grad-accum": options.get("grad_accum", 1) - 1}

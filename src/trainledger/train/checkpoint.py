@@ -100,7 +100,11 @@ def damage(path: Path) -> str | None:
     except FileNotFoundError as error:
         return f"lacks {Path(error.filename).name}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"cannot be read ({type(error).__name__}: {error})"
+        return (
+            f"cannot be read ({type(error).__name__}: {error})"
+            if isinstance(error, OSError)
+            else "has a damaged manifest"
+        )
 
 
 def other_file(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -35,7 +35,7 @@ from trainledger.train.precision import build_model, refuse, refuse_matmuls
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, is_replica, joined, restarted
 from trainledger.train.replicas import as_replica
-from trainledger.train.run_directory import already, begin_or_match, read_state, write_state
+from trainledger.train.run_directory import already, begin_or_match, read_state, remove_unbegun, write_state
 from trainledger.train.saving import Saver
 from trainledger.train.step import Feed, OpenFeed, Together, derive
 from trainledger.train.stop import FailedBefore, memory_told
@@ -82,9 +82,14 @@ def train(
             begun = ranks.of_first(lambda: _begin(run, run_dir, ranks, stack, say, **how)) or {"begun": False}
             if "finished" in begun:
                 return Finished.of(run_dir, begun["finished"])
-            keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
-            stack.enter_context(arithmetic(run.recipe, ranks.device, keeps=keeps))
-            state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
+            try:
+                keeps = needs_of is None or preflight(run, run_dir, ranks, needs_of, say)
+                stack.enter_context(arithmetic(run.recipe, ranks.device, keeps=keeps))
+                state, feed, mesh = _prepare(run, run_dir, ranks, open_feed, stack, resume=begun["begun"], say=say)
+            except InvalidInput:
+                if ranks.first and begun["made"]:
+                    remove_unbegun(run_dir)
+                raise
             saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
 
@@ -94,8 +99,10 @@ def _begin(
 ) -> dict[str, Any]:
     """Hold the run's directory until ``stack`` ends, and find out what is in it: ``begun``, or ``finished`` facts.
 
+    ``made`` says that it was not there before.
     ``again``: torchrun has started all ranks again by itself, which what ended them may forbid.
     """
+    made = not run_dir.exists()
     stack.enter_context(ranks.holding(run_dir))
     begun = begin_or_match(run_dir, run, say)
     earlier = read_state(run_dir)
@@ -121,7 +128,7 @@ def _begin(
         raise refused
     forget_refusal(run_dir)
     checkpoint.clean(run_dir)
-    return {"begun": begun}
+    return {"begun": begun, "made": made}
 
 
 def _prepare(

@@ -319,5 +319,11 @@ def refuse_other_count(run: Run, started: int) -> None:
             f"torchrun --nproc-per-node {needed} -m trainledger train ..."
         )
         raise InvalidInput([Problem("layout", None, rule)])
-    rule = f"takes {needed} processes, and {started} were started"
-    raise InvalidInput([Problem("layout", None, rule, f"layout.shard = {started}" if needed == 1 else None)])
+    rule = f"takes {needed} process{'es' if needed > 1 else ''}, and {started} were started"
+    raise InvalidInput(
+        [
+            Problem(
+                "layout", None, rule, f"layout.shard = {started} and cluster.count = {started}" if needed == 1 else None
+            )
+        ]
+    )

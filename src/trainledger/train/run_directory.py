@@ -103,6 +103,16 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
     return True
 
 
+def remove_unbegun(run_dir: Path) -> None:
+    """Remove the directory of a run that was refused before its first step, unless there is more in it."""
+    if is_begun(run_dir):
+        return
+    for name in ("run.toml", "tokenizer.json", "lock"):
+        (run_dir / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        run_dir.rmdir()
+
+
 def already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
     """Why a begun run is not begun again."""
     if earlier is not None and earlier["state"] == "finished":
@@ -147,7 +157,7 @@ def _wrong_in(state: object) -> str | None:
     if not isinstance(state, dict):
         return "not a table"
     if state.get("state") not in STATES:
-        return f"unknown state {shown(state.get('state'))}"
+        return "no state that a run has" if state.get("state") is None else f"unknown state {shown(state['state'])}"
     of_engine = "loop" not in state  # a metered loop has no checkpoints of ours
     for name in _NEEDED if state["state"] == "finished" and of_engine else ("step",):
         if name not in state:

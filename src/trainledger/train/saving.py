@@ -212,7 +212,7 @@ def _or_cannot_save(make: Callable[[], Any], final: Path) -> Any:
         return make()
     except OSError as error:
         kept = all_checkpoints(final.parent.parent)
-        newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+        newest = f"the newest checkpoint is {kept[-1]}, untouched" if kept else "there is no checkpoint yet"
         step = int(final.name.removeprefix("step-"))
         what = f"No space to save step {step}" if is_full(error) else f"Step {step} cannot be saved"
-        raise CannotSave(f"{what} under {final.parent} ({error}); {newest}, untouched.") from error
+        raise CannotSave(f"{what} under {final.parent} ({error}); {newest}.") from error

@@ -27,6 +27,7 @@ from trainledger.spec.run import Run
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
+LEAST_ACCOUNTED = 8  # layouts, where none of them fits, whatever the time limit
 MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
 
 
@@ -99,6 +100,7 @@ class Accounts:
     def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool) -> bool:
         """Account for rows until the order of the first is certain, for simpler ones, and for the front.
 
+        At least until one is found or `LEAST_ACCOUNTED` were not, however short the time is.
         With ``slower`` off, of the front only for what may be about as quick as the quickest. Whether it was
         interrupted.
         """
@@ -109,7 +111,7 @@ class Accounts:
                 if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
                     self.certain = True
                     break
-                if time.process_time() > until:
+                if time.process_time() > until and (self.found or self.count >= LEAST_ACCOUNTED):
                     break
                 report("accounts", number, len(rows))
                 self._account(row)

@@ -36,6 +36,8 @@ MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted 
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
 NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
+SLOWER = "slower, even at the lower bound of its time, than the layouts accounted in full"
+NOT_ACCOUNTED = "not accounted in full before the time limit"
 BY_ACCOUNT = "does not fit by the full account, though the lower bound of its memory does"
 
 
@@ -106,7 +108,7 @@ def search(
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
     if slower > 0:
-        blocks.rejected["slower, even at the lower bound of its time, than the layouts accounted in full"] += slower
+        blocks.rejected[SLOWER if accounts.certain else NOT_ACCOUNTED] += slower
     ranked = accounts.ranked()
     notes = list(accounts.notes(interrupted, limit_seconds))
     return Layouts(
