@@ -35,7 +35,9 @@ def test_the_numbers_are_those_of_the_commands(name: str, capsys: pytest.Capture
     found = answers.answer("model", QUERIES[name])
     command = found["paste"]["command"].split()[1:]
     data, headlines = found["data"], {each["name"]: each["value"] for each in found["headlines"]}
-    matmuls = told(capsys, command)["parts"][0]
+    said = told(capsys, command)
+    assert said["forward_flops"] == data["forward_flops"]
+    matmuls = said["parts"][0]
     assert matmuls["title"] == "matmuls and attention"
     by_phase = dict.fromkeys(data["matmul_flops"], 0)
     for each in matmuls["lines"]:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Table, Term, Terms, notes, sections
+from trainledger.document import Amount, Cell, Document, Table, Term, Terms, notes, section, sections
 from trainledger.explain.account import Part
 from trainledger.explain.envelope import Envelope
+from trainledger.ledger.model.forward_flops import forward_flops
+from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.utilization import RooflineRow
 from trainledger.report.heading import heading
 from trainledger.report.interval import of_memory, of_steps
+from trainledger.report.model import components_table
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.table import sentence
 from trainledger.spec.error_model import ErrorModel
@@ -34,16 +37,23 @@ def document(
 ) -> Document:
     """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters.
 
+    Of flops also those of a forward of one sequence by component of the model, beside its parameters.
     ``errors`` are those of predictions for its device, of memory the ground of its interval.
     """
     symbols = symbols or {}
     whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
     letters = tuple((name, value, means) for name, (value, means) in symbols.items())
     legend = Table("symbols", ("symbol", "value", "meaning"), letters, units=("", "integer"))
+    forward, by_component = {}, None
+    if what == "flops":
+        forward = forward_flops(run.model, run.recipe.seq_len, attention=run.recipe.attention)
+        of_model = components_table(parameters(run.model).by_component, forward)
+        by_component = section(f"Of the model, and of a forward of {run.recipe.seq_len:,} tokens", of_model)
     return Document(
         title=f"{what} of {run.model.name}",
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
+            by_component,
             legend if letters else None,
             *account_terms(what, parts),
             notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
@@ -51,6 +61,7 @@ def document(
         data=lambda: {
             "account": what, "run": run_data(run),
             "symbols": {name: value for name, (value, _) in symbols.items()}, "parts": _parts_data(what, parts),
+            **({"forward_flops": forward} if forward else {}),
         },
     )  # fmt: skip
 

@@ -81,6 +81,8 @@ def ranks_table(ranks: Sequence[RankFigures]) -> Table:
 def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
     where = "" if row.where is None else f"{row.where[0]} {signed(row.where[1], row.unit)}"
     same = row.difference == 0  # the same number, not merely close
+    if same and row.where is not None:  # the parts differ, and make up for each other
+        where += f", others {signed(-row.where[1], row.unit)}"
     ratio = "equal" if same else "" if row.ratio is None else f"{row.ratio:.3f}"
     yield row.title, _amount(row.predicted, row.unit), _amount(row.measured, row.unit), ratio, row.basis, where
     if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
