@@ -314,6 +314,14 @@ def test_layers_of_many_stages_are_reported_in_few_words(capsys):
     assert "stage_layers 0, 46 x 1, 0" in " ".join(out.split())
 
 
+def test_a_served_model_that_no_batch_fits_gets_the_tensor_ranks_that_hold_it(capsys):
+    code, _, err = call(capsys, "plan", "llama-3-70b", "--phase", "decode", "--device", "h100-sxm")
+    assert code == 2
+    assert "nor does any other batch; nearest that works: --count 2 --set layout.tensor=2" in err
+    words = ["--count", "2", "--set", "layout.tensor=2"]
+    assert call(capsys, "plan", "llama-3-70b", "--phase", "decode", "--device", "h100-sxm", *words)[0] == 0
+
+
 def test_devices_that_a_served_model_leaves_idle_are_named(capsys):
     served = ["plan", "gpt2", "--phase", "decode", "--device", "l4", "--count", "4"]
     assert "Of the 4 devices one is accounted for, with the whole model on it" in call(capsys, *served)[1]

@@ -122,6 +122,8 @@ class Net(nn.Module):
     def forward(self, x):
         return self.down(torch.relu(self.up(x)))
 
+unknown_size = 3
+
 class Picky(Net):
     def forward(self, x):
         return super().forward(x.repeat_interleave(x.long().flatten()).reshape(-1, 8))
@@ -155,7 +157,7 @@ def test_code_of_ones_own(code: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "traced_net:Picky", "--input", "fp32[4,8]", "--loss", "sum"]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("PARTIAL: traced_net:Picky: 1 operation traced, then forward ended at traced_net.py:15")
+    assert out.startswith("PARTIAL: traced_net:Picky: 1 operation traced, then forward ended at traced_net.py:17")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,8 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
         (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = '0': must be at least 1"),
         (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda, sm90 or sm100"),
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
+        (["traced_net:Net", "--input", "fp32[4,8]"], "nearest that works: --loss cross_entropy --label int64[4], "),
+        (["traced_net:unknown_size"], "RUN = 'traced_net:unknown_size': must be a module"),
         (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),
         (["gpt2", "--by", "line"], "--by = 'line': is of your own code"),
         (["--hf", "missing.json"], "--hf = 'missing.json': cannot be read"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable
+from contextlib import suppress
 
 import trainledger as tl
 from trainledger.api.cost import why_impossible
@@ -27,6 +28,7 @@ _SERVED = (
     option("--compute", "format of matmuls and of what is not quantized: bf16, fp16, fp32 (bf16)"),
     option("--quantized", "matrices that have the format of the weights: linear or experts (linear)"),
 )
+_RANKS = (2, 4, 8, 16)
 _PHASE = option("--phase", "prefill or decode: one forward of the model instead of training")
 
 
@@ -62,9 +64,19 @@ def _served(args: Namespace) -> Answer | Outcome:
     served = tl.inference(args.run, args.set, **options(args))
     if served.fits is not False:
         return served
-    near = served.largest_batch or None
-    rule = "does not fit in the memory of the device" + ("" if near else ", nor does any other batch")
+    near = served.largest_batch or _ranks_that_hold(args)
+    rule = "does not fit in the memory of the device" + ("" if served.largest_batch else ", nor does any other batch")
     return Outcome(served, 2, Problem("--batch", served.serving.batch, rule, near))
+
+
+def _ranks_that_hold(args: Namespace) -> str | None:
+    """The fewest tensor ranks of a node that a batch fits on; None where there are none."""
+    for ranks in _RANKS:
+        with suppress(InvalidInput):
+            split = [*args.set, f"layout.tensor={ranks}", f"cluster.count={ranks}"]
+            if tl.inference(args.run, split, **options(args)).fits:
+                return f"--count {ranks} --set layout.tensor={ranks}"
+    return None
 
 
 def _refuse(args: Namespace, arguments: Iterable[Argument], rule: str, nearest: str | None = None) -> None:

@@ -28,10 +28,18 @@ class NoScalarLossError(ValueError):
     def __init__(self, sentence: str, output: Any = None, near: str = "") -> None:
         part = next((name for name, each in parts_of(output) if is_scalar(each)), "")
         self.sentence = sentence
-        self.near = f"--loss {part}" if part else near
+        self.near = f"--loss {part}" if part else near or _of_classes(output)
         python = f"[{part[1:]}]" if isinstance(output, Sequence) else part
         python = f"[{part[1:]!r}]" if isinstance(output, Mapping) else python
         super().__init__(f"{sentence}; give one with loss={f'lambda output: output{python}' if part else ''}")
+
+
+def _of_classes(output: Any) -> str:
+    """How to compare an output of classes, [B, C] or [B, T, C], with labels; "" of any other."""
+    if not isinstance(output, Tensor) or output.dim() not in (2, 3):
+        return ""
+    shape = ",".join(map(str, output.shape[:-1]))
+    return f"--loss cross_entropy --label int64[{shape}], --loss mean, or --loss package.module:function"
 
 
 def loss_of(output: Any, loss: Loss | None = None, label: tuple[Any, ...] = ()) -> Tensor:
