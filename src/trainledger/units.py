@@ -29,6 +29,7 @@ _SECONDS = {
 
 
 _LONGEST = 40
+_MANY_PERCENT = 10_000  # from here on tenths say nothing
 
 
 class NotAQuantity(ValueError):  # noqa: N818
@@ -229,10 +230,12 @@ def format_seconds(value: float) -> str:
 def format_percent(value: float, *, signed: bool = False) -> str:
     """A ratio as percent.
 
-    >>> format_percent(0.5), format_percent(-1e-9), format_percent(0.061, signed=True)
-    ('50.0 %', '0.0 %', '+6.1 %')
+    >>> format_percent(0.5), format_percent(-1e-9), format_percent(0.061, signed=True), format_percent(7369.042)
+    ('50.0 %', '0.0 %', '+6.1 %', '736,904 %')
     """
     percent = round(100 * value, 1) + 0.0  # minus zero becomes zero
+    if abs(percent) >= _MANY_PERCENT:
+        return f"{percent:+,.0f} %" if signed else f"{percent:,.0f} %"
     return f"{percent:+.1f} %" if signed and percent else f"{percent:.1f} %"
 
 

@@ -87,9 +87,10 @@ def test_a_remedy_sets_the_fields_and_says_before_what_it_leads_to(fresh) -> Non
     page = fresh("?calculator=memory", permissions=["clipboard-read", "clipboard-write"])
     assert page.verdict.startswith("Does not fit")
     line = page.page.locator(".remedies li", has_text="Shard over 8 ranks")
-    leads = line.locator(".leads.good")
+    leads = line.locator(".leads:not(:empty)")
     leads.wait_for()
     printed = leads.inner_text().removeprefix("✓ ")
+    assert printed.startswith("Fits (chance ")
     line.get_by_role("button", name="Copy command: Shard over 8 ranks (FSDP)").click()
     page.page.wait_for_function("() => document.querySelector('#said').textContent === 'Command line copied'")
     copied = str(page.page.evaluate("navigator.clipboard.readText()"))
@@ -98,7 +99,7 @@ def test_a_remedy_sets_the_fields_and_says_before_what_it_leads_to(fresh) -> Non
     assert page.verdict == printed
     assert "layout.shard=8" in page.query
     assert page.field("layout.shard").input_value() == "8"
-    assert page.page.locator(".remedies").is_hidden()
+    page.page.locator(".remedies li", has_text="Shard over 16 ranks").wait_for()  # the chance is below a half
     assert copied == page.page.locator(".terminal code").inner_text()
     assert said_by(page.command())["forecast"]["fits"] is True
     page.back()

@@ -64,3 +64,11 @@ def test_a_word_that_is_broken_is_found(fresh) -> None:
     narrow = "each => Object.assign(each.style, {width: '2em', overflowWrap: 'anywhere'})"
     page.page.locator("footer p").evaluate(narrow)
     assert any(each.startswith("trainledger") for each in page.page.evaluate(BROKEN))
+
+
+def test_a_flag_of_the_command_line_is_on_one_line(fresh) -> None:
+    page = fresh("?calculator=memory&layout.shard=8", width=390)
+    lines = "[...document.querySelectorAll('.terminal code .whole')].map(each => each.getClientRects().length)"
+    found = page.page.evaluate(lines)
+    assert len(found) == page.command().count("--set") >= 5
+    assert set(found) == {1}

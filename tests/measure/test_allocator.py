@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainledger.api.fast_precision import BF16_FLAGS, cpu_flags
 from trainledger.ledger.step import account
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.transformer import build
@@ -70,9 +71,14 @@ def test_peak_with_accumulation_and_clipping(attention: str) -> None:
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_peak_under_autocast(checkpointing: str) -> None:
-    """The rest, up to 2 %, is scratch inside the library's low-precision matmul, which no dispatch shows."""
+    """The rest is scratch inside the library's matmul, which no dispatch shows: up to 2 %, and on a processor without
+    matmuls in bf16 what it widens to fp32, at most all three matrices of the largest matmul."""
     run = small(256, 256, 8, precision="bf16-mixed", activation_checkpointing=checkpointing)
-    assert account(run).peak().nbytes == pytest.approx(allocated(run), rel=0.02)
+    predicted, measured = account(run).peak().nbytes, allocated(run)
+    rows, d_model, d_ff = 8 * 256, 256, 512
+    widened = 4 * (rows * d_model + d_model * d_ff + rows * d_ff)
+    scratch = 0.02 * measured if set(BF16_FLAGS) & cpu_flags() else max(0.02 * measured, widened)
+    assert predicted - 0.02 * measured <= measured <= predicted + scratch
 
 
 def test_the_peak_is_that_of_the_block_and_its_start() -> None:

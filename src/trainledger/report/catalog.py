@@ -24,7 +24,7 @@ def of_kinds(kinds: Sequence[str]) -> Document:
 def of_one(name: str) -> Document:
     """All that the catalog says of a model, a device or a link; of a device also its ridge points."""
     entry = _entry(name)
-    rows = tuple((key, _plain(value)) for key, value in entry.items() if value)
+    rows = tuple((key, _errors(value) if key == "errors" else _plain(value)) for key, value in entry.items() if value)
     peaks = _peaks(name) if name in catalog.device_names() else None
     return Document(
         name,
@@ -55,6 +55,15 @@ def _plain(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(_plain(each) for each in value)
     return short(value) if isinstance(value, float) else str(value)
+
+
+def _errors(errors: dict[str, Any]) -> str:
+    """What predictions of a step were off by; the rest is in JSON."""
+    step = errors["step"]
+    return (
+        f"four of five of {step['rows']} published steps ({step['sources']} sources) took {step['low']:.3g} to "
+        f"{step['high']:.3g} times the prediction (--json has the errors of memory too)"
+    )
 
 
 def _peaks(name: str) -> Table:

@@ -15,6 +15,7 @@ from trainledger.web.field import FILE, Query
 from trainledger.web.run import CONFIG, MODEL, PASTED, RUN, words_of
 
 _NODE, _MOST = 8, 4096  # devices
+_LIKELY = 0.5
 _LORA = {"recipe.lora.rank": "16", "recipe.precision": "bf16"}
 _OF_THE_RUN = (CONFIG, FILE, "recipe.seq_len")
 
@@ -30,9 +31,14 @@ def too_large(forecast: Forecast) -> str:
     )
 
 
+def likely(forecast: Forecast) -> bool:
+    """Whether a run that fits by the prediction does so rather than not."""
+    return forecast.chance_of_fitting is None or forecast.chance_of_fitting >= _LIKELY
+
+
 def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:
     """What needs less memory in a layout whose axes are given: each change alone, all together, and another layout."""
-    if not too_large(forecast):
+    if not too_large(forecast) and (forecast.fits is None or likely(forecast)):
         return ()
     ranks = 0 if run.recipe.lora else _enough(forecast, run.layout.shard)
     spread = {} if not ranks else {f"Shard over {ranks:,} ranks (FSDP)": {"layout.shard": str(ranks)}}

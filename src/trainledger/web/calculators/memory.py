@@ -38,7 +38,7 @@ from trainledger.units import counted, format_nbytes, format_percent, parse_coun
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time
-from trainledger.web.remedies import that_fit, too_large
+from trainledger.web.remedies import likely, that_fit, too_large
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
@@ -54,7 +54,6 @@ from trainledger.web.run import (
 )
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
-_LIKELY = 0.5
 _TO_A_STAGE = 4  # micro-batches: Huang et al. 2019, GPipe (arXiv 1811.06965), section 2.3
 
 
@@ -71,7 +70,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=_document(document, explained.memory(account, moments), largest),
         headlines=(*of_memory(plan), *_of_account(account), *of_time(plan), *_of_largest(largest)),
         verdict=too_large(plan.forecast) or (_fits(plan) if problem is None else str(problem)),
-        tone=BAD if problem is not None else GOOD if fits and _likely(plan.forecast) else UNKNOWN,
+        tone=BAD if problem is not None else GOOD if fits and likely(plan.forecast) else UNKNOWN,
         drawings=tuple(_drawings(plan, moments)),
         values=texts_of(run, query)
         | {"recipe.micro_batch": str(run.device_batch), "accumulation": str(run.grad_accum)},
@@ -158,11 +157,6 @@ def _fits(plan: Plan) -> str:
     return f"{_certain(forecast)} {of}, {format_nbytes(left)} ({share}) of headroom."
 
 
-def _likely(forecast: Forecast) -> bool:
-    """Whether a run that fits by the prediction does so rather than not."""
-    return forecast.chance_of_fitting is None or forecast.chance_of_fitting >= _LIKELY
-
-
 def _certain(forecast: Forecast) -> str:
     """That it fits, and the chance of it where that is known."""
     return "Fits:" if forecast.chance_of_fitting is None else f"Fits (chance {chance(forecast.chance_of_fitting)}):"
@@ -216,7 +210,7 @@ def _drawings(plan: Plan, moments: Sequence[Moment]) -> list[Drawing]:
         table=device_table(at_peak, device),
     )  # fmt: skip
     over_time = memory_lanes([("predicted", plan.heaviest)], usable, moments)
-    return [bar, Drawing(title="Memory over one step", figure=over_time, table=phases_table(moments))]
+    return [bar, Drawing(title="Memory of the tensors over one step", figure=over_time, table=phases_table(moments))]
 
 
 def _laid_out(run: Run) -> str:

@@ -1,5 +1,5 @@
 // The answer: a verdict, headlines that open their formulas, drawings, and the sections of the document.
-import { byId, element, keep, put, reachable, say, whole } from "./element.js";
+import { byId, element, keep, put, putCommand, reachable, say, whole } from "./element.js";
 import { drawing, redraw } from "./drawing.js";
 
 const TONES = { good: "✓", bad: "✕", unknown: "–" };
@@ -43,7 +43,7 @@ export function showAnswer(parts, view) {
   keep(parts.drawings, view.drawings, (each) => each.title, drawing, redraw);
   keep(parts.sections, view.sections, sectionKey, fold, unfold);
   parts.terminal.hidden = !view.paste.command;
-  put(parts.terminal.querySelector("code"), view.paste.command ?? "");
+  putCommand(parts.terminal.querySelector("code"), view.paste.command ?? "");
 }
 
 /** Says how the answer below stands to the question, with a button that acts on it; an empty sentence says nothing. */

@@ -69,3 +69,10 @@ export function reachable(root, title) {
     each.setAttribute("aria-label", title || "Table");
   }
 }
+
+/** Puts a command line whose flags stay whole: browsers break lines behind a hyphen. */
+export function putCommand(node, text) {
+  if (!put(node, text)) return;
+  const parts = text.split(/(?<= )(--[\w-]+)/);
+  node.replaceChildren(...parts.map((part, at) => (at % 2 ? element("span", { class: "whole", text: part }) : part)));
+}

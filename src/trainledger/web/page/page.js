@@ -88,6 +88,7 @@ function ask() {
   const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
+  remedies.stop();
   asking.want({ state: page.state, width: page.width, at: trail.at });
 }
 

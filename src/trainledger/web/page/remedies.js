@@ -13,10 +13,15 @@ export class Remedies {
     root.append(element("h2", { text: "What to change" }), this.list);
   }
 
-  /** Shows the changes that an answer has; where `looks` is set, also what each of them would lead to. */
-  show(remedies, looks) {
+  /** Another question is asked: what the changes of this one lead to is of no use any more. */
+  stop() {
     clearTimeout(this.timer);
     this.views = new Map();
+  }
+
+  /** Shows the changes that an answer has; where `looks` is set, also what each of them would lead to. */
+  show(remedies, looks) {
+    this.stop();
     this.root.hidden = !remedies.length;
     keep(this.list, remedies, (each) => each.title, (each) => this.#line(each), (line, each) => this.#fill(line, each));
     const own = remedies.filter((each) => !each.calculator);
