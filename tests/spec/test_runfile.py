@@ -277,6 +277,7 @@ def test_a_wrong_section_is_one_sentence(source, sentence):
     ("override", "sentence"),
     [
         ("recipe.seed", "recipe.seed: an override is written section.field=value"),
+        ("recipe=3", "recipe = 3: an override names section.field, such as recipe.micro_batch=2"),
         ("micro_batch=2", "micro_batch = 2: an override names section.field, such as recipe.micro_batch=2"
          "; nearest that works: recipe.micro_batch"),
         ("layout=fast", "layout = 'fast': must be \"auto\", or is set field by field, such as layout.tensor=8"

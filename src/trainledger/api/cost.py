@@ -23,9 +23,9 @@ from trainledger.predict import predict as forecasts
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import Overrides
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import Overrides
 from trainledger.units import format_nbytes, parse_count
 
 if TYPE_CHECKING:

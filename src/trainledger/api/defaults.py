@@ -19,6 +19,7 @@ from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.difference import as_override
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import AUTO
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Origin, Run
@@ -85,7 +86,7 @@ def _cluster(overrides: Overrides) -> Cluster:
 
 def asks_for_layout(given: Mapping[str, Any]) -> bool:
     """Whether overrides ask for a search of the layout."""
-    return given.get("layout") == runfile.AUTO or given.get("layout.auto") in (True, "true")
+    return given.get("layout") == AUTO or given.get("layout.auto") in (True, "true")
 
 
 def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[str, Any]:

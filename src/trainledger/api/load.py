@@ -14,6 +14,7 @@ from trainledger.api.megatron import has_arguments, run_of_arguments
 from trainledger.api.source import by_field, config_notes, is_run_file, listed, parsed, refuse_code
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import Overrides as AnyOverrides
 from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
@@ -22,9 +23,7 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run
 Progress = Callable[[str, int, int], None]
 
 
-def load(
-    source: Source, overrides: runfile.Overrides = (), *, search: bool = True, progress: Progress | None = None
-) -> Run:
+def load(source: Source, overrides: AnyOverrides = (), *, search: bool = True, progress: Progress | None = None) -> Run:
     """The run in a TOML file, a dict of sections or another run, after overrides (``{"recipe.micro_batch": 2}``).
 
     A file with Megatron-LM's arguments (a script, a YAML map, a log) or its launch line is a run on as many devices as
@@ -48,7 +47,7 @@ def load(
 
 def resolve(
     source: Source,
-    overrides: runfile.Overrides = (),
+    overrides: AnyOverrides = (),
     *,
     purpose: str = defaults.PLAN,
     search: bool = True,
@@ -92,7 +91,7 @@ def resolve(
 
 def load_file(
     path: str | os.PathLike[str],
-    overrides: runfile.Overrides = (),
+    overrides: AnyOverrides = (),
     *,
     search: bool = True,
     progress: Progress | None = None,

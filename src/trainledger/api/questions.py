@@ -33,9 +33,9 @@ from trainledger.plan.quantity import read
 from trainledger.plan.scaling_law import FixedSize, Law, RatioLaw
 from trainledger.plan.serving import Inference, served
 from trainledger.plan.sizes import AXES
+from trainledger.spec.overrides import Overrides
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import Overrides
 from trainledger.spec.serving import Serving
 from trainledger.units import parse_count, parse_number, parse_seconds
 

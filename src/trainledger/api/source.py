@@ -11,6 +11,7 @@ from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import Overrides as AnyOverrides
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
@@ -57,7 +58,7 @@ def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, 
     return {"preset": named}, catalog.model(named)
 
 
-def parsed(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = "") -> Run:
+def parsed(table: Mapping[str, Any], overrides: AnyOverrides, where: str = "") -> Run:
     """The run of a table of sections, its device by the catalog's name; raises `InvalidInput`."""
     try:
         run = _checked(table, overrides, where)
@@ -70,7 +71,7 @@ def parsed(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = 
     return run if device == run.cluster.device else replace(run, cluster=replace(run.cluster, device=device))
 
 
-def _checked(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = "") -> Run:
+def _checked(table: Mapping[str, Any], overrides: AnyOverrides, where: str = "") -> Run:
     return runfile.parse(
         table,
         overrides,
@@ -103,14 +104,14 @@ def known_device(name: str) -> str:
     return catalog.known_as(name, catalog.device_names(), "cluster.device")
 
 
-def listed(overrides: runfile.Overrides) -> Overrides:
+def listed(overrides: AnyOverrides) -> Overrides:
     """Overrides that can be read more than once."""
     if isinstance(overrides, str) or not isinstance(overrides, Iterable):  # the reader says what is wrong with them
         return [overrides]
     return overrides if isinstance(overrides, Mapping) else list(overrides)
 
 
-def also(overrides: runfile.Overrides, more: Mapping[str, Any]) -> Overrides:
+def also(overrides: AnyOverrides, more: Mapping[str, Any]) -> Overrides:
     """Overrides with further ones after them, those that are None left out."""
     more, given = {name: each for name, each in more.items() if each is not None}, listed(overrides)
     if isinstance(given, Mapping):

@@ -28,8 +28,8 @@ from trainledger.document import Answer, Document
 from trainledger.plan.fit import QUESTIONS
 from trainledger.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.report.advise import document as advice
+from trainledger.spec.overrides import value_of
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.runfile import value_of
 from trainledger.units import parse_number, parse_seconds
 
 

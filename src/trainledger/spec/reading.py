@@ -164,8 +164,10 @@ def paths(sections: Sections) -> list[str]:
 def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str | None:
     """The path that a wrong one probably means: one that ends alike, with or without the name of its part or kind.
 
-    Those of its own section come first; ``more`` are other words that may be meant.
+    Those of its own section come first; ``more`` are other words that may be meant. None of a section alone.
     """
+    if path in sections:
+        return None
     section, last = path.partition(".")[0], path.rpartition(".")[2]
     for found in (
         _words(((section, sections[section]),)) if section in sections else {},

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import Field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainledger.spec.cluster import Cluster
@@ -18,25 +18,24 @@ from trainledger.spec.data import DataSpec
 from trainledger.spec.foreign import foreign_problem
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import AUTO, Overrides, put_overrides
 from trainledger.spec.parts import KIND, explicit, fields_of, members_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import MOST_UNKNOWN, Reader, field_of, nearest_path
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-from trainledger.spec.setting import NONE, rule_of
+from trainledger.spec.setting import NONE
 
 SECTIONS: dict[str, type[Any]] = {
     "model": ModelSpec, "recipe": Recipe, "layout": Layout, "cluster": Cluster, "data": DataSpec,
 }  # fmt: skip
 LARGEST_FILE_NBYTES = 2**20
-AUTO = "auto"  # layout = "auto" at the top of a file, or --set layout=auto, is layout.auto = true
 _NAME = r"(?!.*\.(?:json|toml)$)[\w.-]+"  # such as of a model, not of a file
 _TWO_LAYOUTS = r"(?ms)^layout\s*=.*^\[layout\]"  # the text and the section
 
 Table = Mapping[str, Any]
 Resolver = Callable[[str], Table]
-Overrides = Mapping[str, Any] | Iterable[str]
 
 
 def read(
@@ -76,7 +75,7 @@ def parse(
         raise InvalidInput([replace(foreign, field="run file")], where)
     problems: list[Problem] = []
     sections = _sections(table, problems)
-    _override(sections, overrides, problems)
+    put_overrides(SECTIONS, sections, overrides, problems)
     base = _model_base(sections["model"], presets, from_config, problems)
     own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
     sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)
@@ -100,7 +99,7 @@ def parse(
 def section_of(name: str, overrides: Overrides) -> Any:
     """One section by itself, as overrides of its fields say it; raises InvalidInput with every problem."""
     problems: list[Problem] = []
-    _override(sections := _sections({}, problems), overrides, problems)
+    put_overrides(SECTIONS, sections := _sections({}, problems), overrides, problems)
     found = Reader(SECTIONS, problems).read(name, SECTIONS[name], sections[name])
     if problems:
         raise InvalidInput(problems)
@@ -117,7 +116,7 @@ def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
     whole = isinstance(layout, Mapping) and layout.get(AUTO) is False
     ours = {} if whole else {name: each for name, each in table.items() if isinstance(each, Mapping)}
     sections = _sections(ours, [])
-    _override(sections, overrides, [])
+    put_overrides(SECTIONS, sections, overrides, [])
     return frozenset(path for section, content in sections.items() for path in _paths(section, content))
 
 
@@ -238,68 +237,6 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
     if unknown > MOST_UNKNOWN:
         problems.append(Problem("run", None, f"has {unknown - MOST_UNKNOWN:,} more unknown sections"))
     return sections
-
-
-def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problems: list[Problem]) -> None:
-    """Put overrides into the sections; a value of None (or empty text) takes the field out."""
-    pairs = overrides.items() if isinstance(overrides, Mapping) else _split_overrides(overrides, problems)
-    for key, value in pairs:
-        section, dot, name = str(key).partition(".")
-        if section == "layout" and not dot and value == AUTO:
-            sections[section][AUTO] = True
-        elif section == "layout" and not dot:
-            rule = f'must be "{AUTO}", or is set field by field, such as layout.tensor=8'
-            problems.append(Problem(section, value, rule, AUTO))
-        elif not dot or section not in SECTIONS:
-            rule = "an override names section.field, such as recipe.micro_batch=2"
-            problems.append(Problem(str(key), value, rule, nearest_path(SECTIONS, str(key))))
-        elif value is None:
-            _take_out(sections[section], name)
-        else:
-            sections[section] = merged(SECTIONS[section], sections[section], {name: value})
-
-
-def _take_out(table: dict[str, Any], path: str) -> None:
-    *parts, last = path.split(".")
-    for each in parts:
-        inner = table.get(each)
-        if not isinstance(inner, dict):
-            return
-        table = inner
-    table.pop(last, None)
-
-
-def _split_overrides(overrides: object, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    """The pairs of one text or of several."""
-    texts = [overrides] if isinstance(overrides, str) else overrides
-    for each in texts if isinstance(texts, Iterable) else [texts]:
-        if not isinstance(each, str):
-            rule = "overrides are a dict of fields, or texts written section.field=value"
-            problems.append(Problem("overrides", each, rule))
-            continue
-        key, equals, text = each.partition("=")
-        key = key.strip()
-        if not equals:
-            problems.append(Problem(each, None, "an override is written section.field=value"))
-        else:
-            yield key, value_of(field_of(SECTIONS, key), text.strip()) if text.strip() else None
-
-
-def value_of(field: Field[Any] | None, text: str) -> Any:
-    """What the text of an override says: TOML where it is TOML (and the field is no text), else the text itself.
-
-    In a list of words these need no quotes: ``[gradients, experts]``.
-    """
-    quantity = None if field is None else rule_of(field)["quantity"]
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        if quantity not in ("texts", "counts") or not (text.startswith("[") and text.endswith("]")):
-            return text
-        words = text[1:-1].strip().removesuffix(",").split(",")
-        return [each.strip().strip("\"'") for each in words]
-    value = table["value"] if len(table) == 1 else text
-    return text if quantity == "text" and not isinstance(value, str) else value
 
 
 def _model_base(

@@ -56,3 +56,9 @@ export class Asking {
     if (this.waiting && !this.flying) this.#next();
   }
 }
+
+/** Now, or when the reader comes back to the page. */
+export function whenSeen(act) {
+  if (document.hidden) addEventListener("visibilitychange", act, { once: true });
+  else act();
+}

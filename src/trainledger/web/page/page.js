@@ -1,7 +1,7 @@
 // The page: what is asked (the address), the form, and the newest answer.
 import { confirm, say } from "./announce.js";
 import { drawAnswer, showAnswer, stand } from "./answer.js";
-import { Asking } from "./asking.js";
+import { Asking, whenSeen } from "./asking.js";
 import { copyMenu } from "./copy.js";
 import { byId, element } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
@@ -136,7 +136,7 @@ function shown({ state, at }, view) {
   showAnswer(parts, view);
   remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
   clearTimeout(page.again);
-  if (view.again_seconds) page.again = setTimeout(() => page.view === view && unlessHidden(ask), 1000 * view.again_seconds);
+  if (view.again_seconds) page.again = setTimeout(() => page.view === view && whenSeen(ask), 1000 * view.again_seconds);
   if (page.hidden && !byId("guess")) {
     if (!askedOf(view.headlines, state.exercise)) return nextExercise();
     pose();
@@ -147,12 +147,6 @@ function shown({ state, at }, view) {
   byId("peek").textContent = page.hidden ? "" : view.verdict;
   byId("peek").className = `peek ${view.tone}`;
   if (!page.hidden) say(view.verdict, 900);
-}
-
-/** Now, or when the reader comes back to the page. */
-function unlessHidden(act) {
-  if (document.hidden) addEventListener("visibilitychange", act, { once: true });
-  else act();
 }
 
 function refused({ state }, error) {
@@ -244,19 +238,27 @@ function exercise(seed) {
 
 /** Passes over an exercise that has no number to ask for; gives up where many have none. */
 function nextExercise() {
-  page.passed += 1;
   const seed = String(Number(page.state.exercise) + 1);
-  if (page.passed <= MOST_PASSED) return trail.write(addressOf({ ...page.state, exercise: seed })) ?? arrive();
-  confirm("There is no exercise now.");
-  page.state = { ...page.state, given: {} };
-  return leave();
+  page.passed += 1;
+  if (page.passed > MOST_PASSED) {
+    confirm("There is no exercise now.");
+    page.state = { ...page.state, given: {} };
+    return leave();
+  }
+  trail.write(addressOf({ ...page.state, exercise: seed }));
+  return arrive();
 }
 
-function leave() {
+/** The answer is seen again, and there is no exercise. */
+function unhide() {
   page.passed = 0;
   page.hidden = false;
   reveal();
   byId("exercise").replaceChildren();
+}
+
+function leave() {
+  unhide();
   become({ exercise: null }, "exercise");
 }
 
@@ -282,9 +284,7 @@ function pose() {
 // --- the start -----------------------------------------------------------------------------------------------------
 
 drawCalculators(byId("calculators"), listing, (calculator) => {
-  page.hidden = false;
-  reveal();
-  byId("exercise").replaceChildren();
+  unhide();
   become({ calculator, given: {}, exercise: null }, "calculator");
   trail.open = null;
 });
