@@ -28,7 +28,7 @@ _SERVED = (
     option("--compute", "format of matmuls and of what is not quantized: bf16, fp16, fp32 (bf16)"),
     option("--quantized", "matrices that have the format of the weights: linear or experts (linear)"),
 )
-_RANKS = (2, 4, 8, 16)
+_MOST_RANKS = 16  # tensor ranks that are proposed
 _PHASE = option("--phase", "prefill or decode: one forward of the model instead of training")
 
 
@@ -70,12 +70,11 @@ def _served(args: Namespace) -> Answer | Outcome:
 
 
 def _ranks_that_hold(args: Namespace) -> str | None:
-    """The fewest tensor ranks of a node that a batch fits on; None where there are none."""
-    for ranks in _RANKS:
-        with suppress(InvalidInput):
-            split = [*args.set, f"layout.tensor={ranks}", f"cluster.count={ranks}"]
-            if tl.inference(args.run, split, **options(args)).fits:
-                return f"--count {ranks} --set layout.tensor={ranks}"
+    """The fewest tensor ranks that hold the model and the batch, as ``layout=auto`` finds them; None without any."""
+    with suppress(InvalidInput):
+        found = tl.inference(args.run, [*args.set, "layout=auto", f"cluster.count={_MOST_RANKS}"], **options(args))
+        if found.fits:
+            return f"--count {found.run.layout.tensor} --set layout.tensor={found.run.layout.tensor}"
     return None
 
 

@@ -22,24 +22,24 @@ class NoScalarLossError(ValueError):
     """What should be the loss is no single number.
 
     ``sentence`` says so, ``near`` what to say on a command line instead, "" where nothing is known; a scalar of the
-    ``output`` is proposed where it has one.
+    ``output`` is proposed where it has one; ``label`` is a label of its shape, "" where that is not known.
     """
 
     def __init__(self, sentence: str, output: Any = None, near: str = "") -> None:
         part = next((name for name, each in parts_of(output) if is_scalar(each)), "")
         self.sentence = sentence
-        self.near = f"--loss {part}" if part else near or _of_classes(output)
+        self.near = f"--loss {part}" if part else near
+        self.label = _label_of(output)
         python = f"[{part[1:]}]" if isinstance(output, Sequence) else part
         python = f"[{part[1:]!r}]" if isinstance(output, Mapping) else python
         super().__init__(f"{sentence}; give one with loss={f'lambda output: output{python}' if part else ''}")
 
 
-def _of_classes(output: Any) -> str:
-    """How to compare an output of classes, [B, C] or [B, T, C], with labels; "" of any other."""
+def _label_of(output: Any) -> str:
+    """The labels of an output of classes, [B, C] or [B, T, C]; "" of any other."""
     if not isinstance(output, Tensor) or output.dim() not in (2, 3):
         return ""
-    shape = ",".join(map(str, output.shape[:-1]))
-    return f"--loss cross_entropy --label int64[{shape}], --loss mean, or --loss package.module:function"
+    return f"int64[{','.join(map(str, output.shape[:-1]))}]"
 
 
 def loss_of(output: Any, loss: Loss | None = None, label: tuple[Any, ...] = ()) -> Tensor:

@@ -27,7 +27,8 @@ from trainledger.trace.recorder.notes import why_it_stopped
 from trainledger.trace.step import trace, trace_step
 
 DEFAULT_STEP = "adamw"
-_A_LOSS = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"
+_A_LOSS = "--loss cross_entropy --label {}, --loss mean, or --loss package.module:function"
+_A_LABEL = "int64[8,2048]"
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,9 @@ def as_wrong_input(field: str, what: str = "the step", a_loss: str = _A_LOSS) ->
     except (KeyboardInterrupt, InvalidInput):
         raise
     except NoScalarLossError as error:
-        raise InvalidInput([Problem("--loss", None, error.sentence, error.near or a_loss)]) from error
+        raise InvalidInput(
+            [Problem("--loss", None, error.sentence, error.near or a_loss.format(error.label or _A_LABEL))]
+        ) from error
     except BaseException as error:
         raise InvalidInput([Problem(field, None, why_it_stopped(error, what))]) from error
 

@@ -163,7 +163,9 @@ def _asks(calculator: Calculator, given: Mapping[str, str]) -> bool:
     try:
         query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
         if calculator.patient:
-            return calculator.refuse is None or calculator.refuse(query) is not None
+            if calculator.refuse is not None:
+                calculator.refuse(query)
+            return True
         return any(each.asked and each.value for each in calculator.reply(query, _silent).headlines)
     except InvalidInput:
         return False

@@ -38,7 +38,7 @@ def likely(forecast: Forecast) -> bool:
 
 def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:
     """What needs less memory in a layout whose axes are given: each change alone, all together, and another layout."""
-    if not too_large(forecast) and (forecast.fits is None or likely(forecast)):
+    if not too_large(forecast) and likely(forecast):
         return ()
     ranks = 0 if run.recipe.lora else _enough(forecast, run.layout.shard)
     spread = {} if not ranks else {f"Shard over {ranks:,} ranks (FSDP)": {"layout.shard": str(ranks)}}

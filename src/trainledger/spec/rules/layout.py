@@ -272,9 +272,5 @@ def _sharding(run: Run) -> Iterator[Problem]:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")
     if layout.reshard_after_forward and layout.schedule == "interleaved" and layout.pipeline > 1:
-        yield Problem(
-            "layout.reshard_after_forward",
-            True,
-            "must be false: an interleaved pipeline gathers once a step",
-            False,
-        )
+        rule = "must be false: an interleaved pipeline gathers once a step"
+        yield Problem("layout.reshard_after_forward", True, rule, False)

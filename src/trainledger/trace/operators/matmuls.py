@@ -97,7 +97,7 @@ def _recurrent(args: Args, out: Any) -> int:
 
 
 def _trilinear(args: Args, out: Any) -> int:
-    """Two matmuls and a sum for each term of three tensors that are expanded to each other."""
+    """Two products and a sum for each term of three tensors that are expanded to each other."""
     terms, dims = 1, args[0].dim() + len(args[3])
     shapes = [iter(each.shape) for each in args[:3]]
     for dim in range(dims):

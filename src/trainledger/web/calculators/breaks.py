@@ -6,16 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trainledger as tl
-from trainledger.api.load import resolve
 from trainledger.document import Table
 from trainledger.plan.breaks import Break, Breaks
 from trainledger.plan.changes import value_of
 from trainledger.plan.limits import MEMORY
 from trainledger.plan.sizes import AXES
-from trainledger.spec.run import Run
 from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
-from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of
+from trainledger.web.run import (
+    CLUSTER,
+    MODEL,
+    PASTED,
+    of_pasted,
+    python_of,
+    settings_of,
+    source_of,
+    without_search,
+    words_of,
+)
 
 _OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
 # What a limit asks for and one field gives.
@@ -55,11 +63,6 @@ def _reply(query: Query, progress: Progress) -> Reply:
         words=words_of("breaks", query, *flags),
         python=python_of("breaks", query, **options),
     )
-
-
-def _resolved(query: Query) -> Run:
-    """The run as planned; raises `InvalidInput`."""
-    return resolve(source_of(query), settings_of(query), search=False)
 
 
 def _unused(query: Query) -> dict[str, str]:
@@ -164,5 +167,5 @@ BREAKS = Calculator(
     },
     any_of_run=True,
     patient=True,
-    refuse=_resolved,
+    refuse=without_search,
 )  # fmt: skip

@@ -20,10 +20,9 @@ from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.plan.fit import Found
 from trainledger.plan.plan import Plan
 from trainledger.plan.quantity import read
-from trainledger.predict.forecast import Forecast
+from trainledger.report import interval
 from trainledger.report.device_memory import device_figure, device_table
 from trainledger.report.explain import account_terms
-from trainledger.report.interval import chance
 from trainledger.report.memory import memory_lanes, phases_table
 from trainledger.report.peak import place
 from trainledger.report.published import NEAREST
@@ -154,12 +153,7 @@ def _fits(plan: Plan) -> str:
     left = forecast.usable_nbytes - forecast.device_nbytes
     share = format_percent(left / forecast.usable_nbytes)
     of = f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable"
-    return f"{_certain(forecast)} {of}, {format_nbytes(left)} ({share}) of headroom."
-
-
-def _certain(forecast: Forecast) -> str:
-    """That it fits, and the chance of it where that is known."""
-    return "Fits:" if forecast.chance_of_fitting is None else f"Fits (chance {chance(forecast.chance_of_fitting)}):"
+    return f"{interval.fits(forecast).capitalize()} {of}, {format_nbytes(left)} ({share}) of headroom."
 
 
 def _of_account(account: Symbolic) -> list[Headline]:
