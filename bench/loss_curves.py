@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from trainledger.api.load import load
+from trainledger.data.loader import halves
 from trainledger.data.prepare import prepare
 from trainledger.data.sampler import train_batch
 from trainledger.nn.init import initialize
@@ -56,9 +57,9 @@ def plain(run: Run) -> list[float]:
         left = (step - 29) / (recipe.total_steps - 30)  # 0 at the last warm step, 1 at the last of all
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * (warm if step < 30 else 0.1 + 0.9 * (1 + math.cos(math.pi * left)) / 2)
-        rows = torch.from_numpy(train_batch(store, seed=recipe.seed, step=step, global_batch=8, seq_len=128))
-        logits = model(rows[:, :-1])
-        loss = nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
+        inputs, targets = halves(train_batch(store, seed=recipe.seed, step=step, global_batch=8, seq_len=128))
+        logits = model(inputs)
+        loss = nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -97,7 +97,7 @@ def test_a_batch_is_windows_of_the_stream(store: TokenStore) -> None:
     stream = store.train.read(0, store.train.tokens)
     batch = train_batch(store, seed=1, step=0, global_batch=16, seq_len=32)
     assert batch.shape == (16, 33)
-    assert batch.dtype == np.int64
+    assert batch.dtype == np.uint16 == np.dtype(store.index["dtype"])  # as stored: the loader widens them
     chosen = sequences_of_step(store.train.sequences(32), seed=1, step=0, global_batch=16, first=0, count=16)
     for row, sequence in zip(batch, chosen.tolist(), strict=True):
         assert np.array_equal(row, stream[sequence * 32 : sequence * 32 + 33])

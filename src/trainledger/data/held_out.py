@@ -39,7 +39,7 @@ def held_out_documents(store: TokenStore, name: str = "") -> Iterator[TokenizedD
     for shard in range(len(store.index["shards"])):
         shard_begin = begin
         for end in split.document_ends(shard).tolist():
-            ids = split.read(begin, shard_begin + end - begin - 1)
+            ids = split.read(begin, shard_begin + end - begin - 1).astype(np.int64)
             yield TokenizedDocument(
                 f"{name} document {number}".lstrip(), ids, len(tokenizer.decode(ids.tolist()).encode()), name
             )

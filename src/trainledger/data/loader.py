@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trainledger.data.mixture import Mixture, held_out_batches, mixed_batch, open_mixture
 from trainledger.data.origin import documents_of_step
+from trainledger.data.store import Tokens
 from trainledger.spec.run import Run
 from trainledger.units import format_percent
 
@@ -122,7 +122,7 @@ class Loader:
         """
         count = self.validation_sequences[source]
         for rows in held_out_batches(self.mixture, source, count=count, at_once=self.micro_batch, seq_len=self.seq_len):
-            inputs_BT, targets_BT = _halves(rows)
+            inputs_BT, targets_BT = halves(rows)
             yield inputs_BT.to(self.device), targets_BT.to(self.device)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Loader:
 
         def read_step(step: int) -> list[Batch]:
             rows = mixed_batch(mixture, step=step, **sizes)
-            return [_halves(rows[first : first + micro_batch]) for first in range(0, len(rows), micro_batch)]
+            return [halves(rows[first : first + micro_batch]) for first in range(0, len(rows), micro_batch)]
 
         return read_step
 
@@ -182,9 +182,9 @@ def _epochs_said(mixture: Mixture, run: Run) -> list[str]:
     return [f"Epochs that the run takes of each source (and its share of the sequences): {', '.join(said)}."]
 
 
-def _halves(rows: npt.NDArray[np.int64]) -> Batch:
-    """What the model sees and what it shall say next: [B, T + 1] tokens as two contiguous [B, T] tensors."""
-    inputs_BT, targets_BT = rows[:, :-1].copy(), rows[:, 1:].copy()
+def halves(rows: Tokens) -> Batch:
+    """What the model sees and what it shall say next: [B, T + 1] tokens as two contiguous [B, T] tensors of int64."""
+    inputs_BT, targets_BT = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
     return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from trainledger.data.prepare import prepare_each
 from trainledger.data.sampler import Places, permute, read_sequences, sequences_at, validation_batch
-from trainledger.data.store import TokenStore, check_lengths, check_vocabulary
+from trainledger.data.store import Tokens, TokenStore, check_lengths, check_vocabulary
 from trainledger.data.tokenizer import Tokenizer
 from trainledger.spec.data import BLOCK_ROWS, DataSpec, dealt
 from trainledger.spec.problem import InvalidInput, Problem
@@ -148,7 +148,7 @@ def open_mixture(data: DataSpec, *, vocab_size: int | None, progress: bool, work
 
 def mixed_batch(
     mixture: Mixture, *, seed: int, step: int, global_batch: int, seq_len: int, rank: int = 0, ranks: int = 1
-) -> npt.NDArray[np.int64]:
+) -> Tokens:
     """The batch of a step, or the rows of it that belong to one of ``ranks`` ranks: [B / ranks, T + 1] tokens.
 
     Raises InvalidInput where a token is outside the vocabulary.
@@ -157,7 +157,8 @@ def mixed_batch(
         raise ValueError(f"a global batch of {global_batch} does not split over {ranks} ranks")
     count = global_batch // ranks
     begin = step * global_batch + rank * count
-    batch = np.empty((count, seq_len + 1), dtype=np.int64)
+    dtype = mixture.sources[0].store.train.dtype  # one tokenizer made the tokens of all
+    batch: Tokens = np.empty((count, seq_len + 1), dtype=dtype)
     for source, rows, sequences in mixture.sequences(seed=seed, begin=begin, count=count, seq_len=seq_len):
         found = read_sequences(source.store.train, sequences, seq_len)
         if len(rows) == count:
@@ -166,9 +167,7 @@ def mixed_batch(
     return batch
 
 
-def held_out_batches(
-    mixture: Mixture, name: str, *, count: int, at_once: int, seq_len: int
-) -> Iterator[npt.NDArray[np.int64]]:
+def held_out_batches(mixture: Mixture, name: str, *, count: int, at_once: int, seq_len: int) -> Iterator[Tokens]:
     """The first ``count`` held-out sequences of a source in their fixed order, some at once: [B, T + 1]."""
     (source,) = (each for each in mixture.sources if each.name == name)
     for first in range(0, count, at_once):

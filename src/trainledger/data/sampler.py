@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.data.store import Split, TokenStore, check_lengths
+from trainledger.data.store import Split, Tokens, TokenStore, check_lengths
 
 Places = npt.NDArray[np.uint64]
 ROUNDS = 6
@@ -85,8 +85,8 @@ def sequences_at(n: int, *, seed: int, begin: int, count: int, name: str = "") -
 
 def train_batch(
     store: TokenStore, *, seed: int, step: int, global_batch: int, seq_len: int, rank: int = 0, ranks: int = 1
-) -> npt.NDArray[np.int64]:
-    """The batch of a step, or the rows of it that belong to one of ``ranks`` ranks: [B / ranks, T + 1] tokens.
+) -> Tokens:
+    """The batch of a step, or what one of ``ranks`` ranks has of its rows: [B / ranks, T + 1] tokens as stored.
 
     Raises InvalidInput where the train split is shorter than a sequence or holds a token outside the vocabulary.
     """
@@ -100,7 +100,7 @@ def train_batch(
     return read_sequences(store.train, chosen, seq_len)
 
 
-def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int) -> npt.NDArray[np.int64]:
+def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int) -> Tokens:
     """Held-out sequences ``first`` to ``first + count`` of a fixed order that is spread over the split: [count, T + 1].
 
     Fewer rows where the split has no more. Raises InvalidInput as `train_batch` does.
@@ -112,6 +112,6 @@ def validation_batch(store: TokenStore, *, first: int, count: int, seq_len: int)
     return read_sequences(store.validation, permute(places, n, b"trainledger validation order"), seq_len)
 
 
-def read_sequences(split: Split, sequences: Places, seq_len: int) -> npt.NDArray[np.int64]:
+def read_sequences(split: Split, sequences: Places, seq_len: int) -> Tokens:
     """The tokens of sequences, each with the token after it: [B, T + 1]."""
     return split.read_rows([each * seq_len for each in sequences.tolist()], seq_len + 1)

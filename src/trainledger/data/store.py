@@ -41,6 +41,8 @@ from trainledger.spec.runfile import vocabulary_problem
 FORMAT = 2
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
+Tokens = npt.NDArray[np.unsignedinteger[Any]]  # uint16 or uint32
+
 OPEN_MAPS = 256  # an open map holds a file descriptor, and many systems allow 1,024
 
 
@@ -59,7 +61,7 @@ class Split:
         self.name = name
         self.vocab_size = vocab_size
         self._directory = directory
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self.dtype = np.dtype(dtype).newbyteorder("<")
         self._files = [token_file(shard, name, dtype) for shard in range(len(records))]
         parts = [getattr(each, name) for each in records]
         self._tokens_before = [0, *itertools.accumulate(each.tokens for each in parts)]
@@ -80,42 +82,44 @@ class Split:
         """Sequences of ``seq_len`` predicted tokens in the stream, each token predicted at most once."""
         return max(self.tokens - 1, 0) // seq_len
 
-    def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Tokens ``start`` to ``start + count`` of the stream, across shards.
+    def read(self, start: int, count: int) -> Tokens:
+        """Tokens ``start`` to ``start + count`` of the stream, across shards, in the dtype they are stored in.
 
         Raises InvalidInput naming file and bytes where a block is not as it was written, or a token is outside the
         vocabulary.
         """
-        tokens: npt.NDArray[np.int64] = self.read_rows([start], count)[0]
+        tokens: Tokens = self.read_rows([start], count)[0]
         return tokens
 
-    def read_rows(self, starts: Sequence[int], count: int) -> npt.NDArray[np.int64]:
+    def read_rows(self, starts: Sequence[int], count: int) -> Tokens:
         """For each start the ``count`` tokens from it on, as `read` gives them: [starts, count]."""
-        rows = np.empty((len(starts), count), dtype=np.int64)
-        for row, start in zip(rows, starts, strict=True):
-            self._read_into(row, start)
+        parts = [each for start in starts for each in self._parts(start, count)]
+        rows = np.concatenate(parts or [np.empty(0, self.dtype)]).reshape(len(starts), count)
         if rows.size and rows.max() >= self.vocab_size:
             at, position = divmod(int(np.argmax(rows >= self.vocab_size)), count)
             raise self._outside(starts[at] + position, int(rows[at, position]))
         return rows
 
-    def _read_into(self, tokens: npt.NDArray[np.int64], start: int) -> None:
-        count, done, size = len(tokens), 0, self._dtype.itemsize
-        if start < 0 or start + count > self.tokens:
-            raise IndexError(f"tokens {start} to {start + count} of a {self.name} split of {self.tokens}")
-        while done < count:
-            shard, offset = self._place(start + done)
+    def _parts(self, start: int, count: int) -> Iterator[Tokens]:
+        """Tokens ``start`` to ``start + count`` as one map after another holds them, whole or compared."""
+        stop = start + count
+        if start < 0 or stop > self.tokens:
+            raise IndexError(f"tokens {start} to {stop} of a {self.name} split of {self.tokens}")
+        shard = bisect.bisect_right(self._tokens_before, start) - 1
+        while start < stop:
             whole, blocks = self._map(shard)
-            found = whole[offset : offset + count - done]
-            blocks.check(whole, offset * size, (offset + len(found)) * size)
-            tokens[done : done + len(found)] = found
-            done += len(found)
+            before = self._tokens_before[shard]
+            part = whole[start - before : stop - before]
+            blocks.check(whole, start - before, len(part))
+            yield part
+            start += len(part)
+            shard += 1
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
         path = self._directory / ends_file(shard, self.name)
         ends = np.fromfile(path, dtype="<u8")
-        Blocks(path, self._records[path.name], self._verified).check(ends, 0, ends.nbytes)
+        Blocks(path, self._records[path.name], self._verified).check(ends, 0, len(ends))
         return ends
 
     def documents_in(self, start: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
@@ -141,10 +145,10 @@ class Split:
         path = self._directory / self._files[shard]
         tokens = self._tokens_before[shard + 1] - self._tokens_before[shard]
         # A map reaching past the end of its file would end the process at the first look there.
-        if problem := check_size(path, tokens * self._dtype.itemsize):
+        if problem := check_size(path, tokens * self.dtype.itemsize):
             raise InvalidInput([problem])
         # As a plain array: each slice of a np.memmap is one too, which costs more than the copy of a row.
-        return np.asarray(np.memmap(path, dtype=self._dtype, mode="r")), Blocks(
+        return np.asarray(np.memmap(path, dtype=self.dtype, mode="r")), Blocks(
             path, self._records[path.name], self._verified
         )
 
@@ -152,7 +156,7 @@ class Split:
         shard, offset = self._place(position)
         path = self._directory / self._files[shard]
         rule = (
-            f"the token at byte {offset * self._dtype.itemsize} is {token}, outside the vocabulary of {self.vocab_size}"
+            f"the token at byte {offset * self.dtype.itemsize} is {token}, outside the vocabulary of {self.vocab_size}"
         )
         return InvalidInput([file_problem("data.cache", path, rule, REMEDY)])
 

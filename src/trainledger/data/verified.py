@@ -76,11 +76,15 @@ class Blocks:
         known = verified.knows(record.name, self._identity)
         self._left = set() if known else set(range(len(record.crc32)))
 
-    def check(self, data: npt.NDArray[Any], start: int, stop: int) -> None:
-        """Compare the blocks with bytes ``start`` to ``stop`` of a file; InvalidInput names the first that differs."""
-        if not self._left or start >= stop:
+    def check(self, data: npt.NDArray[Any], start: int, count: int) -> None:
+        """Compare the blocks with ``count`` elements of a file from ``start`` on.
+
+        ``data`` is the whole file. InvalidInput names the first block that differs.
+        """
+        if not self._left or not count:
             return
         nbytes = data.view(np.uint8)
+        start, stop = start * data.itemsize, (start + count) * data.itemsize
         for block in range(start // BLOCK_NBYTES, (stop - 1) // BLOCK_NBYTES + 1):
             if block not in self._left:
                 continue
