@@ -44,7 +44,7 @@ autocast; FLOPs equal for every operator, but where a reason is given.
 FLOPS = """
 ## FLOPs
 
-matmuls, convolutions and attention of the whole step. Both precisions have the same.
+Matmuls, convolutions and attention of the whole step. Both precisions have the same.
 
 | model | kind | parameters | FLOPs | FlopCounterMode | ratio | why |
 |---|---|--:|--:|--:|--:|---|
@@ -61,9 +61,8 @@ MEMORY = """
 """
 REST = """
 What is left of kept: a Python number in an operation becomes a tensor of 8 bytes below the dispatcher, which autograd
-may save; a test holds each difference to be a few of those. oneDNN alone knows how large a workspace its LSTM keeps;
-what the trace has is fitted to it. What is left of peaks in bf16 is memory in which oneDNN transposes matrices inside
-its kernels.
+may save; a test holds each difference to be a few of those. What is left of peaks in bf16 is memory that oneDNN takes
+inside its kernels: transposed matrices, and sums, which are known for processors without bf16 instructions.
 
 ## What cannot be followed to the end
 
@@ -77,9 +76,11 @@ The trace says so: it is partial, or lists what it does not count.
 def page(compared: Sequence[Comparison], today: str) -> str:
     """docs/traced_models.md, of comparisons of every model in every precision."""
     first = [each for each in compared if each.precision == "fp32"]
+    cpu = torch.backends.cpu.get_cpu_capability()
+    cpu += "" if torch.cpu._is_avx512_bf16_supported() else " without bf16"
     text = HEAD.format(
         today=today, torch=torch.__version__.partition("+")[0], transformers=version("transformers"),
-        peft=version("peft"), cpu=torch.backends.cpu.get_cpu_capability(), count=len(first),
+        peft=version("peft"), cpu=cpu, count=len(first),
         kinds=len({each.specimen.kind for each in first}), **{name: f"{limit:.1%}" for name, limit in LIMITS.items()},
     )  # fmt: skip
     text += FLOPS + lines(map(flops_row, first)) + WHY + lines(f"- **{key}**. {why}" for key, why in REASONS.items())

@@ -113,6 +113,16 @@ def test_scratch_of_the_library_is_the_allocators_unexplained_rest():
     assert (row.predicted, row.measured, row.unexplained) == (100, 117, 7)
 
 
+def test_sums_inside_of_matmuls_are_a_part_of_the_allocators_peak():
+    measured = Measured(peak_nbytes=110, allocator_peak_nbytes=117, matmul_sums_nbytes=5)
+    row = reconcile(Forecast(peak_nbytes=100), measured)["allocator_peak_nbytes"]
+    assert [(each.name, each.difference) for each in row.parts] == [
+        ("dispatched", 10),
+        ("sums inside of bf16 matmuls", 5),
+    ]
+    assert row.unexplained == 2
+
+
 def test_a_step_metered_without_compile_is_set_beside_the_account_of_eager_operations():
     eager = EagerBytes(
         kept_nbytes=50, kept_by_kind={"norm": 50}, peak_nbytes=110, peak_by_category={"activations": 110}

@@ -3,9 +3,9 @@
     pip install HolisticTraceAnalysis
     python tools/beside_hta.py TRACE.json.gz ...
 
-It leaves out device work whose launch is not in the trace (we do not: "ours, whole"), and rounds times to whole
-microseconds that lie inside of each kernel, so that short kernels lose a part where times are finer. A trace that it
-cannot read is said so.
+It leaves out device work whose launch is not in the trace (we do not: "ours, whole"), and rounds the times of each
+kernel to whole units, inside of the kernel. So it is given all times in nanoseconds: in microseconds, which it takes
+them to be, short kernels of traces with finer times would lose up to an eighth. A trace that it cannot read is named.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def theirs(path: Path) -> tuple[float, ...]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trace = json.loads(gzip.decompress(path.read_bytes()))
+        for event in trace["traceEvents"]:
+            event.update({name: round(1e3 * event[name]) for name in ("ts", "dur") if name in event})
         trace.setdefault("distributedInfo", {"rank": 0, "world_size": 1, "backend": "nccl"})
         rank = trace["distributedInfo"]["rank"]
         copy = Path(folder) / "rank.json.gz"
@@ -44,13 +46,14 @@ def theirs(path: Path) -> tuple[float, ...]:
         analysis = TraceAnalysis(trace_files={rank: str(copy)}, trace_dir=folder, include_last_profiler_step=True)
         row = analysis.get_temporal_breakdown(visualize=False).iloc[0]
         overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
-    return row["compute_time(us)"] / 1e3, row["non_compute_time(us)"] / 1e3, row["idle_time(us)"] / 1e3, overlap / 100
+    computing, rest, idle = (row[f"{name}_time(us)"] / 1e6 for name in ("compute", "non_compute", "idle"))
+    return computing, rest, idle, overlap / 100
 
 
 def ours(recording: Recording) -> tuple[float, ...]:
-    """The same of the same stretch: from the first kernel of the first step to the last kernel that there is."""
-    steps, kinds = steps_of(recording).steps, timeline(recording).kinds
-    begin, end = steps[0].device_ns[0], int(recording.work.ends_ns.max())
+    """The same of the same stretch: from the first kernel of the first step to the last that there is."""
+    kinds, work, end = timeline(recording).kinds, recording.work, int(recording.work.ends_ns.max())
+    begin = int(work.begins_ns.min()) if _has_one_step(recording) else steps_of(recording).steps[0].device_ns[0]
     all_work = within(_together(kinds.values()), begin, end)
     computing = within(
         _together(each for kind, each in kinds.items() if kind not in (COMMUNICATION, "copy")), begin, end
@@ -61,6 +64,11 @@ def ours(recording: Recording) -> tuple[float, ...]:
     return (
         length(computing) / 1e6, length(rest) / 1e6, (end - begin - length(all_work)) / 1e6, overlapped,
     )  # fmt: skip
+
+
+def _has_one_step(recording: Recording) -> bool:
+    """Then it looks at all device work: it has no step by which to leave out other work."""
+    return len(steps_of(recording).steps) == 1
 
 
 def _together(sets):  # type: ignore[no-untyped-def]
@@ -79,7 +87,8 @@ def main() -> None:
             continue
         recording = read_profile(each)
         linked = recording.work.where(recording.launch_of_work != NONE)
-        us, whole = ours(replace(recording, work=linked)), ours(recording)
+        whole = ours(recording)
+        us = whole if _has_one_step(recording) else ours(replace(recording, work=linked))
         cells = [f"{a:.1f} / {b:.1f} ms" for a, b in zip(us[:3], them[:3], strict=True)]
         print(f"{each.name:<34} " + "  ".join(f"{cell:>22}" for cell in [*cells, f"{us[3]:.1%} / {them[3]:.1%}"]))
         cells = [f"{a:.1f} ms" for a in whole[:3]]

@@ -149,6 +149,7 @@ class Measuring(Observer):
             metered=meter.metered,
             disturbed=self.quiet.disturbed,
             allocator_peak_nbytes=meter.allocator_peak_nbytes,
+            matmul_sums_nbytes=meter.matmul_sums_nbytes,
             device=title(self._state.device),
             torch_version=str(torch.__version__),
             date=date.today().isoformat(),
@@ -210,7 +211,7 @@ def _with_earlier(measured: Measured, path: Path) -> Measured:
     except (OSError, InvalidInput):
         return measured
     names = ("parameters", "tokens_per_step", "flops", "model_flops", "kept_nbytes", "kept_by_kind", "peak_nbytes",
-             "peak_by_category", "allocator_peak_nbytes", "eager")  # fmt: skip
+             "peak_by_category", "allocator_peak_nbytes", "matmul_sums_nbytes", "eager")  # fmt: skip
     return replace(measured, **{name: getattr(earlier, name) for name in names})
 
 

@@ -186,7 +186,8 @@ def _folded(seconds: Mapping[str, float], phase: str, into: str) -> dict[str, fl
 def _dispatched(before: Forecast | EagerBytes, after: Measured) -> tuple[Part, ...]:
     if before.peak_nbytes is None or after.peak_nbytes is None:
         return ()
-    return (Part("dispatched", before.peak_nbytes, after.peak_nbytes),)
+    inside = (Part("sums inside of bf16 matmuls", 0, after.matmul_sums_nbytes),) if after.matmul_sums_nbytes else ()
+    return (Part("dispatched", before.peak_nbytes, after.peak_nbytes), *inside)
 
 
 def _tokens_per_second(before: Forecast, after: Measured, step: float | None) -> Row:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_compared import built, compare, named
 
 from trainledger.ledger.ledger import Ledger
@@ -111,6 +112,47 @@ def test_scratch_of_mixed_formats_and_orders(func: Any, args: tuple[Any, ...]) -
     assert rule(args, func(*args)) == pytest.approx(taken(lambda: func(*args)), abs=16)
 
 
+def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+    return tuple(torch.rand(each, dtype=dtype) for each in shapes)
+
+
+without_bf16_instructions = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512" or torch.cpu._is_avx512_bf16_supported(),
+    reason="found for processors with AVX512 and no bf16",
+)
+
+
+@without_bf16_instructions
+@pytest.mark.parametrize("channels", [3, 16, 17])
+@pytest.mark.parametrize("bias", [False, True])
+def test_scratch_of_transposed_convolutions_in_bf16_without_bf16_instructions(channels: int, bias: bool) -> None:
+    x, w, b = matrices((16, 32, 16, 16), (32, channels, 4, 4), (channels,))
+    args = (x, w, b if bias else None, [2, 2], [1, 1], [1, 1], True, [0, 0], 1)
+    func = aten.convolution.default
+    rule = operator_of(func).scratch
+    assert rule is not None
+    assert rule(args, func(*args)) == pytest.approx(taken(lambda: func(*args)), abs=512)
+
+
+@without_bf16_instructions
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.mm.default, matrices((100, 50), (50, 70))),
+        (aten.mm.default, matrices((128, 64), (64, 1))),
+        (aten.mm.default, matrices((16, 16), (16, 16))),
+        (aten.mm.default, matrices((100, 50), (50, 70), dtype=torch.float32)),
+        (aten.addmm.default, matrices((70,), (100, 50), (50, 70))),
+        (aten.bmm.default, matrices((3, 100, 50), (3, 50, 70))),
+        (aten.baddbmm.default, matrices((3, 100, 70), (3, 100, 50), (3, 50, 70))),
+    ],
+)
+def test_scratch_of_matmuls_in_bf16_without_bf16_instructions(func: Any, args: tuple[Any, ...]) -> None:
+    rule = operator_of(func).scratch
+    assert rule is not None
+    assert rule(args, func(*args)) == pytest.approx(taken(lambda: func(*args)), abs=512)
+
+
 # Results
 
 
@@ -140,6 +182,34 @@ def test_results_of_fake_tensors_are_as_large_as_real_ones(func: Any, args: tupl
     with FakeTensorMode() as mode, ZeroWhereUnknown(results=CPU_RESULTS):
         fake = func(*fake_batch(args, mode))
     assert [form(each) for each in tensors_in(fake)] == [form(each) for each in tensors_in(real)]
+
+
+LONG_SHORT = [(64, 8, 128, 256), (1, 1, 16, 16), (20, 7, 33, 47), (30, 4, 300, 100), (9, 2, 448, 64), (17, 5, 250, 383)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("steps", "batch", "width", "hidden"), LONG_SHORT)
+def test_what_a_recurrent_layer_keeps_for_backward(
+    steps: int, batch: int, width: int, hidden: int, dtype: torch.dtype
+) -> None:
+    layer, x = nn.LSTM(width, hidden, dtype=dtype), torch.randn(steps, batch, width, dtype=dtype)
+    kept = []
+
+    class Kept(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func is aten.mkldnn_rnn_layer.default:
+                kept.append(form(out[3]))
+            return out
+
+    with Kept():
+        layer(x)
+    if not kept:
+        pytest.skip("this processor has no such kernel of oneDNN for the format")
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, ZeroWhereUnknown(results=CPU_RESULTS), Kept():
+        layer(mode.from_tensor(x))
+    real, fake = kept
+    assert fake == real
 
 
 def form(tensor: Tensor) -> tuple[object, ...]:

@@ -62,11 +62,12 @@ class Measured:
 
     Ledger amounts are those of one metered optimizer step: ``flops`` by kind, ``kept_nbytes`` of one
     micro-batch, the peak by category as dispatched operations showed it, and ``allocator_peak_nbytes`` as the
-    allocator's own events did. ``step_seconds_by_phase`` are means over the middle half of the steady steps,
-    ``seconds_by_phase`` sums over the run; ``warm-up`` and ``metering`` in it are what the first steps and the metered
-    ones took longer than steady ones, and a step that was not clocked phase by phase counts as split like steady ones.
-    ``threads`` are those of a CPU that a rank had. ``eager`` is what the closed form says of the metered step, where
-    that ran without the torch.compile of the run's other steps.
+    allocator's own events did, of which ``matmul_sums_nbytes`` are known to be sums inside of bf16 matmuls.
+    ``step_seconds_by_phase`` are means over the middle half of the steady steps, ``seconds_by_phase`` sums over the
+    run; ``warm-up`` and ``metering`` in it are what the first steps and the metered ones took longer than steady ones,
+    and a step that was not clocked phase by phase counts as split like steady ones. ``threads`` are those of a CPU that
+    a rank had. ``eager`` is what the closed form says of the metered step, where that ran without the torch.compile of
+    the run's other steps.
     """
 
     parameters: int | None = None
@@ -78,6 +79,7 @@ class Measured:
     peak_nbytes: int | None = None
     peak_by_category: dict[str, int] = field(default_factory=dict)
     allocator_peak_nbytes: int | None = None
+    matmul_sums_nbytes: int = 0
     step_seconds: Spread | None = None
     step_seconds_by_phase: dict[str, float] = field(default_factory=dict)
     tokens_per_second: float | None = None
@@ -103,6 +105,7 @@ def measured_run(
     metered: Collection[int] = (),
     disturbed: Collection[int] = (),
     allocator_peak_nbytes: int | None = None,
+    matmul_sums_nbytes: int = 0,
     device: str = "",
     torch_version: str = "",
     date: str = "",
@@ -157,6 +160,7 @@ def measured_run(
         **{
             **facts,
             "allocator_peak_nbytes": allocator_peak_nbytes,
+            "matmul_sums_nbytes": matmul_sums_nbytes,
             "step_seconds": times,
             "step_seconds_by_phase": steady,
             "tokens_per_second": tokens / times.median if times and tokens else None,

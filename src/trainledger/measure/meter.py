@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from types import TracebackType
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.trace.compiled import metered
+from trainledger.trace.operators.scratch import sums_of_matmul
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
@@ -32,13 +35,15 @@ class StepMeter(Observer):
     """Meters two steps of a run: one operation by operation, the next by its allocator's own events.
 
     ``ledger`` is None until the first of them is done; ``allocator_peak_nbytes`` until the second, or where
-    the allocator tells nothing. A run that ends before is simply not metered.
+    the allocator tells nothing. A run that ends before is simply not metered. ``matmul_sums_nbytes`` are what the sums
+    of bf16 matmuls add to the peak on a CPU without instructions for them.
     """
 
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
         self.ran_eagerly = False  # whether the ledger's step ran without the torch.compile of all others
         self.allocator_peak_nbytes: int | None = None
+        self.matmul_sums_nbytes = 0
         self._recorder: Recorder | None = None
         self._steps: tuple[int, ...] = ()
 
@@ -83,6 +88,8 @@ class StepMeter(Observer):
         self.ran_eagerly = state.run.recipe.compiles and not self._recorder.sees_compiled
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
+        if on_cpu:
+            self.matmul_sums_nbytes = _with_sums(self.ledger).peak().nbytes - self.ledger.peak().nbytes
 
     def _watched(self) -> Iterator[None]:
         self._state.optimizer.zero_grad(set_to_none=True)
@@ -107,6 +114,18 @@ class StepMeter(Observer):
 
     def on_step_end(self, record: StepRecord) -> None:
         self._recorder = None
+
+
+def _with_sums(ledger: Ledger) -> Ledger:
+    """A CPU's ledger with the memory that bf16 matmuls have for their sums."""
+
+    def summed(entry: Entry) -> Entry:
+        if entry.kind != "matmul":
+            return entry
+        _, m, n, k = map(int, entry.shape)
+        return replace(entry, scratch=entry.scratch + sums_of_matmul(entry.dtype, m, n, k))
+
+    return replace(ledger, entries=tuple(map(summed, ledger.entries)))
 
 
 class Meter:

@@ -71,18 +71,34 @@ def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
-    """oneDNN keeps gates and states of every step for the backward, in memory whose size it alone knows.
+    """oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
 
-    The size is fitted to what torch 2.13 allocates, and within 2 % of it from 16 steps on: of every step and one more,
-    6 times the wider of input and state and 9 times the state, the latter in the format of the values.
+    The buffers are those of oneDNN's `rnn_utils.cpp`; their formats were found by the sizes that torch 2.13 allocates,
+    which this gives to the byte.
     """
     x, hidden, train = args[0], args[10], args[15]
     if not train:
         return out
-    steps, batch = x.shape[:2]
-    width = 6 * 4 * max(x.shape[-1], hidden) + 9 * x.element_size() * hidden
-    workspace = torch.empty(batch * (steps + 1) * width, dtype=torch.uint8, device="cpu")
-    return (*out[:3], workspace)
+    (steps, batch), wide, size = x.shape[:2], max(x.shape[-1], hidden), x.element_size()
+    states = 2 * (steps + 1)  # of the layer and of its input, and those before the first step
+    rows = (
+        steps * _row(4 * hidden, size),  # gates
+        steps * _row(hidden, size),  # outputs
+        states * _row(wide, size), states * _row(wide, 4), states * _row(wide, 4),  # layer states, two gradients
+        states * hidden * size, states * hidden * 4,  # hidden states, cell states
+    )  # fmt: skip
+    nbytes = sum(-(-batch * each // _PAGE) * _PAGE for each in rows)
+    return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
+
+
+_PAGE, _CACHE_LINE = 4096, 64
+
+
+def _row(numbers: int, size: int) -> int:
+    """Bytes of a row: whole cache lines, and one more where rows would lie a multiple of 256 numbers apart."""
+    line = _CACHE_LINE // size
+    whole = -(-numbers // line) * line
+    return (whole + (0 if whole % 256 else line)) * size
 
 
 CPU_RESULTS: dict[OpOverload, Correct] = {

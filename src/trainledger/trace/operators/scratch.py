@@ -26,6 +26,12 @@ def _lanes() -> int:
     return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 
 
+@cache
+def _lacks_bf16() -> bool:
+    """Whether oneDNN computes in bf16 here without instructions for it."""
+    return "AVX512" in torch.backends.cpu.get_cpu_capability() and not torch.cpu._is_avx512_bf16_supported()
+
+
 def _padded(channels: int) -> int:
     return -(-channels // _lanes()) * _lanes()
 
@@ -71,7 +77,8 @@ class _Blocked:
         c_in, c_out = image.shape[1], result.shape[1]
         self.depthwise = groups > 1 and groups == c_in == c_out
         pad: Callable[[int], int] = _padded if groups == 1 or self.depthwise else int
-        self.strided = any(each > 1 for each in stride)
+        self.emulated = w.element_size() == 2 and _lacks_bf16()
+        self.strided = any(each > 1 for each in stride) and not self.emulated
         # An image of few channels is read as it is, and its gradient has room for more unless it is strided.
         flat = groups == 1 and c_in < _lanes()
         self.image = 0 if flat else _nbytes(image, pad(c_in))
@@ -110,6 +117,8 @@ def _forward(args: Args, y: Tensor) -> int:
         return int(w.nbytes) if blocks.depthwise else 2 * blocks.w
     dense = 0 if x.is_contiguous() else x.nbytes
     whole = blocks.back_to_image(y.nbytes) if blocks.transposed else blocks.forward(y.nbytes)
+    if blocks.transposed and blocks.emulated and args[2] is not None:  # the bias is added to sums in fp32
+        whole = max(whole, 3 * blocks.image_gradient + blocks.map + blocks.padded_w)
     return int(dense + whole - y.nbytes)
 
 
@@ -190,7 +199,21 @@ def _recurrent_backward(args: Args, out: Any) -> int:
     return int(row * rows + from_input.nbytes + from_state.nbytes + 2 * x.nbytes)
 
 
+def sums_of_matmul(dtype: str, m: int, n: int, k: int) -> int:
+    """The fp32 sums of a matmul of bf16 matrices on such a CPU, of one matrix at a time: 4 m n bytes.
+
+    Small matmuls (up to 16 x 16 x 16) are not done by oneDNN.
+    """
+    return 4 * m * n if dtype == "bf16" and m * n * k > 16**3 and _lacks_bf16() else 0
+
+
+def _sums(args: Args, out: Any) -> int:
+    dtype = "bf16" if out.dtype == torch.bfloat16 else ""
+    return sums_of_matmul(dtype, out.shape[-2], out.shape[-1], args[-1].shape[-2])
+
+
 SCRATCH: dict[str, Count] = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"), _sums),
     "aten::im2col": lambda args, out: int(args[0].nbytes) + _dense(0)(args, out),
     "aten::col2im": _dense(0),
     # Which bag each entry belongs to.
