@@ -56,6 +56,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"attention.n_kv_heads": 3}, "model.attention.n_kv_heads = 3: must divide n_heads = 4; nearest that works: 4"),
     (
+        {"attention.n_heads": 12, "attention.n_kv_heads": 8},
+        "model.attention.n_heads = 12: must divide d_model = 64 where head_dim is not given; nearest that works: 16",
+    ),
+    (
         {**LATENT, "attention.rope_head_dim": 5},
         "model.attention.rope_head_dim = 5: rotary positions turn pairs, so the width must be even; nearest that "
         "works: 6",
@@ -132,6 +136,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "model.feed_forward.n_dense_layers = 7: is more than n_layers = 6; nearest that works: 6",
     ),
 ]
+
+
+def test_key_value_heads_are_held_against_the_heads_that_are_proposed() -> None:
+    fields = {**SIZES, "attention.n_heads": 7, "attention.n_kv_heads": 3}
+    heads, kv_heads = model_problems(from_fields(ModelSpec, fields))
+    assert (heads.field, heads.nearest) == ("model.attention.n_heads", 8)
+    assert str(kv_heads) == "model.attention.n_kv_heads = 3: must divide n_heads = 8; nearest that works: 4"
+    assert not [*model_problems(from_fields(ModelSpec, {**fields, "attention.n_heads": 8, "attention.n_kv_heads": 4}))]
 
 
 @pytest.mark.parametrize(("given_fields", "sentence"), RULES, ids=[sentence.split(":")[0] for _, sentence in RULES])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.tensors.number import SHOWN, TF32, known_format, overflows_from, zero_up_to
+from trainledger.spec.problem import InvalidInput
+from trainledger.tensors.number import SHOWN, TF32, known_format, overflows_from, read_number, zero_up_to
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -41,3 +43,9 @@ def test_tf32_is_fp32_with_thirteen_bits_less(number):
     ours = TF32.rounded(number)
     assert (int(ours.negative) << 18 | ours.code) == kept
     assert known_format("tf32", floating=True) == "tf32"
+
+
+def test_a_format_in_the_place_of_a_number_is_not_proposed_again() -> None:
+    with pytest.raises(InvalidInput, match=re.escape("is a format, and not a number")) as refused:
+        read_number("torch.bfloat16", "largest")
+    assert refused.value.problems[0].nearest == 0.1

@@ -118,8 +118,12 @@ def read_number(text: str, field: str = "value") -> float:
     try:
         number = float(text) if len(text) <= LARGEST_TEXT else math.nan
     except ValueError:
+        names = [*SHOWN, *(each for each, meant in ALIASES.items() if meant in SHOWN)]
+        if _plain(text) in names:
+            rule = "is a format, and not a number (write it like 1e-8, 0.1 or 65504)"
+            raise InvalidInput([Problem(field, text, rule, 0.1)]) from None
         rule = "is neither a number (write it like 1e-8, 0.1 or 65504) nor a floating-point format"
-        near = nearest_text(text, [*SHOWN, *(each for each, meant in ALIASES.items() if meant in SHOWN)])
+        near = nearest_text(text, names)
         raise InvalidInput([Problem(field, text, rule, near)]) from None
     if not math.isfinite(number):
         largest = math.copysign(FORMATS["fp64"].largest, number)

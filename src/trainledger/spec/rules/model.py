@@ -41,19 +41,22 @@ def model_problems(spec: ModelSpec) -> Iterator[Problem]:
 
 
 def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
-    at = "model.attention"
-    if heads.head_dim is None and spec.d_model % heads.n_heads:
+    at, n_heads = "model.attention", heads.n_heads
+    if heads.head_dim is None and spec.d_model % n_heads:
         rule = f"must divide d_model = {spec.d_model} where head_dim is not given"
-        yield Problem(f"{at}.n_heads", heads.n_heads, rule, _nearest_heads(spec))
+        yield Problem(f"{at}.n_heads", n_heads, rule, nearest := _nearest_heads(spec, heads))
+        n_heads = nearest or n_heads
     elif spec.rope is not None and spec.rope.dim is None and spec.head_size % 2:
         rule = "rotary positions turn pairs, so the head width must be even"
         if heads.head_dim is not None:
             yield Problem(f"{at}.head_dim", heads.head_dim, rule, heads.head_dim + 1)
         else:
-            yield Problem(f"{at}.n_heads", heads.n_heads, f"{rule}, not {spec.head_size}", _nearest_heads(spec))
-    if heads.n_heads % spec.kv_heads:
-        kv = nearest_divisor(heads.n_heads, spec.kv_heads)
-        yield Problem(f"{at}.n_kv_heads", spec.kv_heads, f"must divide n_heads = {heads.n_heads}", kv)
+            nearest = _nearest_heads(spec, heads)
+            yield Problem(f"{at}.n_heads", n_heads, f"{rule}, not {spec.head_size}", nearest)
+            n_heads = nearest or n_heads
+    if heads.n_kv_heads is not None and n_heads % heads.n_kv_heads:
+        kv = nearest_divisor(n_heads, heads.n_kv_heads)
+        yield Problem(f"{at}.n_kv_heads", heads.n_kv_heads, f"must divide n_heads = {n_heads}", kv)
     if heads.global_every is not None and heads.window is None:
         yield Problem(f"{at}.global_every", heads.global_every, "without a window all layers are global", "none")
 
@@ -117,19 +120,28 @@ def _experts(experts: Experts, n_layers: int) -> Iterator[Problem]:
         yield Problem(f"{at}.n_dense_layers", experts.n_dense_layers, rule, n_layers)
 
 
-def _nearest_heads(spec: ModelSpec) -> int | None:
-    """The number of heads nearest to ``n_heads`` that d_model allows, or None where d_model is odd."""
-    n_heads = spec.attention.n_heads
-    if spec.rope is None or spec.rope.dim is not None:
-        return nearest_divisor(spec.d_model, n_heads)
-    return None if spec.d_model % 2 else nearest_divisor(spec.d_model // 2, n_heads)
+def _nearest_heads(spec: ModelSpec, heads: MultiHead) -> int | None:
+    """The number of heads nearest to ``n_heads`` that d_model allows, or None where d_model is odd.
+
+    One that the key-value heads divide, if there is any.
+    """
+    pairs = 1 if spec.rope is None or spec.rope.dim is not None else 2
+    if spec.d_model % pairs:
+        return None
+    whole = spec.d_model // pairs
+    kv = heads.n_kv_heads or 1
+    return nearest_divisor(whole, heads.n_heads, multiple_of=1 if whole % kv else kv)
 
 
-def nearest_divisor(whole: int, wanted: int) -> int:
+def nearest_divisor(whole: int, wanted: int, *, multiple_of: int = 1) -> int:
     """The divisor of ``whole`` nearest to ``wanted`` (the larger of two equally near).
 
-    >>> nearest_divisor(64, 7)
-    8
+    ``multiple_of`` is a divisor of ``whole`` too.
+
+    >>> nearest_divisor(64, 7), nearest_divisor(4096, 24, multiple_of=8)
+    (8, 32)
     """
-    small = [each for each in range(1, isqrt(whole) + 1) if whole % each == 0]
-    return min((*small, *(whole // each for each in small)), key=lambda each: (abs(each - wanted), -each))
+    rest = whole // multiple_of
+    small = [each for each in range(1, isqrt(rest) + 1) if rest % each == 0]
+    found = (multiple_of * each for each in (*small, *(rest // each for each in small)))
+    return min(found, key=lambda each: (abs(each - wanted), -each))
