@@ -89,7 +89,7 @@ class StepMeter(Observer):
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
         if on_cpu:
-            self.matmul_sums_nbytes = _with_sums(self.ledger).peak().nbytes - self.ledger.peak().nbytes
+            self.matmul_sums_nbytes = with_sums(self.ledger).peak().nbytes - self.ledger.peak().nbytes
 
     def _watched(self) -> Iterator[None]:
         self._state.optimizer.zero_grad(set_to_none=True)
@@ -116,8 +116,8 @@ class StepMeter(Observer):
         self._recorder = None
 
 
-def _with_sums(ledger: Ledger) -> Ledger:
-    """A CPU's ledger with the memory that bf16 matmuls have for their sums."""
+def with_sums(ledger: Ledger) -> Ledger:
+    """A ledger with the memory that bf16 matmuls have for their sums on this CPU."""
 
     def summed(entry: Entry) -> Entry:
         if entry.kind != "matmul":
