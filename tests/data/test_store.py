@@ -13,11 +13,13 @@ import pytest
 from resealed import reseal
 
 from trainledger.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
+from trainledger.data.documents import held_out
 from trainledger.data.files import BLOCK_NBYTES
 from trainledger.data.store import FORMAT
 from trainledger.data.verified import Verified
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
+from trainledger.units import MIB
 
 SpecOf = Callable[..., DataSpec]
 
@@ -42,6 +44,21 @@ def test_reading_goes_across_shards(store: TokenStore) -> None:
     assert store.train.read(0, len(whole)).tolist() == whole.tolist()
     with pytest.raises(IndexError, match=r"of a train split of"):
         store.train.read(len(whole) - 1, 2)
+
+
+def test_reading_goes_across_a_shard_that_has_nothing_of_a_split(tmp_path: Path) -> None:
+    texts = [f"{number:03} " * (MIB // 4) for number in range(20)]  # each fills a shard
+    held = [each for each in texts if held_out(each.encode(), 0.5)]
+    kept = next(each for each in texts if each not in held)
+    for number, text in enumerate([held[0], kept, held[1]]):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    spec = DataSpec(path=(str(tmp_path / "*.jsonl"),), cache=str(tmp_path / "cache"), validation_fraction=0.5)
+    store = prepare(spec, vocab_size=None, progress=False)
+    sizes = [each.stat().st_size for each in sorted(store.directory.glob("*.validation.u16"))]
+    assert 0 in sizes[1:-1], sizes
+    whole = store.validation.read(0, store.validation.tokens)
+    border = sizes[0] // 2
+    assert store.validation.read(border - 3, 6).tolist() == whole[border - 3 : border + 3].tolist()
 
 
 def test_a_truncated_shard_is_reported_and_made_anew(data: DataSpec, store: TokenStore) -> None:

@@ -41,9 +41,9 @@ from trainledger.spec.runfile import vocabulary_problem
 FORMAT = 2
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
-Tokens = npt.NDArray[np.unsignedinteger[Any]]  # uint16 or uint32
-
 OPEN_MAPS = 256  # an open map holds a file descriptor, and many systems allow 1,024
+
+Tokens = npt.NDArray[np.unsignedinteger[Any]]  # uint16 or uint32
 
 
 class Split:
@@ -105,15 +105,13 @@ class Split:
         stop = start + count
         if start < 0 or stop > self.tokens:
             raise IndexError(f"tokens {start} to {stop} of a {self.name} split of {self.tokens}")
-        shard = bisect.bisect_right(self._tokens_before, start) - 1
         while start < stop:
+            shard, offset = self._place(start)
             whole, blocks = self._map(shard)
-            before = self._tokens_before[shard]
-            part = whole[start - before : stop - before]
-            blocks.check(whole, start - before, len(part))
+            part = whole[offset : offset + stop - start]
+            blocks.check(whole, offset, len(part))
             yield part
             start += len(part)
-            shard += 1
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""

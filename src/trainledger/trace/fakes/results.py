@@ -70,6 +70,9 @@ def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
     return _norm(args, out) if isinstance(args[1], (list, tuple)) else out
 
 
+_PAGE, _CACHE_LINE = 4096, 64  # bytes
+
+
 def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
     """oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
 
@@ -89,9 +92,6 @@ def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
     )  # fmt: skip
     nbytes = sum(-(-batch * each // _PAGE) * _PAGE for each in rows)
     return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
-
-
-_PAGE, _CACHE_LINE = 4096, 64
 
 
 def _row(numbers: int, size: int) -> int:

@@ -200,9 +200,9 @@ def _recurrent_backward(args: Args, out: Any) -> int:
 
 
 def sums_of_matmul(dtype: str, m: int, n: int, k: int) -> int:
-    """The fp32 sums of a matmul of bf16 matrices on such a CPU, of one matrix at a time: 4 m n bytes.
+    """The fp32 sums of a matmul of bf16 matrices on a CPU without instructions for them, one matrix after the other.
 
-    Small matmuls (up to 16 x 16 x 16) are not done by oneDNN.
+    4 m n bytes; small matmuls (up to 16 x 16 x 16) are not done by oneDNN.
     """
     return 4 * m * n if dtype == "bf16" and m * n * k > 16**3 and _lacks_bf16() else 0
 
