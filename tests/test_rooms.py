@@ -11,7 +11,7 @@ import house
 import trainledger
 
 SOURCE = Path(trainledger.__file__).parent
-CORE = {"document", "frozen", "durable", "remarks", "units", "dtypes"}
+CORE = {"document", "frozen", "durable", "remarks", "division", "units", "dtypes"}
 LEDGER = {*CORE, "spec", "ledger"}
 PREDICT = {*LEDGER, "predict"}
 TRAIN = {*CORE, "spec", "huggingface", "nn", "data", "train"}
@@ -23,8 +23,9 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "frozen": (set(), False),
     "durable": (set(), False),
     "remarks": (set(), False),
+    "division": (set(), False),
     "units": (set(), False),
-    "dtypes": ({"frozen", "units"}, False),
+    "dtypes": ({"frozen", "division", "units"}, False),
     "spec": (CORE, False),
     "huggingface": ({*CORE, "spec"}, False),
     "megatron": ({*CORE, "spec"}, False),
@@ -71,8 +72,8 @@ HEAVY = {
     "uvicorn",
 }
 LIGHT_ROOMS = (
-    "units", "dtypes", "spec", "huggingface", "megatron", "catalog", "ledger", "predict", "plan", "regression",
-    "pytest_plugin", "api", "__init__",
+    "division", "units", "dtypes", "spec", "huggingface", "megatron", "catalog", "ledger", "predict", "plan",
+    "regression", "pytest_plugin", "api", "__init__",
 )  # fmt: skip
 
 

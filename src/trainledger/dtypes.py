@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 
 Int = Any  # int, array or symbol
@@ -45,7 +46,7 @@ class NumberFormat:
         >>> FORMATS["e2m1"].nbytes_for(5), FORMATS["bf16"].nbytes_for(5)
         (3, 10)
         """
-        return _ceil_div(elements * self.bits, 8)
+        return ceil_div(elements * self.bits, 8)
 
     @property
     def bias(self) -> int:
@@ -202,9 +203,9 @@ class BlockFormat:
 
     def scale_nbytes_for(self, elements: Int) -> Int:
         """Bytes of the scales of so many elements."""
-        scales = _ceil_div(elements, self.block)
-        nbytes = _ceil_div(scales * self.scale_bits, 8) + self.tensor_nbytes
-        return nbytes if self.scale_block is None else nbytes + 4 * _ceil_div(scales, self.scale_block)
+        scales = ceil_div(elements, self.block)
+        nbytes = ceil_div(scales * self.scale_bits, 8) + self.tensor_nbytes
+        return nbytes if self.scale_block is None else nbytes + 4 * ceil_div(scales, self.scale_block)
 
     def nbytes_for(self, elements: Int) -> Int:
         """Bytes of so many elements, scales included.
@@ -212,7 +213,7 @@ class BlockFormat:
         >>> BLOCK_FORMATS["mxfp4"].nbytes_for(4096), BLOCK_FORMATS["nvfp4"].nbytes_for(4096)
         (2176, 2308)
         """
-        return _ceil_div(elements * self.bits, 8) + self.scale_nbytes_for(elements)
+        return ceil_div(elements * self.bits, 8) + self.scale_nbytes_for(elements)
 
     @property
     def bits_per_element(self) -> float:
@@ -223,10 +224,6 @@ class BlockFormat:
         """
         bits = self.bits + self.scale_bits / self.block
         return bits if self.scale_block is None else bits + 32 / (self.block * self.scale_block)
-
-
-def _ceil_div(a: Int, b: int) -> Int:
-    return -(-a // b)
 
 
 _IEEE = "IEEE 754-2019, table 3.5"

@@ -22,6 +22,7 @@ from pathlib import Path
 from trainledger.data.document import Segment, problem_of_reading
 from trainledger.data.documents import row_groups
 from trainledger.data.files import write_whole
+from trainledger.division import round_up
 from trainledger.durable import parse_json, sha256
 from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.problem import InvalidInput, Problem
@@ -184,7 +185,7 @@ def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple
             yield replace(whole, start=start, stop=stop), stop - start
     elif source.nbytes > MIB or (source.nbytes > corpus_nbytes // 20 and source.nbytes > 2 * KIB):
         piece = min(max(source.nbytes // PIECES_OF_A_CUT_FILE, KIB), 64 * KIB)
-        stride = -(-target // piece) * piece
+        stride = round_up(target, piece)
         for start in range(0, source.nbytes, stride):
             stop = min(start + stride, source.nbytes)
             yield replace(whole, start=start, stop=stop, piece_nbytes=piece), stop - start

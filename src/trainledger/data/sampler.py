@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.data.store import Split, Tokens, TokenStore, check_lengths
+from trainledger.division import ceil_div
 
 Places = npt.NDArray[np.uint64]
 ROUNDS = 6
@@ -32,7 +33,7 @@ def permute(places: Places, n: int, key: bytes) -> Places:
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     a = np.uint64(math.isqrt(n - 1) + 1)
-    b = np.uint64(-(-n // int(a)))
+    b = np.uint64(ceil_div(n, int(a)))
     digest = hashlib.blake2b(key, digest_size=8 * ROUNDS).digest()
     round_keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
     moved = places.copy()

@@ -21,6 +21,7 @@ from trainledger.data.document import Document, Segment
 from trainledger.data.documents import documents, split_hash
 from trainledger.data.files import BLOCK_NBYTES, FileRecord, FileWriter, check_size, problem_of_writing, write_whole
 from trainledger.data.tokenizer import Tokenizer
+from trainledger.division import ceil_div
 from trainledger.dtypes import token_dtype
 from trainledger.durable import parse_json, sync
 from trainledger.spec.problem import Problem
@@ -172,7 +173,7 @@ def parse_record(table: dict[str, Any], shard: int) -> ShardRecord:
         if wanted.items() - sizes.items():
             raise ValueError(f"shard {shard} has files of {name} of other sizes than its amounts")
     for file in files:
-        if len(file.crc32) != -(-file.nbytes // BLOCK_NBYTES) or not isinstance(file.sha256, str):
+        if len(file.crc32) != ceil_div(file.nbytes, BLOCK_NBYTES) or not isinstance(file.sha256, str):
             raise ValueError(f"{file.name} has another number of checksums than blocks")
     return record
 

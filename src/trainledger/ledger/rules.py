@@ -9,6 +9,7 @@ A window bounds the keys of a query only where the kernel knows it (`keys_seen`)
 
 from __future__ import annotations
 
+from trainledger.division import ceil_div
 from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
 
@@ -97,4 +98,4 @@ def expert_capacity(tokens: Int, per_token: int, n_experts: int, factor: float) 
     from fractions import Fraction
 
     exact = Fraction(str(factor))
-    return -(-tokens * per_token * exact.numerator // (n_experts * exact.denominator))
+    return ceil_div(tokens * per_token * exact.numerator, n_experts * exact.denominator)

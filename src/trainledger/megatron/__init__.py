@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.megatron.arguments import LARGEST, SUFFIXES, Arguments, from_values, read_arguments
 from trainledger.megatron.flags import PROGRAMS, REFUSED
@@ -86,7 +87,7 @@ def from_arguments(arguments: Arguments, *, devices: int | None = None, where: s
     count = devices or arguments.devices
     if count is None:
         rule = "is not said by the arguments: how many devices the run has"
-        read.problems.append(Problem("cluster.count", None, rule, f"--count {8 * -(-replica // 8)}"))
+        read.problems.append(Problem("cluster.count", None, rule, f"--count {8 * ceil_div(replica, 8)}"))
     elif count % replica:
         sizes = f"tensor {tensor} x pipeline {pipeline} x context {context}"
         rule = f"must be a multiple of the {replica} devices of a replica ({sizes})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainledger.division import round_up
 from trainledger.ledger.ledger import Ledger
 from trainledger.meter.watch import Finding
 from trainledger.units import format_percent
@@ -29,7 +30,7 @@ def odd_shapes(ledger: Ledger, step: int) -> Iterator[Finding]:
     if not total or odd <= _SHARE * total:
         return
     worst = max(sizes, key=lambda size: sizes[size])
-    better = -(-worst // _GOOD) * _GOOD
+    better = round_up(worst, _GOOD)
     yield Finding(
         "odd sizes", step,
         f"{format_percent(odd / total)} of the FLOPs of matmuls have a size that is no multiple of {MULTIPLE}, most "

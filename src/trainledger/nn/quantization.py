@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainledger.division import ceil_div
 from trainledger.spec.lora import is_linear
 
 BITS, GROUP_SIZES = (8, 4), (128, 64, 32)
@@ -132,7 +133,7 @@ def stored_shapes(shape: tuple[int, ...], quantization: Quantization) -> tuple[t
     rows, size = 1, columns if quantization.group_size is None else quantization.group_size
     for each in stack:
         rows *= each
-    return (rows, -(-columns * quantization.bits // 8)), (rows, -(-columns // size))
+    return (rows, ceil_div(columns * quantization.bits, 8)), (rows, ceil_div(columns, size))
 
 
 def import_torchao() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from trainledger.division import ceil_div
 from trainledger.spec.model import ModelSpec
 
 TINY = 1e-20  # keeps scores that all underflow from dividing by zero
@@ -130,7 +131,7 @@ def capacity(n_tokens: int, per_token: int, n_experts: int, factor: Fraction) ->
     >>> capacity(10, 2, 4, Fraction("1.1"))
     6
     """
-    return -(-n_tokens * per_token * factor.numerator // (n_experts * factor.denominator))
+    return ceil_div(n_tokens * per_token * factor.numerator, n_experts * factor.denominator)
 
 
 def dispatch(chosen_NK: Tensor, n_experts: int, places: int | None) -> Dispatch:

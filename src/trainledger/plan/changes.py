@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from trainledger.division import round_up
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
@@ -259,7 +260,7 @@ def _sizes(run: Run) -> Iterator[Change]:
     spec = run.model
     seen: set[int] = set()
     for multiple in (64, 128):
-        padded = -(-spec.vocab_size // multiple) * multiple
+        padded = round_up(spec.vocab_size, multiple)
         if spec.padded_vocab % multiple and padded not in seen:
             seen.add(padded)
             cost = f"{padded - spec.padded_vocab:,} more rows, which no text asks for but the softmax sums over"
@@ -273,10 +274,9 @@ def _sizes(run: Run) -> Iterator[Change]:
                 yield Change(f"heads of width {size}", tuple(fields), RESULT, "another model of as many parameters")
     whole = 128 * run.layout.tensor
     if spec.feed_forward.d_ff % whole:
-        wide = -(-spec.feed_forward.d_ff // whole) * whole
-        yield _one(
-            f"d_ff a multiple of {whole}", "model.feed_forward.d_ff", wide, RESULT, "another, slightly larger model"
-        )
+        wide = round_up(spec.feed_forward.d_ff, whole)
+        cost = "another, slightly larger model"
+        yield _one(f"d_ff a multiple of {whole}", "model.feed_forward.d_ff", wide, RESULT, cost)
 
 
 def _sharding(run: Run) -> Iterator[Change]:

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from trainledger import catalog
+from trainledger.division import ceil_div
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
@@ -174,7 +175,7 @@ def _answer(
     static = {name: rules.static_nbytes(params, name) for name in rules.STATES}
     memory, watts = chip.memory_nbytes, chip.power_watts
     kwh = None if watts is None else hours * watts / KILO
-    fit = {name: -(-nbytes // memory) for name, nbytes in static.items()} if memory else None
+    fit = {name: ceil_div(nbytes, memory) for name, nbytes in static.items()} if memory else None
     return Napkin(
         params=params, tokens=tokens, count=numbers["count"], count_exact=exact, days=days, mfu=mfu, device=chip,
         dtype=dtype, peak_flops_per_second=peak, solved=solved, flops=flops, device_hours=hours,

@@ -9,6 +9,7 @@ from math import lcm
 from typing import Any
 
 from trainledger import catalog
+from trainledger.division import round_up
 from trainledger.frozen import frozen
 from trainledger.plan.limits import Judge
 from trainledger.plan.sizes import grow, regrown, sequence_step, whole_batch, with_sequence
@@ -94,7 +95,7 @@ def with_context_ranks(run: Run, tokens_per_step: int) -> Iterator[Run]:
                 continue
             spread = replace(run, layout=layout, cluster=replace(run.cluster, count=layout.devices))
             step = sequence_step(spread)
-            longer = with_sequence(spread, -(-run.recipe.seq_len // step) * step)
+            longer = with_sequence(spread, round_up(run.recipe.seq_len, step))
             unit = whole_batch(longer)
             batch = max(1, tokens_per_step // (longer.recipe.seq_len * unit)) * unit
             found = replace(longer, recipe=replace(longer.recipe, global_batch=batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
@@ -49,10 +50,12 @@ def rules_of_thumb(
     """
     rows = list(_rows(run, ledger, peak_nbytes))
     if memory_nbytes is not None and run.recipe.optimizer.kind in ("adamw", "adam"):
-        by_rule = -(-thumb.static_nbytes(ledger.parameters, "fp32-adamw") // memory_nbytes)
+        by_rule = ceil_div(thumb.static_nbytes(ledger.parameters, "fp32-adamw"), memory_nbytes)
         why = "as memory at the peak; assumes that it can be spread evenly"
         rows.append(
-            RuleOfThumb("devices to hold it", "16 N / memory", "count", by_rule, -(-peak_nbytes // memory_nbytes), why)
+            RuleOfThumb(
+                "devices to hold it", "16 N / memory", "count", by_rule, ceil_div(peak_nbytes, memory_nbytes), why
+            )
         )
     if flops_per_second is not None:
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step

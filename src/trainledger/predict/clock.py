@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from trainledger.division import ceil_div
 from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
@@ -121,7 +122,7 @@ class Clock:
             return self._tensors.get(entry.path, 1)
         if entry.overlap != "compute" or entry.loop or entry.group == "tensor" or not in_buckets(self.run):
             return 1
-        return int(-(-entry.payload // (4 * bucket_elements(entry.ranks))))
+        return int(ceil_div(entry.payload, 4 * bucket_elements(entry.ranks)))
 
     def least(self, entries: Sequence[Entry], depth: int, *, hidden: Sequence[str]) -> LeastSeconds:
         """Entries one after the other, one round of the ``depth`` loops around them, with perfect overlap.

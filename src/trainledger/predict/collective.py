@@ -17,6 +17,7 @@ from functools import reduce
 from math import comb, gcd
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.predict.roofline import NoRate
@@ -72,7 +73,7 @@ def placement(
     alone = layout.devices <= apart * ranks
     rest = (ranks - 1) % places + 1  # what the last node of a group has that begins with one
     in_node = common + alone * (smaller(rest, ranks) - common)
-    nodes = -(-(ranks + (places - common) * (1 - alone)) // places)
+    nodes = ceil_div(ranks + (places - common) * (1 - alone), places)
     if group == "expert" and spec is not None and spec.experts is not None and layout.sends_to_nodes:
         return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts.per_token)
     return Placement(ranks, nodes, in_node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
@@ -161,7 +162,7 @@ def swept(shape: Shape, dim: str, dtype: str, device: Device) -> list[tuple[int,
     if device.efficiency is None:
         return []
     at, clock = DIMS.index(dim), Roofline(device)
-    step = -(-2 * shape[at] // (STEPS * ALIGNED)) * ALIGNED
+    step = ceil_div(2 * shape[at], STEPS * ALIGNED) * ALIGNED
     found = []
     try:
         for size in range(step, 2 * shape[at] + 1, step):

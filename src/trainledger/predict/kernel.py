@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import greater, smaller
@@ -122,10 +123,10 @@ def _ways(
     batch, m, n, k = shape
     rate = peak * _share(dtype, efficiency) * _alignment(shape, dtype, efficiency)
     for rows, columns, speed in TILES:
-        tiles = batch * -(-m // rows) * -(-n // columns)
+        tiles = batch * ceil_div(m, rows) * ceil_div(n, columns)
         tile_seconds = 2 * rows * columns * workers / (rate * speed)
         for split in SPLITS:
-            waves = -(-tiles * split // workers)
+            waves = ceil_div(tiles * split, workers)
             yield waves * (k / split + efficiency.depth) * tile_seconds, rows, columns, speed, split, tiles, waves
             if isinstance(tiles, int) and tiles * split >= workers:
                 break  # to split further gives no worker anything to do
@@ -175,7 +176,7 @@ def attention_seconds(
         mean_width = (width + value_width) / 2
         narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
         share = share * smaller(1.0, narrow) * keys / (keys + efficiency.attention_length)
-    blocks = sequences * -(-(keys if backward else queries) // ATTENTION_BLOCK)
+    blocks = sequences * ceil_div(keys if backward else queries, ATTENTION_BLOCK)
     idle = greater(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
     return flops * computed_share(queries, keys, causal) * idle / (peak * share)
 

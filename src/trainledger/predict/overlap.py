@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.ledger.entry import Entry
 from trainledger.predict.stream_ops import BACKWARD, Timed, schedule_of
 from trainledger.predict.streams import rank_seconds
@@ -211,7 +212,7 @@ def _updated_parameters_overlapped(run: Run, timed: Sequence[Timed]) -> list[Tim
     for each in timed:
         entry = each.entry
         if entry.name == "all_gather" and entry.phase == "optimizer":
-            buckets = -(-entry.payload // (2 * bucket_elements(entry.ranks)))
+            buckets = ceil_div(entry.payload, 2 * bucket_elements(entry.ranks))
             shown = max(each.seconds / buckets, each.seconds - forward)
             forward -= each.seconds - shown
             found.append(each._replace(seconds=shown))

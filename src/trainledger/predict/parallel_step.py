@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.ledger.ranks import RankAccount
 from trainledger.predict.measured_links import measured_fabric, of_each_rank, rank_contention
 from trainledger.predict.overlap import times_of
@@ -126,7 +127,7 @@ def straggling(run: Run, machine: Machine, fabric: Fabric) -> float:
     """The share that slow nodes add: so much for each doubling of their number."""
     if not isinstance(machine, Device) or machine.efficiency is None:
         return 0.0
-    nodes: int = -(-run.layout.devices // fabric.devices_per_node)
+    nodes: int = ceil_div(run.layout.devices, fabric.devices_per_node)
     return machine.efficiency.straggler_share * (nodes - 1).bit_length()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary
@@ -161,7 +162,7 @@ def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iter
         return
     # Each device holds the whole model, and of what grows with the sequences its part.
     batch = run.recipe.global_batch
-    part = -(-batch // run.cluster.count)
+    part = ceil_div(batch, run.cluster.count)
     spread = peak.keys() - _WHOLE if run.recipe.micro_batch is None else peak.keys() & {"batch"}
     memory = memory_of_device(
         run, sum(each * part // batch if name in spread else each for name, each in peak.items()), machine

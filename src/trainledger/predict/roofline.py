@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from trainledger.division import round_up
 from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
 from trainledger.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
@@ -206,9 +207,9 @@ def _padded(entry: Entry) -> tuple[Int, ...]:
     """
     batch, m, n, k = entry.shape
     if entry.name in GROUPED:
-        return batch, m, n, -(-k // TOKEN_ROWS) * TOKEN_ROWS
+        return batch, m, n, round_up(k, TOKEN_ROWS)
     if entry.phase in ("forward", "recompute"):
-        return batch, -(-m // TOKEN_ROWS) * TOKEN_ROWS, n, k
+        return batch, round_up(m, TOKEN_ROWS), n, k
     return entry.shape
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainledger.division import round_up
 from trainledger.profiler.flops import MatmulRate
 from trainledger.profiler.kinds import RECOMPUTATION
 from trainledger.profiler.recording import COPY, KERNEL, NONE, Recording
@@ -188,7 +189,7 @@ def _of_matmuls(rates: Sequence[MatmulRate], peaks: Mapping[str, float]) -> Iter
     code = ""
     if odd:
         size = max(odd)
-        full = -(-size // _FULL) * _FULL
+        full = round_up(size, _FULL)
         sentence += f" {size:,} is no multiple of {_ALIGNED}, as fast kernels need it: fill it up to {full:,}."
         code = f"size = {_FULL} * -(-{size} // {_FULL})  # {full}, of the vocabulary or the layer that has it"
     sentence += f" Larger sizes, multiples of {_FULL}, and formats of fewer bits, come closer."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from trainledger.division import ceil_div
 from trainledger.document import Figure, Table
 from trainledger.dtypes import FORMATS, NumberFormat, Rounded
 from trainledger.report.cells import Cell, cell_figure
@@ -32,7 +33,7 @@ def bits_figure(
         for at, (group, bit, said) in enumerate(bits):
             place = row + at // COLUMNS
             cells.append(Cell(at % COLUMNS, place, _HUES[group], bit, f"{name}, {said}", group))
-        row += -(-len(bits) // COLUMNS)
+        row += ceil_div(len(bits), COLUMNS)
     return cell_figure(title, "bits, the sign first", cells, COLUMNS, names)
 
 

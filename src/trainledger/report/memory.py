@@ -12,6 +12,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.document import Figure, Table
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
@@ -193,7 +194,7 @@ def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
     numbers, skipped = numbers_of(moments)
     places, gaps = _squeezed(numbers, skipped, _WIDE_GAP if brief else _GAP)
     sizes = [each.nbytes for each in moments]
-    every = -(-len(moments) // (_FEW_POINTS if brief else _MOST_POINTS))
+    every = ceil_div(len(moments), _FEW_POINTS if brief else _MOST_POINTS)
     groups = [range(at, min(at + every, len(moments))) for at in range(0, len(moments), every)]
     # The highest of each group, and the first and the last operation: what is there before and what is left after.
     kept = sorted({max(group, key=sizes.__getitem__) for group in groups} | {0, len(moments) - 1})

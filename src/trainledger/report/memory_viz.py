@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from trainledger.division import round_up
 from trainledger.ledger.entry import HOST, TensorLife
 from trainledger.ledger.ledger import Ledger
 from trainledger.report.peak import NO_TENSORS
@@ -144,11 +145,11 @@ class _Segment:
 
     @property
     def total_nbytes(self) -> int:
-        return _rounded(self._end, _SEGMENT)
+        return round_up(self._end, _SEGMENT)
 
     def place(self, life: TensorLife, frames: list[Record]) -> int:
         """The address that a tensor gets."""
-        size = _rounded(life.nbytes, _ALIGNED)
+        size = round_up(life.nbytes, _ALIGNED)
         for at, (offset, room) in enumerate(self._gaps):
             if room >= size:
                 self._gaps[at : at + 1] = [(offset + size, room - size)] if room > size else []
@@ -162,7 +163,7 @@ class _Segment:
     def release(self, life: TensorLife) -> tuple[int, list[Record]]:
         """The address that a tensor had; its room becomes a gap, joined with its neighbours."""
         offset, _, frames = self._blocks.pop(id(life))
-        start, end = offset, offset + _rounded(life.nbytes, _ALIGNED)
+        start, end = offset, offset + round_up(life.nbytes, _ALIGNED)
         at = bisect_left(self._gaps, (start, 0))
         if at < len(self._gaps) and self._gaps[at][0] == end:
             end += self._gaps.pop(at)[1]
@@ -184,7 +185,7 @@ class _Segment:
 
         for offset, life, frames in sorted(self._blocks.values(), key=lambda each: each[0]):
             gap(offset)
-            size = _rounded(life.nbytes, _ALIGNED)
+            size = round_up(life.nbytes, _ALIGNED)
             blocks.append(_block(self.address + offset, size, life.nbytes, "active_allocated", frames))
             used, requested, place = used + size, requested + life.nbytes, offset + size
         gap(self.total_nbytes)
@@ -197,7 +198,3 @@ class _Segment:
 
 def _block(address: int, size: int, requested: int, state: str, frames: list[Record]) -> Record:
     return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
-
-
-def _rounded(nbytes: int, to: int) -> int:
-    return -(-nbytes // to) * to

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from textwrap import wrap
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.document import Figure
 from trainledger.report.html import page, paragraphs
 from trainledger.report.style import key_of, titled, untitled
@@ -125,7 +126,7 @@ def _legend_lines(figure: Figure) -> int:
     """About how many lines a legend has in an image: its names are in columns as wide as the longest."""
     drawn = [each.get("name", "") for each in figure["data"] if each.get("showlegend", True)]
     column = 60 + 8 * max(map(len, drawn), default=0)
-    return max(1, -(-len(drawn) // max(1, (WIDTH - 110) // column)))
+    return max(1, ceil_div(len(drawn), max(1, (WIDTH - 110) // column)))
 
 
 def _on_white(name: str, figure: Figure) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
+from trainledger.division import ceil_div
 from trainledger.document import Figure, Table
 from trainledger.report.cells import Cell, cell_figure
 from trainledger.report.style import COLOURS
@@ -62,7 +63,7 @@ def storage_figure(one: Strided, title: str) -> Figure:
         )
         for place in range(size) for found in [inside.get(place, [])]
     ]  # fmt: skip
-    ticks = {row: str(row * wide) for row in range(-(-size // wide))}
+    ticks = {row: str(row * wide) for row in range(ceil_div(size, wide))}
     return cell_figure(title, "in memory order; next to each row its first place", cells, wide, ticks)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from trainledger.division import round_up
 from trainledger.frozen import frozen
 from trainledger.spec.attention import Latent, MultiHead
 from trainledger.spec.feed_forward import Dense, Experts
@@ -158,4 +159,4 @@ class ModelSpec:
         """Rows of the embedding: the vocabulary, rounded up to a multiple of ``vocab_multiple``."""
         if self.vocab_multiple == 1:
             return self.vocab_size
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        return round_up(self.vocab_size, self.vocab_multiple)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.spec.layers import LayerKind, Segment, kind_of, period_of, segments
 from trainledger.spec.lora import ATTENTION, is_target
@@ -169,7 +170,7 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     layers = spec.n_layers
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
     dense = min(dense, layers)
-    bounds = sorted({0, dense // size, -(-dense // size), layers // size, -(-layers // size)})
+    bounds = sorted({0, dense // size, ceil_div(dense, size), layers // size, ceil_div(layers, size)})
     found: list[LayerRun] = []
     for first, until in pairwise(bounds):
         whole, rest = divmod(until - first, groups)

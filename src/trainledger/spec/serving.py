@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import BLOCK_FORMATS
 from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem, nearest_text
@@ -37,12 +38,8 @@ class WeightFormat:
         count: Int = 1
         for each in stack:
             count = count * each
-        codes = _up(rows * columns * self.bits, 8) if self.flat else rows * _up(columns * self.bits, 8)
+        codes = ceil_div(rows * columns * self.bits, 8) if self.flat else rows * ceil_div(columns * self.bits, 8)
         return count * codes, count * self.scales(rows, columns)
-
-
-def _up(a: Int, b: int) -> Int:
-    return -(-a // b)
 
 
 def _by_row(nbytes: int) -> Callable[[Int, Int], Int]:
@@ -53,14 +50,14 @@ def _in_groups(size: int, scale_bits: int, zero_bits: int = 0) -> Callable[[Int,
     """Groups of a row, each with a scale and perhaps a zero point; zero points are packed."""
 
     def nbytes(rows: Int, columns: Int) -> Int:
-        groups = _up(columns, size)
-        return _up(rows * groups * scale_bits, 8) + rows * _up(groups * zero_bits, 8)
+        groups = ceil_div(columns, size)
+        return ceil_div(rows * groups * scale_bits, 8) + rows * ceil_div(groups * zero_bits, 8)
 
     return nbytes
 
 
 def _tiles(rows: Int, columns: Int) -> Int:
-    return 4 * _up(rows, 128) * _up(columns, 128)
+    return 4 * ceil_div(rows, 128) * ceil_div(columns, 128)
 
 
 def _flat(name: str) -> Callable[[Int, Int], Int]:
@@ -111,7 +108,7 @@ WEIGHT_FORMATS = {
         WeightFormat("mxfp4", "e2m1 in blocks of 32 with a power of two", 4, _in_groups(32, 8), _MX),
         WeightFormat(
             "nvfp4", "e2m1 in blocks of 16 with an e4m3 scale, an fp32 scale per matrix", 4,
-            lambda rows, columns: rows * _up(columns, 16) + 4, BLOCK_FORMATS["nvfp4"].source,
+            lambda rows, columns: rows * ceil_div(columns, 16) + 4, BLOCK_FORMATS["nvfp4"].source,
         ),
     )
 }  # fmt: skip
@@ -137,10 +134,10 @@ class CacheFormat:
         >>> CACHE_FORMATS["fp8"].nbytes(1024, 128), CACHE_FORMATS["int4"].nbytes(1024, 128)
         (1024, 576)
         """
-        codes = _up(elements * self.bits, 8)
+        codes = ceil_div(elements * self.bits, 8)
         if self.group is None:
             return codes
-        return codes + 4 * (elements // width) * _up(width, self.group)
+        return codes + 4 * (elements // width) * ceil_div(width, self.group)
 
 
 _KIVI = "transformers' QuantizedCache: groups of 64 (q_group_size), each a 16-bit scale and a 16-bit zero point"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.tensors.strided import Strided, list_text
 from trainledger.tensors.views import (
     CannotApply,
@@ -27,7 +28,7 @@ def cut(tensor: Strided, dim: int, start: int | None, stop: int | None, step: in
         raise CannotApply(f"has a step of {step}, and torch's slices step forward",
                           f"flip({dim}), a copy of {tensor.nbytes:,} bytes")  # fmt: skip
     first, last, _ = slice(start, stop, step).indices(size)
-    count = max(0, -(-(last - first) // step))
+    count = max(0, ceil_div(last - first, step))
     shape = (*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
     stride = (*tensor.stride[:dim], tensor.stride[dim] * step, *tensor.stride[dim + 1 :])
     return over(tensor, shape, stride, why, tensor.offset + first * tensor.stride[dim])
@@ -114,7 +115,7 @@ def chunk(tensor: Strided, chunks: Any, dim: Any = 0, piece: Any = 0) -> Outcome
         near = 1 if count < 1 else LARGEST_COUNT
         raise CannotApply(f"makes {count} pieces, and must make 1 to {LARGEST_COUNT:,}", str(near))
     length = tensor.shape[at]
-    return _piece(tensor, at, _pieces(length, -(-length // count)) if length else (0,) * count, piece)
+    return _piece(tensor, at, _pieces(length, ceil_div(length, count)) if length else (0,) * count, piece)
 
 
 def split(tensor: Strided, size: Any, dim: Any = 0, piece: Any = 0) -> Outcome:
@@ -129,7 +130,7 @@ def split(tensor: Strided, size: Any, dim: Any = 0, piece: Any = 0) -> Outcome:
     if whole(size) < 0 or (size == 0 and length):
         raise CannotApply(f"has pieces of {size} elements, and they must have one at least", "1")
     if size and length // size > LARGEST_COUNT:
-        raise CannotApply(f"makes more than {LARGEST_COUNT:,} pieces", str(-(-length // LARGEST_COUNT)))
+        raise CannotApply(f"makes more than {LARGEST_COUNT:,} pieces", str(ceil_div(length, LARGEST_COUNT)))
     return _piece(tensor, at, _pieces(length, size) if length else (0,), piece)
 
 

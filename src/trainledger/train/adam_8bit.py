@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainledger.division import ceil_div
+
 BLOCK = 256
 SMALLEST = 4096  # elements of a tensor whose moments are stored in 8 bits
 _DECADES = 7
@@ -102,7 +104,7 @@ def _begin(state: dict[str, Any], weight: Tensor) -> None:
         if weight.numel() < SMALLEST:
             state[name] = torch.zeros_like(weight, dtype=torch.float32)
         else:
-            blocks = -(-weight.numel() // BLOCK)
+            blocks = ceil_div(weight.numel(), BLOCK)
             zero = table(signed=signed).index(0.0)
             state[name] = torch.full((blocks, BLOCK), zero, dtype=torch.uint8, device=weight.device)
             state[f"{name}_scale"] = torch.zeros(blocks, 1, device=weight.device)

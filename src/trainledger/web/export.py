@@ -29,9 +29,8 @@ POLICY = (
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
 ROOMS = (
-    "__init__", "document", "frozen", "durable", "units", "dtypes", "spec", "huggingface", "megatron", "catalog",
-    "ledger",
-    "predict", "plan", "explain", "tensors", "reconcile", "api", "report", "web",
+    "__init__", "document", "frozen", "durable", "division", "units", "dtypes", "spec", "huggingface", "megatron",
+    "catalog", "ledger", "predict", "plan", "explain", "tensors", "reconcile", "api", "report", "web",
 )  # fmt: skip
 _NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export")  # of the room `web`
 _CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "package.json", "README.md")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
 from trainledger.spec.layout import Layout
@@ -61,7 +62,7 @@ def share(whole: Int, ranks: Int) -> Int:
     >>> share(10, 4)
     3
     """
-    return -(-whole // ranks)
+    return ceil_div(whole, ranks)
 
 
 def smaller(a: Any, b: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
@@ -63,7 +64,7 @@ def _deepspeed(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, int]]:
         # the next one (clear_lp_grads=False); update_hp_grads casts one parameter at a time.
         yield "DeepSpeed's gradients", 2 * parameters + 4 * embedding
         return
-    own = -(-parameters // layout.shard_ranks)
+    own = ceil_div(parameters, layout.shard_ranks)
     states = sum(int(nbytes) for name, nbytes in ledger.resident if name in ("parameters", "optimizer state"))
     # zero/stage_1_and_2.py makes its own fp32 gradients once before any activation (initialize_optimizer_states).
     beside = max(0, states + 2 * parameters + 4 * own - int(peak_nbytes(ledger)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from trainledger.division import round_up
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import BlockLeaves
@@ -239,7 +240,7 @@ def fused_attention(
     rows = batch * heads * queries
     padded = rows
     if kernel == "efficient_attention":
-        padded = batch * heads * (-(-queries // EFFICIENT_ROWS) * EFFICIENT_ROWS)
+        padded = batch * heads * round_up(queries, EFFICIENT_ROWS)
     name = f"_scaled_dot_product_{kernel}"
     flops = rules.attention_flops(*sizes)
     shape = (batch * heads, queries, keys, head_dim, width, 0 if given else 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
@@ -199,7 +200,7 @@ def experts_linear(
     bias = None if b is None else op.cast(tape, b.array(), dtype)
     rows, n_experts, sizes = places.count, places.n_experts, (w.elements, places.n_experts * d_out)
     grouped = places.ends is not None
-    each = -(-rows // places.n_experts)  # rows of an expert, where they are spread evenly
+    each = ceil_div(rows, places.n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
@@ -244,7 +245,7 @@ def _in_8_bits(
             model_flops=model_flops, shape=(n_experts, *sizes), basis="assumed",
         )  # fmt: skip
 
-    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, matmul, each=-(-rows // n_experts))
+    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, matmul, each=ceil_div(rows, n_experts))
     if b is None:
         return y
     bias = op.cast(tape, b.array(), dtype)

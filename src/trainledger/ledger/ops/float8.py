@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 
+from trainledger.division import ceil_div
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
@@ -227,4 +228,4 @@ def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
 
 def blocks(size: Int) -> Int:
     """Blocks of 128 that a dim has, the last padded."""
-    return -(-size // BLOCK)
+    return ceil_div(size, BLOCK)

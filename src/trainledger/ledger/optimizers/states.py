@@ -6,6 +6,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
@@ -85,7 +86,7 @@ def is_small(elements: Int) -> bool:
 
 def blocks_of(elements: Int) -> Int:
     """How many blocks of 8-bit moments a tensor has, the last padded."""
-    return -(-elements // BLOCK)
+    return ceil_div(elements, BLOCK)
 
 
 def rows_of(shape: tuple[Int, ...]) -> Int:

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
 from trainledger.spec.parts import KIND
@@ -265,7 +266,7 @@ def shared_layers(layers: int, chunks: int, *, at_most_ends: bool = False) -> tu
     >>> shared_layers(32, 4), shared_layers(4, 8)
     ((), None)
     """
-    most = -(-layers // chunks)
+    most = ceil_div(layers, chunks)
     missing = most * chunks - layers
     if not missing:
         return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from trainledger.division import round_up
 from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import TILE
@@ -95,7 +96,7 @@ def _tiles(run: Run) -> Iterator[Problem]:
 
 
 def _tiled(size: int) -> int:
-    return -(-size // TILE) * TILE
+    return round_up(size, TILE)
 
 
 def _experts(run: Run) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from trainledger.division import ceil_div
 from trainledger.trace.patches import Patch, all_replaced, around, inside
 
 _ELEMENTWISE = (
@@ -56,7 +57,7 @@ class Shards(Sequence[Tensor]):
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim
-        self._rows = -(-tensor.size(dim) // num_chunks)
+        self._rows = ceil_div(tensor.size(dim), num_chunks)
 
     def __len__(self) -> int:
         return self._count

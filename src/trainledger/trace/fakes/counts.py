@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainledger.division import ceil_div
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.recorder.assumed_sizes import ASSUMED, BOUND, AssumedSizes
@@ -53,7 +54,7 @@ class Counts:
             )
             self.sizes.found(elements, elements, BOUND)
             return elements
-        found = min(elements, int(given) if given > 1 else -(-elements * given.numerator // given.denominator))
+        found = min(elements, int(given) if given > 1 else ceil_div(elements * given.numerator, given.denominator))
         self.sizes.found(found, elements, ASSUMED)
         self._noted[line] = f"{line}: {found:,} of {counted(elements, 'element')} are assumed to be found, as given"
         return found

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from trainledger.division import round_up
+
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
 Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
@@ -90,14 +92,14 @@ def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
         states * _row(wide, size), states * _row(wide, 4), states * _row(wide, 4),  # layer states, two gradients
         states * hidden * size, states * hidden * 4,  # hidden states, cell states
     )  # fmt: skip
-    nbytes = sum(-(-batch * each // _PAGE) * _PAGE for each in rows)
+    nbytes = sum(round_up(batch * each, _PAGE) for each in rows)
     return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
 
 
 def _row(numbers: int, size: int) -> int:
     """Bytes of a row: whole cache lines, and one more where rows would lie a multiple of 256 numbers apart."""
     line = _CACHE_LINE // size
-    whole = -(-numbers // line) * line
+    whole = round_up(numbers, line)
     return (whole + (0 if whole % 256 else line)) * size
 
 

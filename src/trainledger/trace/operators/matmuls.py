@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
+from trainledger.division import ceil_div
 from trainledger.ledger import rules
 from trainledger.trace.operators.custom import Args, Count, Shape
 
@@ -44,8 +45,8 @@ def _grouped_mm(args: Args) -> tuple[int, ...]:
     a, b = args[0], args[1]
     groups = args[2].shape[0]
     if b.dim() == 3:
-        return groups, -(-a.shape[0] // groups), b.shape[2], a.shape[1]
-    return groups, a.shape[0], b.shape[1], -(-a.shape[1] // groups)
+        return groups, ceil_div(a.shape[0], groups), b.shape[2], a.shape[1]
+    return groups, a.shape[0], b.shape[1], ceil_div(a.shape[1], groups)
 
 
 def _grouped_mm_flops(args: Args, out: Any) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainledger.division import round_up
 from trainledger.trace.operators.custom import Args, Count
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")
@@ -33,7 +34,7 @@ def _lacks_bf16() -> bool:
 
 
 def _padded(channels: int) -> int:
-    return -(-channels // _lanes()) * _lanes()
+    return round_up(channels, _lanes())
 
 
 def _nbytes(tensor: Tensor, channels: int) -> int:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor import DTensor, Shard
 
+from trainledger.division import ceil_div
 from trainledger.spec.layout import Layout
 from trainledger.train.mixed_precision import Named, StandIns
 from trainledger.train.parallel.mesh import shard_mesh
@@ -92,7 +93,7 @@ class ShardedUpdate:
 
     def as_rows(self, parameter: nn.Parameter, whole: Tensor, *, copied: bool = False) -> DTensor:
         """This rank's rows of a tensor of a parameter's shape, a view unless ``copied``."""
-        rows = -(-whole.shape[0] // self.ranks)
+        rows = ceil_div(whole.shape[0], self.ranks)
         begin = min(self.mesh.get_local_rank() * rows, whole.shape[0])
         own = whole[begin : begin + rows]
         return DTensor.from_local(
