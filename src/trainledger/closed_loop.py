@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -174,6 +175,13 @@ class Measuring(Observer):
                 "the step was metered without torch.compile, which an operation-by-operation record undoes: bytes kept "
                 "for backward and the peak memory, predicted and measured, are those of eager operations, and the "
                 "allocator's peak is that of compiled ones"
+            )
+        slowdowns = self.quiet.slowdowns
+        if slowdowns:
+            notes.append(
+                f"in {len(slowdowns)} of {len(self.quiet.samples)} steps a small matmul took {median(slowdowns):.2f} "
+                "times as long as at the processor's full speed: a core shared with another virtual machine, heat, or "
+                "a power limit"
             )
         if self.quiet.unknown:
             notes.append("this system does not report how busy other processes were; no step was discarded")

@@ -21,6 +21,7 @@ from trainledger.spec.calibration import KINDS, Calibration, read_calibration, w
 from trainledger.spec.fit import Fit
 from trainledger.spec.rates import COLLECTIVES
 
+BUSY = Sample(others=1.0, crowded=True)
 needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this system has no /proc/stat")
 
 
@@ -85,6 +86,7 @@ def test_the_peak_is_the_best_matmul(measured):
 def test_disturbed_samples_are_counted_and_a_busy_machine_is_told(measured):
     _, kept, _ = measured
     assert 0 <= kept.discarded <= kept.samples
+    assert 0 < kept.pace_seconds < 0.1
     assert kept.busy == any("kept the machine busy" in each for each in kept.notes)
 
 
@@ -123,19 +125,23 @@ def test_flops_of_the_kernels_are_those_of_the_ledgers_rules():
 
 def test_the_fastest_sample_stands_in_where_all_were_disturbed():
     kernel = kernels(torch.device("cpu"), ["fp32"], quick=True)[0]
-    busy = [Block(3.0, 2.0, 1.0, disturbed=True), Block(2.5, 2.2, 1.0, disturbed=True)]
+    busy = [Block(3.0, 2.0, BUSY), Block(2.5, 2.2, BUSY)]
     timing = Timing(kernel, kernel.build(), busy)
     assert timing.best() == (2.0, 1.0)
-    timing.blocks += [Block(9.0, 1.0, 0.0), Block(5.0, 1.0, 0.1), Block(7.0, 1.0, 0.0)]
+    timing.blocks += [
+        Block(9.0, 1.0, Sample()),
+        Block(5.0, 1.0, Sample(others=0.1)),
+        Block(7.0, 1.0, Sample(others=0.0)),
+    ]
     assert timing.best() == (7.0, 0.0)
 
 
 def test_company_in_all_blocks_together_is_told_where_no_block_shows_it():
     kernel = kernels(torch.device("cpu"), ["fp32"], quick=True)[0]
-    quiet = Timing(kernel, kernel.build(), [Block(3.0, 2.0, 0.1)])
-    busy = Timing(kernel, kernel.build(), [Block(3.0, 2.0, 1.0, disturbed=True)])
+    quiet = Timing(kernel, kernel.build(), [Block(3.0, 2.0, Sample(others=0.1))])
+    busy = Timing(kernel, kernel.build(), [Block(3.0, 2.0, BUSY)])
     assert busy_sentence([quiet, quiet], Sample(3.0, 0.05)) is None
-    assert "they took 0.6 cores from it" in busy_sentence([quiet], Sample(3.0, 0.6, disturbed=True))
+    assert "they took 0.6 cores from it" in busy_sentence([quiet], Sample(3.0, 0.6, crowded=True))
     assert "1 of 2 kernels have no undisturbed sample" in busy_sentence([quiet, busy], Sample(3.0, 0.05))
 
 

@@ -56,6 +56,18 @@ def test_slower_than_the_forecast_and_where():
     assert sentence == "Steps take 200 ms, 2.00 times the forecast; 60 ms of the difference lie in backward."
 
 
+def test_a_slower_processor_is_a_cause_and_no_finding_of_its_own():
+    cause = "; the processor takes 1.60 times as long as at its full speed for a small matmul (a core shared with"
+    slow = [step(at, 0.2, slowdown=1.6) for at in range(1, 40)]
+    assert cause in findings(Watch(0.1), slow)[0][2]
+    assert findings(Watch(0.2), slow) == []
+    later = [step(at, 0.1 if at <= 50 else 0.15, slowdown=1.0 if at <= 50 else 1.6) for at in range(1, 120)]
+    ((_, name, sentence),) = findings(Watch(), later)
+    assert name == "slower than before"
+    assert cause in sentence
+    assert "processor" not in findings(Watch(0.1), [step(at, 0.2, slowdown=1.05) for at in range(1, 40)])[0][2]
+
+
 def test_data():
     steps = [Seen(at, 0.1, {"data": 0.04, "forward": 0.06}) for at in range(1, 40)]
     ((_, name, sentence),) = findings(Watch(), steps)

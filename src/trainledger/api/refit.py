@@ -10,7 +10,7 @@ from pathlib import Path
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.measured import ENOUGH_STEPS, Measured
+from trainledger.ledger.measured import BUSY, ENOUGH_STEPS, Measured
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.step import account
 from trainledger.predict.refit import ENOUGH_RUNS, Refit, RunSample, refit
@@ -129,8 +129,8 @@ def _refuse(measured: Measured, run: Run, machine: Calibration) -> None:
         raise _PassedOver("was compiled, and a calibration has no rates of a compiler's kernels")
     if measured.step_seconds.count < ENOUGH_STEPS:
         raise _PassedOver(f"has {measured.step_seconds.count} steady steps, fewer than {ENOUGH_STEPS}")
-    if any("kept the machine busy" in each for each in measured.notes):
-        raise _PassedOver("was disturbed by other processes")
+    if any(BUSY in each for each in measured.notes):
+        raise _PassedOver("was disturbed by other processes, or a processor below its full speed")
 
 
 def _measured(past: PastRun) -> dict[str, float]:

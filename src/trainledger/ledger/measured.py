@@ -95,6 +95,7 @@ class Measured:
 
 _Step = tuple[float, dict[str, float]]  # its seconds, and those of its phases where they were clocked
 WARM_UP_STEPS = 2
+BUSY = "other processes kept the machine busy"  # begins the note of a run that was disturbed
 ENOUGH_STEPS = 5
 
 
@@ -142,7 +143,7 @@ def measured_run(
         disturbed_of = f"{len(steps) - len(quiet)} of {len(steps)} steps were disturbed"
         notes = (
             *notes,
-            f"other processes kept the machine busy: {disturbed_of}, and the step time is that of all steps",
+            f"{BUSY}, or it ran below its full speed: {disturbed_of}, and the step time is that of all steps",
         )
         quiet = list(steps.values())
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))

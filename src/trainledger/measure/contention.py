@@ -1,4 +1,4 @@
-"""How much other processes used the processor during a sample, so that disturbed samples are thrown away."""
+"""What disturbed a sample: other processes on the processor, or a processor slower than it can be."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from trainledger.measure.pace import SLOWED, Pace
 
 # Above this share of a core taken from us a sample does not count (PYTORCH.md's trials used the same line).
 DISTURBED = 0.12
@@ -23,11 +25,25 @@ class ProcessorUse:
 
 @dataclass
 class Sample:
-    """One timed stretch; ``others`` is the cores taken from us by other processes, None where unknown."""
+    """One timed stretch; ``others`` is the cores taken from us by other processes, None where unknown.
+
+    ``pace_seconds`` is the pace before or after, the slower of the two; what it is compared with may still come.
+    """
 
     seconds: float = 0.0
     others: float | None = None
-    disturbed: bool = False
+    crowded: bool = False
+    pace: Pace | None = None
+    pace_seconds: float = 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as at full speed the processor took then; 1.0 where that is unknown."""
+        return 1.0 if self.pace is None else self.pace_seconds / self.pace.fastest
+
+    @property
+    def disturbed(self) -> bool:
+        return self.crowded or self.slowdown > SLOWED
 
 
 def processor_use() -> ProcessorUse | None:
@@ -66,9 +82,10 @@ def others_between(before: ProcessorUse | None, after: ProcessorUse | None, thre
 
 
 @contextmanager
-def watched(threads: int) -> Iterator[Sample]:
-    """Time what runs inside; the sample is filled in when the block ends."""
-    sample = Sample()
+def watched(threads: int, pace: Pace | None = None) -> Iterator[Sample]:
+    """Time what runs inside; the sample is filled in when the block ends. ``pace`` None: the device has its own."""
+    sample = Sample(pace=pace)
+    pace_before = 0.0 if pace is None else pace.now()
     before = processor_use()
     start = time.perf_counter()
     try:
@@ -77,4 +94,5 @@ def watched(threads: int) -> Iterator[Sample]:
         sample.seconds = time.perf_counter() - start
         sample.others = others_between(before, processor_use(), threads)
         # The system counts in ticks of 10 ms, which a short sample must not mistake for company.
-        sample.disturbed = sample.others is not None and sample.others > DISTURBED + 0.02 / max(sample.seconds, 1e-3)
+        sample.crowded = sample.others is not None and sample.others > DISTURBED + 0.02 / max(sample.seconds, 1e-3)
+        sample.pace_seconds = max(pace_before, 0.0 if pace is None else pace.now())

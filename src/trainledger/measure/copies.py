@@ -19,6 +19,7 @@ from trainledger.durable import sync
 from trainledger.measure.contention import watched
 from trainledger.measure.hardware import title
 from trainledger.measure.kernels import Kernel
+from trainledger.measure.pace import pace_of
 from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.rates import CopyTime, CopyTimes
 from trainledger.train.device import find_device, host_threads, keep_freed_memory, synchronize
@@ -52,8 +53,9 @@ def measure_copies(
     chosen = list(_in_memory(device))
     with watched(threads) as whole:
         timings = time_all(
-            chosen, device, threads, seconds=seconds, rounds=SAMPLES, tell=lambda share, name: tell(0.7 * share, name)
-        )
+            chosen, device, threads, seconds=seconds, rounds=SAMPLES, pace=pace_of(device),
+            tell=lambda share, name: tell(0.7 * share, name),
+        )  # fmt: skip
     busy = busy_sentence(timings, whole)
     notes += [] if busy is None else [busy]
     memory = tuple(

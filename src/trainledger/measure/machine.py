@@ -28,6 +28,7 @@ from trainledger.measure.kernels import fresh_bytes_per_second, kernels, operati
 from trainledger.measure.loader import loader_tokens_per_second
 from trainledger.measure.local_ranks import cores_here
 from trainledger.measure.overhead import StepOverhead, TinySteps
+from trainledger.measure.pace import Pace
 from trainledger.measure.rounds import Timing, busy_sentence, has_a_clock, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.problem import InvalidInput
@@ -49,6 +50,8 @@ def measure_machine(
 ) -> Calibration:
     """Measure the machine under ``backend`` (cpu, cuda, mps) in about 40 s; ``quick`` in 8 s, without collectives.
 
+    Where samples are disturbed, by other processes or a processor below its full speed, it takes up to 30 s longer.
+
     ``progress`` is called with the share of the work done and the name of the kernel being timed.
     """
     device = torch.device(backend)
@@ -57,6 +60,7 @@ def measure_machine(
     fresh = fresh_bytes_per_second(device)
     keep_freed_memory()  # as the engine does, which is what the rates are for
     threads = host_threads(torch.device(backend))
+    pace = Pace() if device.type == "cpu" else None
     dtypes = ["fp32"]
     if worth_timing(device, torch.bfloat16):
         dtypes.append("bf16")
@@ -66,14 +70,15 @@ def measure_machine(
     seconds, rounds = (4.0, 3) if quick else (15.0, 5)
     with watched(threads) as whole:
         timings = time_all(
-            chosen, device, threads, seconds=seconds, rounds=rounds, tell=lambda share, name: tell(0.65 * share, name)
-        )
+            chosen, device, threads, seconds=seconds, rounds=rounds, pace=pace,
+            tell=lambda share, name: tell(0.65 * share, name),
+        )  # fmt: skip
 
-    bare = [] if has_a_clock(device) else _watched_often(lambda: operation_seconds(device), threads, 5)
+    bare = [] if has_a_clock(device) else _watched_often(lambda: operation_seconds(device), threads, 5, pace)
     overhead = _middle(bare) if bare else 0.0
     tell(0.66, "overhead of a step")
     tiny_steps = TinySteps(device)
-    steps = _watched_often(tiny_steps, threads, 9)
+    steps = _watched_often(tiny_steps, threads, 9, pace)
     step = StepOverhead(*(_middle([(sample, part(each)) for sample, each in steps]) for part in _PARTS))
     tell(0.7, "storage")
     saves = _watched_often(lambda: storage_bytes_per_second(16 * MIB if quick else 64 * MIB), threads, 3)
@@ -96,9 +101,9 @@ def measure_machine(
             notes.append(f"collectives could not be measured: {error}")
     tell(1.0, "done")
 
-    samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in (*bare, *steps)]
-    discarded = sum(each.disturbed for each in samples)
-    if any(each.others is None for each in samples):
+    blocks = [each for timing in timings for each in timing.blocks]
+    others = [each for each, _ in (*bare, *steps)]
+    if any(each.others is None for each in (*others, *(block.sample for block in blocks))):
         notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
     busy = busy_sentence(timings, whole)
     if busy is not None:
@@ -120,10 +125,11 @@ def measure_machine(
         read_bytes_per_second=None if reads is None else reads.bytes_per_second,
         loader_tokens_per_second=loads,
         cores=cores_here(),
+        pace_seconds=None if pace is None else pace.fastest,
         host_copies=tuple(copied),
         collectives=links,
-        samples=len(samples),
-        discarded=discarded,
+        samples=len(blocks) + len(others),
+        discarded=sum(each.disturbed for each in blocks) + sum(each.disturbed for each in others),
         busy=busy is not None,
         notes=tuple(notes),
     )
@@ -136,10 +142,12 @@ def _collectives_of(device: torch.device) -> str | None:
     return "gloo" if device.type == "cpu" and cores_here() >= RANKS else None
 
 
-def _watched_often(measure: Callable[[], T], threads: int, times: int) -> list[tuple[Sample, T]]:
+def _watched_often(
+    measure: Callable[[], T], threads: int, times: int, pace: Pace | None = None
+) -> list[tuple[Sample, T]]:
     samples = []
     for _ in range(times):
-        with watched(threads) as sample:
+        with watched(threads, pace) as sample:
             value = measure()
         samples.append((sample, value))
     return samples

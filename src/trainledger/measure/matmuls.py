@@ -20,6 +20,7 @@ from trainledger.measure.kernels import (
     Kernel,
     copy_kernel,
 )
+from trainledger.measure.pace import pace_of
 from trainledger.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import STRAIGHT, MatmulTime, MatmulTimes
@@ -89,7 +90,7 @@ def measure_matmuls(
     with watched(threads) as whole:
         timings = time_all(
             [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,
-            tell=tell,
+            tell=tell, pace=pace_of(device),
         )  # fmt: skip
     busy = busy_sentence(timings, whole)
     notes += [] if busy is None else [busy]

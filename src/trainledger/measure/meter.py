@@ -16,6 +16,7 @@ from torch import nn
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.contention import Sample, watched
+from trainledger.measure.pace import SLOWED, Pace, pace_of
 from trainledger.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.trace.compiled import metered
 from trainledger.trace.operators.scratch import sums_of_matmul
@@ -155,7 +156,7 @@ def meter(
 
 
 class QuietSteps(Observer):
-    """Watches every step; ``disturbed`` are the numbers of those in which others took the processor.
+    """Watches every step; ``disturbed`` are the numbers of those in which others took the processor, or it was slow.
 
     Where the system does not say (no /proc/stat), no step counts as disturbed and ``unknown`` is true.
     """
@@ -163,13 +164,20 @@ class QuietSteps(Observer):
     def __init__(self) -> None:
         self.samples: dict[int, Sample] = {}
         self._threads = torch.get_num_threads()
+        self._pace: Pace | None = None
 
     def on_start(self, state: TrainingState) -> None:
         self._threads = host_threads(state.device)
+        self._pace = pace_of(state.device)
 
     @property
     def disturbed(self) -> frozenset[int]:
         return frozenset(step for step, sample in self.samples.items() if sample.disturbed)
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """Of the steps that a slower processor disturbed, how many times as long it took as at its full speed."""
+        return [each.slowdown for each in self.samples.values() if each.slowdown > SLOWED]
 
     @property
     def unknown(self) -> bool:
@@ -177,7 +185,7 @@ class QuietSteps(Observer):
 
     @contextmanager
     def around_step(self, step: int) -> Iterator[None]:
-        with watched(self._threads) as sample:
+        with watched(self._threads, self._pace) as sample:
             yield
         self.samples[step] = sample
 

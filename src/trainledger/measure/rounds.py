@@ -1,8 +1,9 @@
-"""Kernels timed in rounds: the median of blocks that no other process disturbed.
+"""Kernels timed in rounds: the median of blocks that nothing disturbed.
 
 Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a second
-costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the processor are
-thrown away; where none is left, the fastest calls count. Kernels of a GPU are timed by its own clock.
+costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the processor, or
+it was slower than it can be, are thrown away; where none is left, the fastest calls count. Kernels of a GPU are timed
+by its own clock.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import torch
 
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel
+from trainledger.measure.pace import Pace
 from trainledger.train.device import synchronize
 
 ENOUGH_SAMPLES = 3
+MOST_SECONDS, MOST_ROUNDS = 3, 4  # times what was asked for, while kernels lack undisturbed samples
 BURST_SECONDS = 0.004
 _WAIT_CYCLES_PER_SECOND = 2e9  # of a kernel that waits; at another clock it is made to wait longer
 _MOST_QUEUED = 256  # kernels that a driver takes before it lets the program wait
@@ -32,8 +35,12 @@ class Block:
 
     seconds: float
     fastest: float
-    others: float | None = None
-    disturbed: bool = False
+    sample: Sample
+    late: bool = False  # the device did not wait for the program
+
+    @property
+    def disturbed(self) -> bool:
+        return self.late or self.sample.disturbed
 
 
 @dataclass
@@ -53,13 +60,13 @@ class Timing:
         kept = sorted(self.undisturbed, key=lambda each: each.seconds)
         if kept:
             middle = kept[(len(kept) - 1) // 2]
-            return middle.seconds, middle.others
+            return middle.seconds, middle.sample.others
         fastest = min(self.blocks, key=lambda each: each.fastest)
-        return fastest.fastest, fastest.others
+        return fastest.fastest, fastest.sample.others
 
 
 def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
-    """What to say where other processes disturbed the timing of kernels; None where they did not.
+    """What to say where something disturbed the timing of kernels; None where nothing did.
 
     ``whole`` is the time of all blocks together: the system counts in ticks of 10 ms, so that company which takes half
     of each short block shows only there.
@@ -67,8 +74,8 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     without = sum(not each.undisturbed for each in timings)
     if without:
         return (
-            f"other processes kept the machine busy: {without} of {len(timings)} kernels have no undisturbed "
-            "sample and are given by their fastest calls; measure again on a quiet machine"
+            f"other processes kept the machine busy, or it ran below its full speed: {without} of {len(timings)} "
+            "kernels have no undisturbed sample and are given by their fastest calls; measure again on a quiet machine"
         )
     if whole.disturbed:
         return (
@@ -84,31 +91,43 @@ def has_a_clock(device: torch.device) -> bool:
 
 
 def time_all(
-    chosen: Sequence[Kernel], device: torch.device, threads: int, *, seconds: float, rounds: int, tell: Tell
+    chosen: Sequence[Kernel],
+    device: torch.device,
+    threads: int,
+    *,
+    seconds: float,
+    rounds: int,
+    tell: Tell,
+    pace: Pace | None = None,
 ) -> list[Timing]:
-    """``rounds`` blocks of every kernel in about ``seconds``, and up to as many again for disturbed ones."""
+    """``rounds`` blocks of every kernel in about ``seconds``, and up to twice as long again for disturbed ones.
+
+    ``pace`` is that of the processor where it is the device.
+    """
     timings = [Timing(each, each.build()) for each in chosen]
     block = seconds / rounds / len(timings)
     for timing in timings:
         timing.call()
         synchronize(device)
-    deadline = time.perf_counter() + 1.3 * seconds
-    for round_ in range(2 * rounds):
+    deadline = time.perf_counter() + MOST_SECONDS * seconds
+    for round_ in range(MOST_ROUNDS * rounds):
         wanted = timings if round_ < rounds else [each for each in timings if len(each.undisturbed) < ENOUGH_SAMPLES]
         for at, timing in enumerate(wanted):
             if timing.blocks and time.perf_counter() > deadline:
                 return timings
             tell(min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
-            timed = _block_of_device if has_a_clock(device) else _block
-            timing.blocks.append(timed(timing.call, device, threads, block))
+            if has_a_clock(device):
+                timing.blocks.append(_block_of_device(timing.call, device, threads, block))
+            else:
+                timing.blocks.append(_block(timing.call, device, threads, block, pace))
     return timings
 
 
-def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
+def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float, pace: Pace | None) -> Block:
     """Run a kernel for about ``seconds``, looking at the clock (and waiting for the device) every few calls."""
     calls, burst, fastest = 0, 1, float("inf")
     synchronize(device)
-    with watched(threads) as sample:
+    with watched(threads, pace) as sample:
         start = before = time.perf_counter()
         while before - start < seconds:
             for _ in range(burst):
@@ -119,7 +138,7 @@ def _block(call: Callable[[], object], device: torch.device, threads: int, secon
             fastest = min(fastest, (now - before) / burst)
             burst = max(1, int(BURST_SECONDS / fastest))
             before = now
-    return Block((before - start) / calls, fastest, sample.others, sample.disturbed)
+    return Block((before - start) / calls, fastest, sample)
 
 
 def _block_of_device(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
@@ -149,4 +168,4 @@ def _block_of_device(call: Callable[[], object], device: torch.device, threads: 
                 break
             waits *= 2
     each = begin.elapsed_time(end) / 1e3 / calls
-    return Block(each, each, sample.others, sample.disturbed or late)
+    return Block(each, each, sample, late)

@@ -16,6 +16,7 @@ from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import measured_run
 from trainledger.measure.contention import DISTURBED
 from trainledger.measure.hardware import title
+from trainledger.measure.pace import SLOWED
 from trainledger.meter.script import main_script
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.plain import write_json
@@ -45,7 +46,7 @@ class RunDirectory:
         self._metrics.write(line)
         if metered:
             self._slowed.add(line["step"])
-        if (line.get("others") or 0.0) > DISTURBED:
+        if (line.get("others") or 0.0) > DISTURBED or (line.get("slowdown") or 1.0) > SLOWED:
             self._disturbed.add(line["step"])
 
     def forecast(self, told: Forecast) -> None:

@@ -39,8 +39,9 @@ class Watching(Observer):
             return
         phases = record.phase_seconds
         seen = Seen(
-            record.step, record.seconds, phases, usage.get("memory_nbytes"), usage.get("others"), outside, saved
-        )
+            record.step, record.seconds, phases, usage.get("memory_nbytes"), usage.get("others"), outside, saved,
+            usage.get("slowdown"),
+        )  # fmt: skip
         for each in self._watch.see(seen):
             self._find(each)
 

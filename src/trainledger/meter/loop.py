@@ -262,7 +262,7 @@ class LoopMeter:
         speed = self._speed.of(tokens, seconds)
         seen = Seen(
             step.number, seconds, phases, facts.get("memory_nbytes"), facts.get("others"), outside,
-            facts.get("saved_nbytes"),
+            facts.get("saved_nbytes"), facts.get("slowdown"),
         )  # fmt: skip
         if self.directory is not None:
             line = {"step": step.number, "loss": facts.pop("loss", None), "tokens": self._tokens, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""What a process has taken at a moment: its memory, and the processor beside others. Read a few times a second."""
+"""What a process has at a moment: its memory, the processor beside others and its speed. Read a few times a second."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainledger.measure.contention import others_between, processor_use
+from trainledger.measure.pace import pace_of
 from trainledger.train.device import host_threads
 from trainledger.units import KIB
 
@@ -24,15 +25,20 @@ class Usage:
         self._on_device = device.type == "cuda"
         self._device = device
         self._threads = host_threads(device)
+        self._pace = pace_of(device)
         self._before = processor_use()
         self._last: dict[str, Any] = {}
         self._at = -_EVERY_SECONDS
 
     def now(self) -> dict[str, Any]:
-        """memory_nbytes, peak_memory_nbytes and others (cores that other processes took), as last read."""
+        """memory_nbytes, peak_memory_nbytes, others (cores that other processes took) and slowdown (of a small matmul
+        on a CPU, over its least seconds), as last read.
+        """
         if time.perf_counter() - self._at >= _EVERY_SECONDS:
             use = processor_use()
             self._last = {**self._memory(), "others": others_between(self._before, use, self._threads)}
+            if self._pace is not None:
+                self._last["slowdown"] = self._pace.slowdown()
             self._before, self._at = use, time.perf_counter()
         return self._last
 

@@ -39,6 +39,7 @@ class Seen:
     others: float | None = None  # cores that other processes took
     outside: Mapping[str, float] = field(default_factory=dict)
     saved_nbytes: int | None = None
+    slowdown: float | None = None  # how many times as long the processor takes as at its full speed
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,13 @@ class Watch:
             most = max(more, key=lambda name: more[name])
             where = f"; {format_seconds(more[most])} of the difference lie in {most}"
         others = self._others()
-        company = f"; other processes take {others:.1f} cores from this one" if others > OTHERS else ""
+        cause = (
+            f"; other processes take {others:.1f} cores from this one" if others > OTHERS else self._slow_processor()
+        )
         yield Finding(
             "slower than forecast", self._recent[-1].step,
             f"Steps take {format_seconds(seconds)}, {seconds / self._expected:.2f} times the "
-            f"forecast{where}{company}.",
+            f"forecast{where}{cause}.",
         )  # fmt: skip
 
     def _of_speed(self) -> Iterator[Finding]:
@@ -160,13 +163,24 @@ class Watch:
         return Finding(
             "slower than before", self._recent[-1].step,
             f"Since about step {self._before[0].step} steps take {format_seconds(now)}, {now / usual:.2f} times as "
-            f"long as at first, most of it in {most} ({format_seconds(more[most])} more).",
+            f"long as at first, most of it in {most} ({format_seconds(more[most])} more){self._slow_processor()}.",
         )  # fmt: skip
 
     def _others(self) -> float:
         """Cores that other processes take, as a median of the last window."""
         known = [each.others for each in self._recent if each.others is not None]
         return median(known) if known else 0.0
+
+    def _slow_processor(self) -> str:
+        """A cause of slow steps, where half of the last window was computed by a processor below its full speed."""
+        known = [each.slowdown for each in self._recent if each.slowdown is not None]
+        slowdown = median(known) if known else 1.0
+        if slowdown <= SLOWER:
+            return ""
+        return (
+            f"; the processor takes {slowdown:.2f} times as long as at its full speed for a small matmul "
+            "(a core shared with another virtual machine, heat, a power limit)"
+        )
 
     def _of_memory(self) -> Iterator[Finding]:
         known = [each.memory_nbytes for each in self._recent if each.memory_nbytes is not None]

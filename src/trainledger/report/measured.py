@@ -28,7 +28,8 @@ def machine(calibration: Calibration, path: Path) -> Document:
             f"{calibration.title}, {calibration.backend}, threads: {calibration.threads}",
             Table("kernels", columns, rows, units=("", "", "", "", "", "seconds"), align="lllrrr"),
             Facts(tuple(_in_short(calibration))),
-            f"{calibration.samples} samples; {calibration.discarded} of them were disturbed by other processes.",
+            f"{calibration.samples} samples; {calibration.discarded} of them were disturbed, by other processes "
+            "or a processor below its full speed.",
             (f"Note: {each}." for each in calibration.notes),
             f"Written to {path}",
         ),

@@ -64,11 +64,12 @@ class Calibration:
     ``operation_seconds`` is the overhead of an operation of a training step, Python included; ``update_seconds`` the
     overhead of a call of the optimizer, ``update_tensor_seconds`` of each of its tensors. ``fresh_bytes_per_second`` is
     the rate of writing newly mapped memory, as in a first step. ``storage_bytes_per_second`` is the rate of writing,
-    syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
+    syncing and hashing a file; ``busy`` says that the samples were disturbed, by other processes or a slower processor.
     ``read_bytes_per_second`` is the rate of reading a file that is not cached, ``loader_tokens_per_second`` that of the
     data loader. ``host_copies`` are those between an accelerator and its host, ``collectives`` between ranks of this
-    machine. ``cores`` are those that the process may use, of which it used ``threads``. ``compute_capability`` is
-    NVIDIA's generation number of the device. ``fits`` are those to past runs, the last of which counts.
+    machine. ``cores`` are those that the process may use, of which it used ``threads``; ``pace_seconds`` is what a
+    small matmul took on a CPU at its full speed. ``compute_capability`` is NVIDIA's generation number of the device.
+    ``fits`` are those to past runs, the last of which counts.
     """
 
     title: str
@@ -87,6 +88,7 @@ class Calibration:
     read_bytes_per_second: float | None = None
     loader_tokens_per_second: float | None = None
     cores: int | None = None
+    pace_seconds: float | None = None
     host_copies: tuple[CopyTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     samples: int = 0
