@@ -115,7 +115,7 @@ def measured_run(
     """A run's measurement from the lines of its metrics file and the ledger of its metered step.
 
     The first steps of each session are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
-    ones unless hardly any other is left, which is then said in the notes.
+    ones unless hardly any other is left. Where most are disturbed, the notes say so.
     """
     steps: dict[int, _Step] = {}
     slow: dict[str, list[_Step]] = {"warm-up": [], "metering": []}
@@ -139,13 +139,12 @@ def measured_run(
             else:
                 steps[line["step"]] = step
     quiet = [each for step, each in steps.items() if step not in disturbed]
+    why = f"{BUSY}, or it ran below its full speed: {len(steps) - len(quiet)} of {len(steps)} steps were disturbed"
     if len(quiet) < min(len(steps), ENOUGH_STEPS):
-        disturbed_of = f"{len(steps) - len(quiet)} of {len(steps)} steps were disturbed"
-        notes = (
-            *notes,
-            f"{BUSY}, or it ran below its full speed: {disturbed_of}, and the step time is that of all steps",
-        )
+        notes = (*notes, f"{why}, and the step time is that of all steps")
         quiet = list(steps.values())
+    elif 2 * len(quiet) < len(steps):
+        notes = (*notes, f"{why}, and the others, whose step time this is, perhaps for a part of their time")
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)
     if sum(steady.values()) > 0:

@@ -82,6 +82,13 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
             f"other processes kept the machine busy: they took {whole.others:.1f} cores from it while kernels were "
             "timed; measure again on a quiet machine"
         )
+    blocks = [each for timing in timings for each in timing.blocks]
+    disturbed = sum(each.disturbed for each in blocks)
+    if 2 * disturbed > len(blocks):
+        return (
+            f"other processes kept the machine busy, or it ran below its full speed: {disturbed} of {len(blocks)} "
+            "samples were disturbed, and the others perhaps for a part of their time; measure again on a quiet machine"
+        )
     return None
 
 
