@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainledger.api.load import load
 from trainledger.spec.problem import InvalidInput
+from trainledger.web.field import paths_of_run
 
 MODELS = ("gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "mpt-7b", "gpt-oss-20b")
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -54,6 +55,28 @@ def written(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
 )  # fmt: skip
 @given(written())
 def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str, Any]]) -> None:
+    follow_proposals(table)
+
+
+# What no field takes, or only some do: beyond both limits, not a number, of another type.
+ODD = (0, -1, 10**9, 10**15, 1.5, "x", True, [], float("nan"), "1e400", "-5", "", {})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@given(st.sampled_from(paths_of_run(())), st.sampled_from(ODD))
+def test_odd_values_of_any_field_do_too(path: str, value: Any) -> None:
+    section, _, name = path.partition(".")
+    table: dict[str, dict[str, Any]] = {
+        "model": {"preset": "llama-3-8b"},
+        "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 10, "precision": "bf16-mixed"},
+        "cluster": {"device": "h100-sxm", "count": 8},
+    }
+    table.setdefault(section, {})[name] = value
+    follow_proposals(table)
+
+
+def follow_proposals(table: dict[str, dict[str, Any]]) -> None:
+    """Take each proposal in turn until a run obeys all rules, or a sentence has no value but says what to change."""
     shown = []
     for _ in range(MOST):
         try:
@@ -101,6 +124,32 @@ def test_a_proposal_obeys_the_other_rules_too(model: str, given: dict[str, Any],
     table = {"model": {"preset": model}, "recipe": recipe, "layout": given.get("layout", {})}
     with pytest.raises(InvalidInput) as found:
         load({**table, "cluster": {"device": "h100-sxm", "count": 8}}, search=False)
+    assert str(found.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "sentence"),
+    [
+        ("recipe", {"checkpoints": "x"},
+         "recipe.checkpoints = 'x': must be a table of fields: every, asynchronous, keep_last, keep_every"),
+        ("recipe", {"guard": {"kind": "y"}},
+         "recipe.guard.kind = 'y': unknown field of [recipe.guard], which has skips, window, beyond"),
+        ("recipe", {"ema": 5}, "recipe.ema = 5: must be a table of fields: decay; nearest that works: none"),
+        ("model", {"feed_forward.router.bias": True},
+         "model.feed_forward.router.bias = true: belongs to experts, and model.feed_forward is dense; nearest that "
+         "works: model.feed_forward = experts"),
+    ],
+)  # fmt: skip
+def test_a_part_of_one_kind_is_a_table_and_what_is_inside_of_another_kind_is_found(
+    section: str, given: dict[str, Any], sentence: str
+) -> None:
+    table: dict[str, Any] = {
+        "model": {"preset": "llama-3-8b"},
+        "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 10},
+    }
+    table[section] |= given
+    with pytest.raises(InvalidInput) as found:
+        load(table, search=False)
     assert str(found.value) == sentence
 
 

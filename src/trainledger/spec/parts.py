@@ -202,7 +202,7 @@ def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
     assert kinds is not None
     if type(value) in kinds.values():
         return explicit(value)
-    if isinstance(value, str) and (value != NONE or NONE in kinds):
+    if isinstance(value, str) and len(kinds) > 1 and (value != NONE or NONE in kinds):
         value = {KIND: value}
     if not isinstance(value, Mapping):
         return value

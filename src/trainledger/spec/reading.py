@@ -74,8 +74,8 @@ class Reader:
         if isinstance(value, str) and len(kinds) > 1:
             value = {KIND: value}
         if not isinstance(value, Mapping):
-            one = f", or one of {', '.join(kinds)}" if len(kinds) > 1 else ""
-            raise Broken(f"must be a table of fields{one}")
+            one = f", or one of {', '.join(kinds)}" if len(kinds) > 1 else f": {', '.join(known_fields(kinds['']))}"
+            raise Broken(f"must be a table of fields{one}", NONE if may_be_none(each) else None)
         tag = value.get(KIND, first_kind(each)) if len(kinds) > 1 else ""
         try:
             tag = read_value(each, tag) if len(kinds) > 1 else tag
@@ -113,11 +113,14 @@ class Reader:
             rule = f'unknown field of [{at}]; layout = "auto" belongs above all sections'
             self.problems.append(Problem(path, value, rule, "auto = true in [layout]"))
             return
-        if owners := self._kinds_that_have(at, name):
+        known = [each.name for each in fields(cls)]
+        if name == KIND:  # of a part that has no kinds
+            self.problems.append(Problem(path, value, f"unknown field of [{at}], which has {', '.join(known)}"))
+            return
+        if owners := self._kinds_that_have(at, name.partition(".")[0]):
             rule = f"belongs to {_enumerated(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
             self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
             return
-        known = [each.name for each in fields(cls)]
         if "." in at and field_of(self.sections, at) is None:  # one of several tables by name
             near = nearest_text(name, known)
             nearest = near and f"{at}.{near}"
