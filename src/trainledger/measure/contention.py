@@ -83,7 +83,10 @@ def others_between(before: ProcessorUse | None, after: ProcessorUse | None, thre
 
 @contextmanager
 def watched(threads: int, pace: Pace | None = None) -> Iterator[Sample]:
-    """Time what runs inside; the sample is filled in when the block ends. ``pace`` None: the device has its own."""
+    """Time what runs inside; the sample is filled in when the block ends.
+
+    ``pace`` is that of the processor that computes; None where another device does, or ranks share its cores.
+    """
     sample = Sample(pace=pace)
     pace_before = 0.0 if pace is None else pace.now()
     before = processor_use()
