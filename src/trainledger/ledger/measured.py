@@ -95,7 +95,7 @@ class Measured:
 
 _Step = tuple[float, dict[str, float]]  # its seconds, and those of its phases where they were clocked
 WARM_UP_STEPS = 2
-BUSY = "other processes kept the machine busy"  # begins the note of a run that was disturbed
+BUSY = "other processes kept the machine busy"  # begins the note of what was disturbed
 ENOUGH_STEPS = 5
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainledger.ledger.measured import BUSY
 from trainledger.measure.contention import DISTURBED, ProcessorUse, others_between, processor_use
 from trainledger.measure.hardware import title
 from trainledger.measure.local_ranks import Job, Place, on_ranks, serve, threads_of_each
@@ -80,7 +81,7 @@ def report_collectives(
     times = measure_collectives(ranks, backend, sizes=sizes, block_seconds=block_seconds, tell=tell)
     notes = []
     if any(each.others is not None and each.others > DISTURBED for each in times):
-        notes.append("other processes kept the machine busy: some collectives have no undisturbed sample")
+        notes.append(f"{BUSY}: some collectives have no undisturbed sample")
     device = torch.device("cuda" if times[0].backend == "nccl" else "cpu")
     return CollectiveTimes(
         title=title(device), date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), torch_version=torch.__version__,

@@ -29,7 +29,7 @@ from trainledger.measure.loader import loader_tokens_per_second
 from trainledger.measure.local_ranks import cores_here
 from trainledger.measure.overhead import StepOverhead, TinySteps
 from trainledger.measure.pace import Pace
-from trainledger.measure.rounds import Timing, busy_sentence, has_a_clock, time_all
+from trainledger.measure.rounds import Block, Timing, busy_sentence, has_a_clock, time_all
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rates import CollectiveTime
@@ -101,9 +101,9 @@ def measure_machine(
             notes.append(f"collectives could not be measured: {error}")
     tell(1.0, "done")
 
-    blocks = [each for timing in timings for each in timing.blocks]
-    others = [each for each, _ in (*bare, *steps)]
-    if any(each.others is None for each in (*others, *(block.sample for block in blocks))):
+    samples: list[Block | Sample] = [each for timing in timings for each in timing.blocks]
+    samples += [each for each, _ in (*bare, *steps)]
+    if any(each.others is None for each in samples):
         notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
     busy = busy_sentence(timings, whole)
     if busy is not None:
@@ -128,8 +128,8 @@ def measure_machine(
         pace_seconds=None if pace is None else pace.fastest,
         host_copies=tuple(copied),
         collectives=links,
-        samples=len(blocks) + len(others),
-        discarded=sum(each.disturbed for each in blocks) + sum(each.disturbed for each in others),
+        samples=len(samples),
+        discarded=sum(each.disturbed for each in samples),
         busy=busy is not None,
         notes=tuple(notes),
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainledger.ledger.measured import BUSY
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel
 from trainledger.measure.pace import Pace
@@ -39,6 +40,10 @@ class Block:
     late: bool = False  # the device did not wait for the program
 
     @property
+    def others(self) -> float | None:
+        return self.sample.others
+
+    @property
     def disturbed(self) -> bool:
         return self.late or self.sample.disturbed
 
@@ -60,9 +65,9 @@ class Timing:
         kept = sorted(self.undisturbed, key=lambda each: each.seconds)
         if kept:
             middle = kept[(len(kept) - 1) // 2]
-            return middle.seconds, middle.sample.others
+            return middle.seconds, middle.others
         fastest = min(self.blocks, key=lambda each: each.fastest)
-        return fastest.fastest, fastest.sample.others
+        return fastest.fastest, fastest.others
 
 
 def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
@@ -74,19 +79,19 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     without = sum(not each.undisturbed for each in timings)
     if without:
         return (
-            f"other processes kept the machine busy, or it ran below its full speed: {without} of {len(timings)} "
+            f"{BUSY}, or it ran below its full speed: {without} of {len(timings)} "
             "kernels have no undisturbed sample and are given by their fastest calls; measure again on a quiet machine"
         )
     if whole.disturbed:
         return (
-            f"other processes kept the machine busy: they took {whole.others:.1f} cores from it while kernels were "
+            f"{BUSY}: they took {whole.others:.1f} cores from it while kernels were "
             "timed; measure again on a quiet machine"
         )
     blocks = [each for timing in timings for each in timing.blocks]
     disturbed = sum(each.disturbed for each in blocks)
     if 2 * disturbed > len(blocks):
         return (
-            f"other processes kept the machine busy, or it ran below its full speed: {disturbed} of {len(blocks)} "
+            f"{BUSY}, or it ran below its full speed: {disturbed} of {len(blocks)} "
             "samples were disturbed, and the others perhaps for a part of their time; measure again on a quiet machine"
         )
     return None

@@ -113,15 +113,14 @@ class Reader:
             rule = f'unknown field of [{at}]; layout = "auto" belongs above all sections'
             self.problems.append(Problem(path, value, rule, "auto = true in [layout]"))
             return
-        known = [each.name for each in fields(cls)]
-        if name == KIND:  # of a part that has no kinds
-            self.problems.append(Problem(path, value, f"unknown field of [{at}], which has {', '.join(known)}"))
-            return
         if owners := self._kinds_that_have(at, name.partition(".")[0]):
             rule = f"belongs to {_enumerated(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
             self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
             return
-        if "." in at and field_of(self.sections, at) is None:  # one of several tables by name
+        known = [each.name for each in fields(cls)]
+        if name == KIND:  # of a part that has no kinds
+            nearest = None
+        elif "." in at and field_of(self.sections, at) is None:  # one of several tables by name
             near = nearest_text(name, known)
             nearest = near and f"{at}.{near}"
         else:
