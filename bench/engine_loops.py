@@ -107,6 +107,8 @@ def bare_fsdp2(run: Run, folder: Path, turns: Turns) -> None:
     model = build_model(run.model, run.recipe, sharded=True)
     initialize(model, seed=0)
     for layer in model.layers:
+        if run.recipe.compile:
+            layer.compile()
         fully_shard(layer)
     fully_shard(model)
     half = run.recipe.global_batch // dist.get_world_size()

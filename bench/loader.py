@@ -1,9 +1,9 @@
 """How quickly the token store gives batches: ``python bench/loader.py [--mebibytes 256] [--json OUT]``.
 
 A store of random tokens; batches are gathered from it at random places as training does, and as many bytes are copied
-from array to array, in turns. The pages of the store are in memory: a disk is not timed. Printed: medians
-of undisturbed turns, tokens per second, and the ratio of a batch as the model takes it (inputs and targets, int64) and
-of its rows as they are stored to copies of the same bytes.
+from array to array, in turns for 20 s. The pages of the store are in memory: a disk is not timed. Printed: medians of
+the turns that nothing disturbed, tokens per second, and the ratio of a batch as the model takes it (inputs and targets,
+int64) and of its rows as they are stored to copies of the same bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
 from statistics import median
 
@@ -20,11 +22,12 @@ import numpy as np
 from trainledger.data import prepare, train_batch
 from trainledger.data.loader import halves
 from trainledger.data.store import Tokens
-from trainledger.measure.contention import watched
+from trainledger.measure.contention import Sample, watched
+from trainledger.measure.pace import Pace
 from trainledger.spec.data import DataSpec
 from trainledger.units import MIB
 
-ROUNDS, SEQ_LEN, GLOBAL_BATCH = 40, 1024, 256
+SECONDS, SEQ_LEN, GLOBAL_BATCH = 20, 1024, 256
 
 
 def corpus(folder: Path, nbytes: int) -> DataSpec:
@@ -35,12 +38,6 @@ def corpus(folder: Path, nbytes: int) -> DataSpec:
         letters[::80] = 10  # line ends
         (folder / f"{number}.txt").write_bytes(letters.tobytes())
     return DataSpec(path=(str(folder / "*.txt"),), cache=str(folder / "cache"))
-
-
-def timed(work: Callable[[], object]) -> float | None:
-    with watched(threads=1) as sample:
-        work()
-    return None if sample.disturbed else sample.seconds
 
 
 def main() -> None:
@@ -64,15 +61,20 @@ def main() -> None:
             "rows": rows,
             "copy of the rows": lambda step: np.copyto(into[stored.dtype], stored),
         }
-        seconds: dict[str, list[float]] = {each: [] for each in works}
-        for step in range(ROUNDS):
+        pace = Pace()
+        samples: dict[str, list[Sample]] = {each: [] for each in works}
+        began = time.perf_counter()
+        for step in takewhile(lambda _: time.perf_counter() - began < SECONDS, count()):
             for name_of_work, work in works.items():
-                found = timed(lambda work=work, step=step: work(step))  # type: ignore[misc]
-                if found is not None:
-                    seconds[name_of_work].append(found)
-    if not all(seconds.values()):
-        raise SystemExit("every turn was disturbed by other processes")
-    medians = {each: median(found) for each, found in seconds.items()}
+                with watched(threads=1, pace=pace) as sample:
+                    work(step)
+                samples[name_of_work].append(sample)
+    undisturbed = {
+        name: [each.seconds for each in found if not each.disturbed] for name, found in samples.items()
+    }  # fmt: skip
+    if not all(undisturbed.values()):
+        raise SystemExit("every turn was disturbed: other processes, or a processor below its full speed")
+    medians = {each: median(found) for each, found in undisturbed.items()}
     print(f"{'':<18} {'median':>8}       tokens/s   times the copy")
     for each, found in medians.items():
         ratio = found / medians.get(f"copy of the {each}", found)

@@ -93,25 +93,24 @@ class Split:
 
     def read_rows(self, starts: Sequence[int], count: int) -> Tokens:
         """For each start the ``count`` tokens from it on, as `read` gives them: [starts, count]."""
-        parts = [each for start in starts for each in self._parts(start, count)]
-        rows = np.concatenate(parts or [np.empty(0, self.dtype)]).reshape(len(starts), count)
+        for start in (min(starts), max(starts)) if starts else ():
+            if start < 0 or start + count > self.tokens:
+                raise IndexError(f"tokens {start} to {start + count} of a {self.name} split of {self.tokens}")
+        parts: list[Tokens] = [np.empty(0, self.dtype)]
+        for start in starts:
+            at, stop = start, start + count
+            while at < stop:
+                shard, offset = self._place(at)
+                whole, blocks = self._map(shard)
+                part = whole[offset : offset + stop - at]
+                blocks.check(whole, offset, len(part))
+                parts.append(part)
+                at += len(part)
+        rows = np.concatenate(parts).reshape(len(starts), count)
         if rows.size and rows.max() >= self.vocab_size:
             at, position = divmod(int(np.argmax(rows >= self.vocab_size)), count)
             raise self._outside(starts[at] + position, int(rows[at, position]))
         return rows
-
-    def _parts(self, start: int, count: int) -> Iterator[Tokens]:
-        """Tokens ``start`` to ``start + count`` as one map after another holds them, whole or compared."""
-        stop = start + count
-        if start < 0 or stop > self.tokens:
-            raise IndexError(f"tokens {start} to {stop} of a {self.name} split of {self.tokens}")
-        while start < stop:
-            shard, offset = self._place(start)
-            whole, blocks = self._map(shard)
-            part = whole[offset : offset + stop - start]
-            blocks.check(whole, offset, len(part))
-            yield part
-            start += len(part)
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
