@@ -5,7 +5,8 @@ of the same model and by transformers' Trainer. nanoGPT (``--nanogpt DIR``, a ch
 installed) have GELU by erf, which takes a third of the time of GPT-2's by tanh: with them the engine and the bare loop
 have it too. Then the engine and a bare loop on two processes with FSDP2. Each loop is a process of its own.
 They take turns of a few steps, round after round, so that a disturbance costs each of them alike; turns in which other
-processes took the processor are thrown away. Printed: the median step, and its ratio to the engine's in the same round.
+processes took the processor are thrown away. Printed: the median step, and the median of its ratio to the engine's in
+the same round with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -107,20 +108,29 @@ def facts(loop: Loop, engine: Loop) -> dict[str, Any]:
         "step_seconds": median(seconds) if seconds else None,
         "rounds": len(ratios),
         "step_over_engine": median(ratios) if ratios else None,
+        "interval": interval_of_median(ratios),
     }
+
+
+def interval_of_median(found: Sequence[float]) -> tuple[float, float] | None:
+    """Between which of the values their median lies with 95 %: half of them are below it, as coins fall."""
+    in_order, n = sorted(found), len(found)
+    away = round(0.98 * n**0.5)  # 1.96 standard deviations of n tosses
+    return (in_order[n // 2 - away], in_order[(n - 1) // 2 + away]) if n >= 6 else None
 
 
 def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
     tokens = RECIPE["seq_len"] * RECIPE["global_batch"]  # type: ignore[operator]
-    print(f"\n{heading}\n\nloop          step       tokens/s   times the engine's step   rounds undisturbed")
+    print(f"\n{heading}\n\nloop          step       tokens/s   times the engine's step (95 %)   rounds undisturbed")
     rows = [facts(each, loops[0]) for each in loops]
     for each in rows:
         if each["step_over_engine"] is None:
             print(f"{each['loop']:<12}  every round was disturbed")
             continue
         step = each["step_seconds"]
-        ratio = each["step_over_engine"]
-        print(f"{each['loop']:<12} {1000 * step:6.1f} ms  {tokens / step:9,.0f}   {ratio:23.3f}   {each['rounds']:18}")
+        low, high = each["interval"] or (float("nan"), float("nan"))
+        ratio = f"{each['step_over_engine']:.3f} ({low:.3f} to {high:.3f})"
+        print(f"{each['loop']:<12} {1000 * step:6.1f} ms  {tokens / step:9,.0f}   {ratio:>30}   {each['rounds']:18}")
     engine, bare = rows[0]["step_seconds"], rows[1]["step_seconds"]
     if engine is not None and bare is not None and rows[1]["step_over_engine"]:
         print(f"the engine's own time in a step: {1000 * engine * (1 - rows[1]['step_over_engine']):+.2f} ms")

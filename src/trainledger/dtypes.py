@@ -9,7 +9,6 @@ from trainledger.division import ceil_div
 from trainledger.frozen import frozen
 
 Int = Any  # int, array or symbol
-SPECIALS = ("ieee", "nan", "none")
 
 
 @frozen

@@ -63,3 +63,11 @@ def test_what_a_restart_does_not_mend_is_said_once_and_not_tried_again(tmp_path:
     assert again.returncode == 2
     assert err.count("is already finished") == 1
     assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_ranks_do_not_train_is_said_once_and_leaves_nothing(tmp_path: Path) -> None:
+    commanded.write(tmp_path, layout="shard = 2", ranks=2, steps=4, every=2)
+    _, err = (process := commanded.start(tmp_path, "--set", "recipe.optimizer=sgd", ranks=2)).communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.count("recipe.optimizer.implementation = 'fused'") == 1
+    assert not (tmp_path / "runs").exists()

@@ -12,6 +12,7 @@ from spread_runs import told, train_all, train_alone, train_each, weights
 from tiny_run import TINY
 
 from trainledger.nn.weights import read_weights
+from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.train.checkpoint import all_checkpoints, damage, model_files, read_facts
 from trainledger.train.metrics import read
 
@@ -86,6 +87,14 @@ def test_losses_and_weights_are_those_of_one_process(trained: Path, ranks: int, 
     compare(trained, name, FIELDS)
 
 
+def test_dropout_of_data_ranks_is_that_of_one_process(tmp_path: Path) -> None:
+    fields, layouts = FIELDS | {"steps": 4, "dropout": 0.2}, LAYOUTS[2]
+    spread = {name: layouts[name] for name in ("replicas", "shards")}
+    train_all(tmp_path, {2: spread}, fields)
+    for name in spread:
+        compare(tmp_path, name, fields)
+
+
 @EACH
 def test_every_rank_writes_its_part_and_no_other(trained: Path, ranks: int, name: str) -> None:
     newest = all_checkpoints(trained / name)[-1]
@@ -139,3 +148,19 @@ def test_what_one_process_only_trains_is_refused_on_all_ranks(tmp_path: Path) ->
         {"dir": str(tmp_path / "c"), "layout": {"shard": 4}},
     ]
     assert train_on_ranks(tmp_path, refused, 2) == [[2, 2]] * 3
+
+
+@pytest.mark.process
+def test_every_optimizer_trains_on_shards_or_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    """PyTorch's fused kernels but for Adam's take no parts of parameters."""
+    fields = FIELDS | {"steps": 2, "checkpoints.every": 2}
+    asked = [(kind, way) for kind, ways in IMPLEMENTATIONS.items() for way in ways]
+    runs = [
+        {"dir": str(tmp_path / f"{kind}-{way}"), "layout": {"shard": 2},
+         "fields": fields | {"optimizer": kind, "optimizer.implementation": way}}
+        for kind, way in asked
+    ]  # fmt: skip
+    ends = dict(zip(asked, train_on_ranks(tmp_path, runs, 2), strict=True))
+    refused = {each for each in asked if each[0] in ("adafactor", "adamw-8bit", "adam-8bit")}
+    refused |= {(kind, "fused") for kind in ("sgd", "momentum", "nesterov", "adagrad")}
+    assert ends == {each: [2, 2] if each in refused else [0, 0] for each in asked}

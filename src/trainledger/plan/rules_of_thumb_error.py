@@ -128,7 +128,6 @@ def _n(run: Run) -> str:
 
 
 PASCANU = "Pascanu et al. 2013, On the difficulty of training recurrent neural networks (arXiv 1211.5063), section 3.2"
-WITH_TWO_MOMENTS = ("adam", "adamw", "adam-8bit", "adamw-8bit")
 
 
 @frozen

@@ -23,7 +23,6 @@ from trainledger.units import format_count
 POINTS = 160  # of the schedule, and of the cost over the interval between checkpoints
 _FARTHEST = 30  # a factor around the best interval
 MUENNIGHOFF = "Muennighoff et al. 2023, Scaling Data-Constrained Language Models (arXiv 2305.16264)"
-YOUNG = "Young 1974, A First Order Approximation to the Optimum Checkpoint Interval"
 DALY = "Daly 2006, A Higher Order Estimate of the Optimum Checkpoint Interval, equation 37"
 STORE = "the token store: little-endian uint16 where the vocabulary has at most 65,536 tokens, else uint32"
 

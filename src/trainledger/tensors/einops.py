@@ -22,7 +22,6 @@ from trainledger.tensors.strides import row_major
 from trainledger.tensors.tensor import MOST_DIMS
 from trainledger.tensors.views import CannotApply, Outcome, expand, permute
 
-FUNCTIONS = ("rearrange", "reduce", "repeat")
 REDUCTIONS = ("mean", "sum", "max", "min", "prod", "any", "all")
 _TOKEN = re.compile(r"\s*(\.\.\.|…|[A-Za-z_][A-Za-z0-9_]*|\d+|[()])", re.ASCII)
 LONGEST = 1000

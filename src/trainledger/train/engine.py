@@ -28,8 +28,8 @@ from trainledger.train.loop import TrainingLoop
 from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel.mesh import data_rank, mesh_of
-from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
+from trainledger.train.parallel.mesh import data_rank, limit_waiting, mesh_of
+from trainledger.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank, refuse_on_ranks
 from trainledger.train.parallel.together import RanksTogether
 from trainledger.train.precision import build_model, refuse, refuse_matmuls
 from trainledger.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
@@ -64,7 +64,6 @@ def train(
     `LostRank` or `OutOfMemory` where the run ends early.
     """
     say = say or say_on_stderr
-    refuse(run.recipe.precision, run.recipe)
     there = (
         as_replica(run, run_dir, seconds=seconds_in_a_collective)
         if is_replica()
@@ -72,9 +71,7 @@ def train(
     )
     with there as ranks:
         say = _of_first(ranks, say)
-        refuse_launches(run.recipe, str(ranks.device))
-        refuse_workspace(run.recipe, str(ranks.device))
-        refuse_matmuls(run.recipe.precision, ranks.device.type)
+        ranks.of_first(lambda: _refuse(run, ranks))
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
             # Where some are new, a machine came for one that was taken away: whoever started it wants the run to go on.
@@ -92,6 +89,17 @@ def train(
                 raise
             saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
+
+
+def _refuse(run: Run, ranks: Ranks) -> None:
+    """Raise `InvalidInput` for what the engine does not train on such ranks."""
+    recipe, device = run.recipe, ranks.device
+    refuse(recipe.precision, recipe)
+    refuse_launches(recipe, str(device))
+    refuse_workspace(recipe, str(device))
+    refuse_matmuls(recipe.precision, device.type)
+    if ranks.size > 1:
+        refuse_on_ranks(run)
 
 
 def _begin(
@@ -154,6 +162,8 @@ def _prepare(
             if isinstance(together, RanksTogether)
             else build_optimizer(model, run.recipe, width_factor=run.width_factor)
         )
+        if mesh is not None:
+            limit_waiting(ranks.seconds)
         scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
         state = TrainingState(run, run_dir, device, model, optimizer, scaler, together, ranks.rank, part, parts)
         state.initial_weights = initial_weights
@@ -176,10 +186,12 @@ def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part:
     feeds: list[Feed] = []
 
     def opened() -> str:
-        feeds.append(open_feed(run, ranks.device, rank=part, ranks=parts, progress=ranks.first))
-        stack.callback(feeds[0].close)
+        if not feeds:
+            feeds.append(open_feed(run, ranks.device, rank=part, ranks=parts, progress=ranks.first))
+            stack.callback(feeds[0].close)
         return feeds[0].fingerprint
 
+    ranks.of_first(opened)  # the others find what it has read and prepared
     fingerprints = ranks.together(opened)
     other = next((rank for rank, each in enumerate(fingerprints) if each != fingerprints[0]), None)
     if other is not None:
@@ -231,7 +243,7 @@ def _model(
     """The model as this rank holds it, how its ranks take a step together, and the weights that it begins with."""
     seed = derive(run.recipe.seed, "init")
     if mesh is not None:
-        return *model_on_rank(run, mesh, ranks.device, seed=seed), None
+        return *model_on_rank(run, mesh, ranks.device, seed=seed if fresh else None), None
     initial_weights = None
     with ranks.device:
         model = build_model(run.model, run.recipe, adapted=False)

@@ -95,10 +95,16 @@ class Launcher:
             with self.clock("data"):
                 whole = self.reading.step(batches)
                 micro_batches = [state.together.own(each) for each in self.ranks.dealt(whole)]
-            seeds = self.ranks.dealt(dropout_seeds(recipe.seed, number - 1, len(whole))) if random else None
+            seeds = self.ranks.dealt(self._seeds(number - 1, len(whole))) if random else None
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
                 state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
                 together=state.together, judge=judge, of=len(whole),
             )  # fmt: skip
         return Launched(number, rate, result.skipped, self.clock.take(), judge.read)
+
+    def _seeds(self, step: int, n_batches: int) -> Sequence[int]:
+        """Of the micro-batches of this data rank: those that one process has for the same sequences."""
+        state = self.state
+        first = state.data_rank * n_batches
+        return dropout_seeds(state.run.recipe.seed, step, state.data_ranks * n_batches)[first : first + n_batches]

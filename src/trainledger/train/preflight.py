@@ -194,6 +194,9 @@ def collective_seconds(ranks: Ranks, nbytes: int) -> tuple[int, float]:
         dist.all_reduce(tensor)
         low, high = tensor.min().item(), tensor.max().item()  # waits for the device
         seconds = time.perf_counter() - started
+        del tensor
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()  # what is free is looked at next
     expected = ranks.size * (ranks.size + 1) / 2
 
     def checked() -> float:

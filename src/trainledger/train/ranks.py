@@ -204,6 +204,7 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         ours = PrefixStore("collectives", store)
         dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=timeout)
+    parted = False
     try:
         with lost_ranks_named(seconds):
             numbers = dist.new_group(backend="gloo", timeout=timeout)
@@ -212,10 +213,14 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
             except Stopped as end:
                 if end.of_all_ranks:
                     _leave(store, rank, size)
+                    parted = True
                 raise
             _leave(store, rank, size)
+            parted = True
     finally:
-        dist.destroy_process_group()
+        # NCCL waits for kernels of collectives that this rank will not come to any more: the process just ends then.
+        if parted or device.type != "cuda":
+            dist.destroy_process_group()
 
 
 def _exit_code(error: BaseException) -> int:

@@ -291,6 +291,6 @@ def derive(seed: int, use: str, *indices: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def dropout_seeds(seed: int, step: int, grad_accum: int) -> list[int]:
-    """One seed per micro-batch of a step: dropout needs no generator state in a checkpoint."""
-    return [derive(seed, "dropout", step, index) for index in range(grad_accum)]
+def dropout_seeds(seed: int, step: int, n_batches: int) -> list[int]:
+    """One seed per micro-batch of a global batch: dropout needs no generator state in a checkpoint."""
+    return [derive(seed, "dropout", step, index) for index in range(n_batches)]

@@ -18,7 +18,6 @@ from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web.guard import Guard
 
-LOOPBACK = "127.0.0.1"
 _SWITCH_SECONDS = 0.001  # between threads of Python: a search leaves room for quick questions
 _TRIED = 50  # ports after one that is in use
 _LONGEST_LINE = 2**20  # bytes of a request's line and headers; `guard.LONGEST_QUERY` is refused with a sentence

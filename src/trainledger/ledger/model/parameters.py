@@ -212,18 +212,6 @@ def named_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape, Int]]:
     yield from ((name, shape, 1) for name, shape in chain(after_blocks(spec), mtp_modules(spec)))
 
 
-def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
-    """Elements that a recipe trains: all of the model's, or those of its adapters.
-
-    >>> from trainledger.api.load import load
-    >>> recipe = {"seq_len": 8, "global_batch": 1, "steps": 1, "lora.rank": 16}
-    >>> run = load({"model": {"preset": "llama-3-8b"}, "recipe": recipe})
-    >>> trained_parameters(run.model, run.recipe)
-    41943040
-    """
-    return leaves_of(spec, recipe).elements()
-
-
 def elements_of(shape: Shape) -> Int:
     """Elements of a tensor of this shape."""
     return reduce(mul, shape, 1)

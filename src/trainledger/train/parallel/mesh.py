@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainledger.spec.layout import Layout
 
+_c10d: Any = c10d
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
 
@@ -36,3 +41,9 @@ def expert_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
 def data_rank(layout: Layout, mesh: DeviceMesh) -> int:
     """Which part of each global batch this rank reads: ranks of other axes read the same sequences."""
     return int(mesh.get_local_rank("replicate")) * layout.shard + int(mesh.get_local_rank("shard"))
+
+
+def limit_waiting(seconds: float) -> None:
+    """Have collectives of all groups wait so long for a rank: torch gives those of a mesh half an hour."""
+    for group in _c10d._world.pg_map:
+        _c10d._set_pg_timeout(timedelta(seconds=seconds), group)

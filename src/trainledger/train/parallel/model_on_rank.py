@@ -29,20 +29,21 @@ from trainledger.train.parallel.zero import ShardedUpdate
 from trainledger.train.precision import build_model
 
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
+_FUSED_OF_PARTS = ("adamw", "adam", "muon")  # whose fused kernel takes parts of parameters (DTensors)
 _OF_MATRICES = "would take parts of tensor ranks for matrices"
+_OF_WHOLE = "is a kernel that PyTorch has for whole parameters of this optimizer"
 _OF_PARTS = "is not taken of logits of which each tensor rank has a part"
 
 
-def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int) -> tuple[Transformer, RanksTogether]:
+def model_on_rank(
+    run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int | None
+) -> tuple[Transformer, RanksTogether]:
     """This rank's part of the initialized model, and what it does together with others in a step.
 
     A whole matrix exists for the moment in which its values are drawn, on the CPU; they are those of one process.
-    Raises `InvalidInput` for what several ranks cannot train yet.
+    Without a seed none are drawn: a checkpoint has them. Raises `InvalidInput` for what several ranks cannot train yet.
     """
-    refuse(run)
-    refuse_pipeline(run)
-    refuse_context(run)
-    refuse_experts(run)
+    refuse_on_ranks(run)
     with device, _parameters_on_meta():
         model = build_model(run.model, run.recipe, sharded=run.layout.shard_ranks > 1 and run.layout.zero == 3)
     if run.layout.context > 1:
@@ -53,7 +54,8 @@ def model_on_rank(run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int
     parts = divide(model, run.layout, mesh, run.recipe.precision, cut)
     for part in parts:
         _give_memory(part, device)
-    initialize(model, seed=seed, put=put, width_factor=run.width_factor)
+    if seed is not None:
+        initialize(model, seed=seed, put=put, width_factor=run.width_factor)
     if stages := [each for each in parts if isinstance(each, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = update = None
@@ -73,23 +75,28 @@ def optimizer_on_rank(
     return together.update.optimizer(lambda pieces: build_optimizer(pieces, recipe, width_factor=width_factor))
 
 
-def refuse(run: Run) -> None:
-    """Raise `InvalidInput` for what of a recipe the engine trains in one process only."""
+def refuse_on_ranks(run: Run) -> None:
+    """Raise `InvalidInput` for what of a run the engine does not train in its layout."""
     recipe, layout = run.recipe, run.layout
     alone = "is trained in one process only so far"
     divided, tensor = layout.shard_ranks > 1 or layout.tensor > 1, layout.tensor > 1
     precision, optimizer, dropout = recipe.precision, recipe.optimizer.kind, recipe.dropout or recipe.attention_dropout
+    fused = optimizer not in _FUSED_OF_PARTS and recipe.optimizer.implementation == "fused"
     rules = (
         ("recipe.lora", recipe.lora is not None, alone, "none"),
         ("recipe.initial_weights", recipe.initial_weights, alone, "none"),
         ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
         ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
         ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
+        ("recipe.optimizer.implementation", divided and fused and "fused", _OF_WHOLE, "foreach"),
         ("recipe.optimizer", tensor and optimizer == "muon" and "muon", _OF_MATRICES, "adamw"),
         ("recipe.dropout", tensor and dropout, "would not be the same on all tensor ranks", 0),
         ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, _OF_PARTS, "full"),
     )
     refuse_given(rules)
+    refuse_pipeline(run)
+    refuse_context(run)
+    refuse_experts(run)
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:

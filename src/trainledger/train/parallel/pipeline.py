@@ -30,6 +30,8 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,  # with one stage to a rank it is ZB-H1 (Qi et al. 2023)
 }
+# Stages received in batches always, for which NCCL has another communicator than for a single send.
+_BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 OF_SEVERAL = ("interleaved", "zero-bubble")  # schedules that take a list of stages
 
 
@@ -44,9 +46,8 @@ class Pipeline:
         stream_BTD = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         ids_BT = torch.empty(run.device_batch, run.rank_tokens, dtype=torch.int64, device="meta")
         count, kind = run.layout.pipeline * run.layout.virtual_stages, run.layout.schedule
-        self.piped = [
-            Piped(each, count, device, self.group, ids_BT, stream_BTD, batched=kind == "1f1b") for each in stages
-        ]
+        batched = kind == "1f1b" or (_BEFORE_2_12 and device.type == "cuda")
+        self.piped = [Piped(each, count, device, self.group, ids_BT, stream_BTD, batched=batched) for each in stages]
         self.schedule = SCHEDULES[kind](
             self.piped if kind in OF_SEVERAL else self.piped[0], run.grad_accum, loss_fn=_same, scale_grads=False
         )

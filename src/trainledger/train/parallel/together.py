@@ -74,7 +74,7 @@ class RanksTogether:
         by_mesh: dict[Any, list[Tensor]] = {}  # experts may be on ranks of their own
         for each in gradients:
             by_mesh.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
-        norms = [_joint_norm(mesh, some, foreach=foreach) for mesh, some in by_mesh.items()]
+        norms = [joint_norm(mesh, some, foreach=foreach) for mesh, some in by_mesh.items()]
         whole = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
         if self.pipeline is not None:
             squares = whole.square()
@@ -90,7 +90,7 @@ class RanksTogether:
         return whole
 
 
-def _joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: bool) -> Tensor:
+def joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: bool) -> Tensor:
     """The L2 norm of gradients that are whole (mesh None), or of which the ranks of a mesh have parts.
 
     As `torch.nn.utils.get_total_norm` of DTensors, whose dispatch takes longer than the norms of a small model.
@@ -102,7 +102,7 @@ def _joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: bo
         whole = [isinstance(each, DTensor) and each.placements[dim].is_replicate() for each in gradients]
         if all(whole):
             continue
-        squares = norms.square()
+        squares = norms.float().square()  # of a thousand ranks bf16 would lose half of the sum
         if any(whole):  # each rank has them, and the sum counts them once
             squares[whole] /= ranks
         dist.all_reduce(squares, group=group)
