@@ -520,6 +520,18 @@ def test_a_found_layout_reads_back_as_it_was_found() -> None:
     assert load(AUTO, best.settings) == run
 
 
+def test_operators_that_a_layout_keeps_read_back() -> None:
+    import tomllib
+
+    from trainledger.plan.layouts.result import as_toml
+
+    keeping = {"kind": "selective", "every": 1, "keep": ["matmuls", "attention"]}
+    kept = {**AUTO["recipe"], "micro_batch": 1, "activation_checkpointing": keeping}
+    run = load({**AUTO, "recipe": kept, "layout": {"shard": AUTO["cluster"]["count"]}})
+    table = tomllib.loads(as_toml(run))
+    assert load({**AUTO, "layout": table["layout"], "recipe": {**AUTO["recipe"], **table["recipe"]}}) == run
+
+
 def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "8", "--keep", "3"]
     words += ["--set", "recipe.global_batch=32"]

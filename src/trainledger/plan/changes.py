@@ -199,8 +199,7 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
     now, field = run.recipe.precision.kind, "recipe.precision"
     wanted = ["bf16-mixed"]
     if backend != "cpu":
-        gathered = "" if run.layout.alone else "-sharded"
-        wanted += [f"fp8-rowwise{gathered}", f"fp8-tensorwise{gathered}"]
+        wanted += [f"fp8-{each}{'' if run.layout.alone else '-sharded'}" for each in ("rowwise", "tensorwise", "block")]
     if now == "fp32" and backend != "cpu":
         wanted.insert(0, "tf32")
     if not run.layout.alone:
@@ -212,7 +211,8 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
         yield _one(what, f"{field}.weight_caching", once, SAME, cost)
     for name in wanted:
         if name != now and not run.recipe.precision.master_weights:
-            yield _one(f"precision {name}", field, name, RESULT, "coarser numbers: compare a short run's loss")
+            than_now = "finer" if "fp8" in now and "fp8" not in name else "coarser"
+            yield _one(f"precision {name}", field, name, RESULT, f"{than_now} numbers: compare a short run's loss")
     if backend == "cpu" and now == "bf16-mixed":  # processors without matmuls in bf16 are faster so
         yield _one("precision fp32", field, "fp32", RESULT, "finer numbers")
     if run.recipe.lora is not None:

@@ -166,7 +166,7 @@ def _said(run: Run) -> Iterator[str]:
 
 
 def _quoted(value: object) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_quoted, value))}]"
     if isinstance(value, bool):
         return str(value).lower()

@@ -133,9 +133,9 @@ def _devices(run: Run) -> Iterator[Problem]:
     if run.cluster.count != needed:
         named = {each.partition(".")[2]: getattr(run.layout, each.partition(".")[2]) for each in _AXES}
         sizes = " x ".join(f"{name} {size}" for name, size in named.items() if size > 1)
-        yield Problem(
-            "cluster.count", run.cluster.count, f"the layout ({sizes or 'one device'}) takes {needed}", needed
-        )
+        found = "; layout=auto finds the other axes" if sizes and needed < run.cluster.count else ""
+        rule = f"the layout ({sizes or 'one device'}) takes {needed}{found}"
+        yield Problem("cluster.count", run.cluster.count, rule, needed)
 
 
 def _pipeline(run: Run) -> Iterator[Problem]:
