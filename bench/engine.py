@@ -128,8 +128,9 @@ def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
             print(f"{each['loop']:<12}  every round was disturbed")
             continue
         step = each["step_seconds"]
-        low, high = each["interval"] or (float("nan"), float("nan"))
-        ratio = f"{each['step_over_engine']:.3f} ({low:.3f} to {high:.3f})"
+        ratio = f"{each['step_over_engine']:.3f}"
+        if each["interval"] is not None:
+            ratio += " ({:.3f} to {:.3f})".format(*each["interval"])
         print(f"{each['loop']:<12} {1000 * step:6.1f} ms  {tokens / step:9,.0f}   {ratio:>30}   {each['rounds']:18}")
     engine, bare = rows[0]["step_seconds"], rows[1]["step_seconds"]
     if engine is not None and bare is not None and rows[1]["step_over_engine"]:

@@ -69,9 +69,7 @@ def main() -> None:
                 with watched(threads=1, pace=pace) as sample:
                     work(step)
                 samples[name_of_work].append(sample)
-    undisturbed = {
-        name: [each.seconds for each in found if not each.disturbed] for name, found in samples.items()
-    }  # fmt: skip
+    undisturbed = {name: [each.seconds for each in found if not each.disturbed] for name, found in samples.items()}
     if not all(undisturbed.values()):
         raise SystemExit("every turn was disturbed: other processes, or a processor below its full speed")
     medians = {each: median(found) for each, found in undisturbed.items()}

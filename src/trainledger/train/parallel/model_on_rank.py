@@ -41,9 +41,8 @@ def model_on_rank(
     """This rank's part of the initialized model, and what it does together with others in a step.
 
     A whole matrix exists for the moment in which its values are drawn, on the CPU; they are those of one process.
-    Without a seed none are drawn: a checkpoint has them. Raises `InvalidInput` for what several ranks cannot train yet.
+    Without a seed none are drawn: a checkpoint has them. Of runs that `refuse_on_ranks` takes.
     """
-    refuse_on_ranks(run)
     with device, _parameters_on_meta():
         model = build_model(run.model, run.recipe, sharded=run.layout.shard_ranks > 1 and run.layout.zero == 3)
     if run.layout.context > 1:

@@ -77,9 +77,7 @@ class RanksTogether:
         norms = [joint_norm(mesh, some, foreach=foreach) for mesh, some in by_mesh.items()]
         whole = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
         if self.pipeline is not None:
-            squares = whole.square()
-            dist.all_reduce(squares, group=self.pipeline.group)
-            whole = squares.sqrt()
+            whole = _root_of_sum(_squares(whole), self.pipeline.group)
         smaller = (most / (whole + 1e-6)).clamp(max=1.0)
         own = [local(each) for each in gradients]
         if foreach:
@@ -102,10 +100,20 @@ def joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: boo
         whole = [isinstance(each, DTensor) and each.placements[dim].is_replicate() for each in gradients]
         if all(whole):
             continue
-        squares = norms.float().square()  # of a thousand ranks bf16 would lose half of the sum
+        squares = _squares(norms)
         if any(whole):  # each rank has them, and the sum counts them once
-            squares[whole] /= ranks
-        dist.all_reduce(squares, group=group)
-        norms = squares.sqrt()
+            squares /= squares.new_tensor([ranks if each else 1 for each in whole])
+        norms = _root_of_sum(squares, group)
     joint: Tensor = torch.linalg.vector_norm(norms)
     return joint
+
+
+def _squares(norms: Tensor) -> Tensor:
+    """In fp32: a sum in bf16 over a thousand ranks would lose half of it."""
+    return norms.float().square()
+
+
+def _root_of_sum(squares: Tensor, group: Any) -> Tensor:
+    """The norms over a group, of the squares on each of its ranks."""
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt()
