@@ -15,6 +15,7 @@ from trainledger.api.machine import kernels_of
 from trainledger.cli import main
 from trainledger.regression.target import Target, ledger_of_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
+from trainledger.spec.problem import InvalidInput
 
 pytestmark = pytest.mark.sweep
 
@@ -162,3 +163,13 @@ def test_capped_scores_and_sinks_have_a_kernel_in_every_precision(named: str, la
         named, ["cluster.device=h100-sxm", "recipe.precision=fp32", "recipe.attention=flash", *layout], search=False
     )
     assert run.recipe.attention == "flash"  # which a plan refuses, as it was given
+
+
+def test_a_model_without_its_section_is_answered_with_the_preset() -> None:
+    recipe = {"seq_len": 64, "global_batch": 1, "steps": 1}
+    with pytest.raises(InvalidInput) as caught:
+        tl.load({"model": "gpt2", "recipe": recipe})
+    (problem,) = caught.value.problems
+    assert problem.rule.endswith("of which preset names a model of the catalog")
+    assert problem.nearest == '[model] preset = "gpt2"'
+    assert tl.load({"model": {"preset": "gpt2"}, "recipe": recipe}).model.name == "gpt2"

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from trainledger.api.cost import plan
 from trainledger.cli import main
-from trainledger.units import format_seconds
+from trainledger.units import format_nbytes, format_seconds
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -129,3 +130,31 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
     sent = next(each for each in parts if each["title"].startswith("communication"))
     assert sent["seconds"] == pytest.approx(sum(each["seconds"] for each in sent["lines"]))
     assert "communication of that rank" not in printed(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["llama-3-8b", "--device", "h100-sxm"],
+        ["llama-3-8b", "--device", "h100-sxm", "--count", "8", "--set", "layout.pipeline=8",
+         "--set", "layout.stage_layers=[3,3,4,4,4,4,5,5]"],
+    ],
+)  # fmt: skip
+def test_memory_is_that_of_the_plan_with_what_is_outside_the_tensors(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    planned = plan(words[0], _sets(words))
+    parts = json.loads(printed(capsys, "explain", "memory", *words, "--json"))["parts"]
+    peak, outside = (each["nbytes"] for each in parts[-2:])
+    assert parts[-1]["title"] == "outside the tensors"
+    assert peak + outside == planned.forecast.device_nbytes
+    out = printed(capsys, "explain", "memory", *words)
+    assert f"In all: {format_nbytes(peak + outside)}, {format_nbytes(peak)} of tensors at the peak and" in out
+    if planned.run.layout.pipeline > 1:
+        first = json.loads(printed(capsys, "explain", "memory", *words, "--stage", "0", "--json"))["parts"]
+        assert first[-2]["nbytes"] <= peak
+
+
+def _sets(words: list[str]) -> list[str]:
+    short = {"--device": "cluster.device=", "--count": "cluster.count=", "--set": ""}
+    return [short[flag] + value for flag, value in zip(words[1::2], words[2::2], strict=True)]

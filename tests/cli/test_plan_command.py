@@ -159,6 +159,7 @@ def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
     words += ["--set", "recipe.tokens=1T", "--set", "recipe.global_batch=1024", "--set", "recipe.micro_batch=1"]
     words += ["--set", "layout.shard=1024", "--set", "cluster.price_per_device_hour=2.5"]
     words += ["--set", "cluster.power_usage_effectiveness=1.2", "--set", "cluster.grid_kg_co2_per_kwh=0.4"]
+    words += ["--set", "recipe.precision=bf16-mixed"]
     code, out, err = call(capsys, *words)
     assert code == 2
     assert "values memory: does not fit: a device needs 97.22 GB and has 85.02 GB usable; " in " ".join(err.split())

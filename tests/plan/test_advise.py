@@ -377,3 +377,30 @@ def test_compiling_says_where_memory_is_counted_as_before() -> None:
         run = tl.load({**ALONE, "model": {"preset": model}, "recipe": recipe})
         (each,) = (each for each in changes(run) if each.what == "compile each block")
         assert ("counted as that of eager blocks" in each.cost) == answer
+
+
+@pytest.mark.parametrize("named", [["gpt2", "h100-sxm", 8], ["llama-3-8b", "h100-sxm", 16]])
+def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple[str, str, int]) -> None:
+    model, device, count = named
+    cluster = [f"cluster.device={device}", f"cluster.count={count}"]
+    advice = tl.advise(model, cluster)
+    assert advice.run.origin.searched
+    printed = text(document(advice), width=10**6)
+    pasted = printed.partition("All of it: ")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    sets = [each for each in shlex.split(pasted) if each != "--set"]
+    run = tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *sets])
+    assert not run.origin.searched
+    assert run == advice.together[-1].run
+    assert tl.predict(run).total_seconds == advice.together[-1].forecast.total_seconds
+    alone = next(each for each in advice.alone if each.sets[0].startswith("recipe."))
+    found = printed.partition("The layout that the search selected:\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    layout = [each for each in shlex.split(found) if each != "--set"]
+    assert tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *layout, *alone.sets]) == alone.run
+
+
+def test_casts_that_cost_more_than_they_save_alone_are_tried_with_compiled_blocks() -> None:
+    run = tl.load("llama-3-8b", {"cluster.device": "h100-sxm", "recipe.micro_batch": 1, "recipe.compile": False,
+                                 "recipe.seq_len": 2048, "recipe.activation_checkpointing": "full",
+                                 "model.n_layers": 8})  # fmt: skip
+    advice = tl.advise(run, any_result=True)
+    assert any(each.startswith("recipe.precision=") for step in advice.together for each in step.sets)

@@ -17,7 +17,8 @@ from trainledger.plan.breaks import RULE, Breaks
 from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
 from trainledger.plan.other_layouts import longer_model
 from trainledger.plan.sizes import AXES, grow
-from trainledger.report.breaks import figures
+from trainledger.report.breaks import document, figures
+from trainledger.report.terminal import text
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
@@ -467,8 +468,20 @@ def test_the_layout_follows_where_it_is_searched_for() -> None:
     assert along.reached == 16 * 4096 > max(each.breaks for each in planned.breaks if each.limit == "device memory")
     assert "device memory" not in [each.limit for each in along.breaks]
     assert any(each.startswith("layout.context=") for each in along.layout)
-    assert tl.predict(tl.load(tl.load(asked), [*along.layout, *_sequence_of(along.laid_out)])).fits
+    assert tl.predict(tl.load(asked, [*along.layout, *_sequence_of(along.laid_out)])).fits
     assert planned.layout == ()
+
+
+@pytest.mark.agreement
+def test_a_layout_that_a_search_selected_is_printed_to_be_pasted_whole() -> None:
+    given = ["cluster.device=h100-sxm", "cluster.count=8"]
+    found = tl.breaks("llama-3.1-8b", given, along=["devices"], reach=4)
+    (along,) = found.along
+    assert f"--set layout.shard={found.run.layout.shard}" in text(document(found))
+    if along.layout:
+        laid_out = tl.load("llama-3.1-8b", [*given, *along.layout])
+        assert not laid_out.origin.searched
+        assert laid_out.cluster.count == along.laid_out
 
 
 @pytest.mark.agreement
@@ -479,9 +492,8 @@ def test_no_layout_is_given_to_a_size_that_fits_nowhere() -> None:
     assert along.laid_out == memory.holds < memory.breaks <= along.reached
     heads, wide = along.laid_out // 64, 4 * along.laid_out
     sizes = (f"model.d_model={along.laid_out}", f"model.attention.n_heads={heads}", f"model.feed_forward.d_ff={wide}")
-    assert tl.predict(
-        tl.load(tl.load("gpt2", ["cluster.device=a100-sxm-40gb", "cluster.count=8"]), [*along.layout, *sizes])
-    ).fits
+    pasted = ["cluster.device=a100-sxm-40gb", "cluster.count=8", *along.layout, *sizes]
+    assert tl.predict(tl.load("gpt2", pasted)).fits
 
 
 def _sequence_of(tokens: int) -> tuple[str, ...]:

@@ -236,3 +236,10 @@ def test_what_is_not_known_of_one_run_is_no_gain_of_it() -> None:
     )
     same = tl.compare(tl.load(ALONE, {"cluster.device": "h200"}), tl.load(ALONE, {"cluster.device": "h200"}))
     assert "interruptions" not in str(same)
+
+
+def test_another_price_is_said_where_the_time_is_the_same() -> None:
+    dear = tl.load(ALONE, {"cluster.price_per_device_hour": 3.0})
+    cheap = tl.load(dear, {"cluster.price_per_device_hour": 1.5})
+    assert re.search(r"b costs [\d.,]+ less than a \(-50\.0 %\)\.", " ".join(str(tl.compare(dear, cheap)).split()))
+    assert "costs" not in str(tl.compare(dear, dear))

@@ -68,3 +68,20 @@ def test_margins_that_leave_nothing_are_refused(cluster: dict[str, Any], said: s
         tl.plan(run_with(**cluster))
     assert "cluster.memory_margin_nbytes" in str(refused.value)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("model", "device", "count"), [("llama-3-8b", "h100-sxm", 16), ("llama-3-70b", "mi300x", 16)])
+def test_a_search_without_a_margin_takes_what_is_as_likely_as_not_to_fit(model: str, device: str, count: int) -> None:
+    named = {"cluster.device": device, "cluster.count": count}
+    careful = tl.layouts(model, named, keep=20)
+    bold = tl.layouts(model, {**named, "cluster.memory_margin_nbytes": 0}, keep=20)
+    assert careful.fitting < bold.fitting
+    assert careful.usable_nbytes == bold.usable_nbytes is not None
+    assert sum("kept free" in each for each in careful.notes) == 1
+    assert not any("kept free" in each for each in bold.notes)
+    chances = [tl.plan(each.run).forecast.chance_of_fitting for each in careful.ranked]
+    if device == "mi300x":  # of which nothing outside the tensors is known
+        assert set(chances) == {None}
+        assert max(each.device_nbytes for each in careful.ranked) < 0.95 * careful.usable_nbytes
+    else:
+        assert min(each for each in chances if each is not None) >= 0.5

@@ -12,6 +12,7 @@ from test_layout_search import EXPERTS, SMALL, everything, run_for
 import trainledger as tl
 from trainledger.api.layout import why_no_layout
 from trainledger.cli import main
+from trainledger.plan.layouts.diagnostics import diagnose
 from trainledger.plan.layouts.grid import divisors, grid_of, whole
 from trainledger.plan.layouts.search import NOT_ACCOUNTED, SLOWER
 from trainledger.spec.problem import InvalidInput, Problem
@@ -160,3 +161,31 @@ def test_an_allowed_layout_leaves_with_0(capsys: pytest.CaptureFixture[str]) -> 
     assert "the reasons are below" not in out  # there are none: the grid has no such layout
     assert err.endswith("layout: found no layout that fits 4 x h100-sxm with tensor = 3; "
                         "nearest that works: layout.tensor=1\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "least", "enough", "named"),
+    [(1, 0, 2, "2"), (14, 15, 15, "16"), (64, 70, 90, "96"), (80, 0, 97, "128"), (5, 0, 10**9, None)],
+)
+def test_the_nearest_count_is_the_first_power_of_two_or_three_times_one_that_suffices(
+    devices: int, least: int, enough: int, named: str | None
+) -> None:
+    found = replace(tl.layouts(run_for(8, SMALL), limit_seconds=0), devices=devices, allowed=1)
+    asked: list[int] = []
+
+    def fits(count: int) -> bool:
+        asked.append(count)
+        return count >= enough
+
+    nearest = diagnose(found, {}, fits, least).nearest
+    assert nearest == (() if named is None else (f"cluster.count={named}",))
+    assert all(each > devices and each >= least for each in asked)
+    assert len(asked) == len(set(asked)) <= 8
+
+
+def test_more_devices_get_the_batch_that_is_assumed_for_them() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        tl.load("llama-3-70b", {"cluster.device": "h100-sxm", "cluster.count": 14})
+    nearest = caught.value.problems[0].nearest
+    assert nearest == "cluster.count=16"
+    assert tl.plan("llama-3-70b", {"cluster.device": "h100-sxm", "cluster.count": 16}).forecast.fits

@@ -10,7 +10,8 @@ import pytest
 import trainledger as tl
 from trainledger.api.cost import plan
 from trainledger.ledger.memory.timeline import timeline
-from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
+from trainledger.ledger.model.parameters import parameters
+from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb, step_facts
 from trainledger.predict.predict import accounts_of
 
 
@@ -80,9 +81,21 @@ def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments
     run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1, **recipe}})
     ledger = accounts_of(run, backend="cuda")[0]
     states = next(each for each in rules_of_thumb(run, ledger, 1) if each.quantity == "static state").by_ledger
-    most = dict.fromkeys(("parameters", "gradients", "optimizer state"), 0)
+    most = dict.fromkeys(("frozen weights", "parameters", "gradients", "optimizer state"), 0)
     for moment in timeline(ledger):
         most = {name: max(nbytes, moment.live.get(name, 0)) for name, nbytes in most.items()}
     assert states == sum(most.values())
-    # By hand, where a step counter of each tensor is all that is left out.
-    assert states == pytest.approx(bytes_each * ledger.parameters, rel=1e-3)
+    # By hand, where a step counter of each tensor is all that is left out; frozen weights have the others' format.
+    frozen = parameters(run.model).total * (2 if recipe["precision"] == "bf16" else 4) if run.recipe.lora else 0
+    assert states == pytest.approx(bytes_each * ledger.parameters + frozen, rel=1e-3)
+
+
+def test_the_loss_is_divided_by_the_micro_batches_of_a_rank() -> None:
+    run = tl.load({
+        "model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 24, "micro_batch": 1, "steps": 1},
+        "layout": {"replicate": 2, "shard": 2}, "cluster": {"count": 4, "device": "h100-sxm"},
+    })  # fmt: skip
+    made = plan(run)
+    (fact,) = (each for each in step_facts(run, made.ledger) if each.what == "micro-batches")
+    assert fact.numbers == (run.grad_accum,) == (6,)
+    assert fact.sentence == "loss / 6, for each of 6 micro-batches of a data rank"

@@ -269,3 +269,15 @@ def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_
     assert "+ parameters gathered again in backward" in names
     first, last = (tl.fit(run, of=["model"]).rows[place].answers["model"].size for place in (0, -1))
     assert last > 3 * first
+
+
+def test_adapters_end_with_frozen_weights_in_four_bits() -> None:
+    found = tl.fit("llama-3-8b", {"cluster.device": "rtx-4090", "recipe.lora.rank": 16, "recipe.seq_len": 2048},
+                   of="micro-batch")  # fmt: skip
+    assert found.rows[-1].name == "+ frozen weights in nf4"
+    assert "recipe.lora.base_format=nf4" in found.rows[-1].settings
+    sizes = [row.answers["micro-batch"].size or 0 for row in found.rows]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[-2]
+    run = tl.load(found.run, found.rows[-1].settings)
+    assert tl.plan(run).forecast.fits

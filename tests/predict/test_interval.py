@@ -13,6 +13,7 @@ from trainledger.predict.interval import (
     OF_STEPS,
     SURE,
     chance_of_fitting,
+    even_chance_margin,
     kinds_of,
     margin,
     of_memory,
@@ -122,3 +123,24 @@ def test_two_runs_on_one_device_are_distinguished_better_than_by_their_own_inter
     assert other is not None
     assert other.pairs == ERRORS.two_devices
     assert other.decided
+
+
+def test_what_fits_beside_the_even_margin_fits_as_likely_as_not() -> None:
+    run, device = run_on("h100-sxm"), catalog.device("h100-sxm")
+    assert device.capacity_nbytes == device.usable_nbytes is not None
+    kept = even_chance_margin(run, device)
+    left = device.keeping_free(kept)
+    assert left.capacity_nbytes == device.usable_nbytes - kept
+    assert chance_of_fitting(run, ERRORS, left.capacity_nbytes, device.usable_nbytes) == pytest.approx(0.5, abs=1e-6)
+    assert even_chance_margin(run, replace(device, errors=None)) == 0
+    assert even_chance_margin(run, replace(device, memory_nbytes=None, usable_nbytes=None)) == 0
+    other = replace(device, compute_capability=None)  # of which nothing outside the tensors is known
+    assert even_chance_margin(run, other) - kept == pytest.approx(0.05 * (device.usable_nbytes - kept), abs=2)
+
+
+def test_an_interval_above_its_prediction_is_explained() -> None:
+    above = "above its prediction: half of the published peaks with adapters are at least 1.27 times the predicted"
+    tuned = tl.plan("gpt2", {"cluster.device": "h100-sxm", "recipe.lora.rank": 8})
+    assert tuned.forecast.intervals["device_nbytes"].low > tuned.forecast.device_nbytes
+    assert above in " ".join(str(tuned).split())
+    assert "above its prediction" not in str(tl.plan("gpt2", {"cluster.device": "h100-sxm"}))

@@ -163,6 +163,14 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             "; nearest that works: 2",
         ),
         (
+            {"pipeline": 3, "virtual_stages": 2, "schedule": "interleaved"},
+            {},
+            {"global_batch": 1, "micro_batch": None},
+            3,
+            "recipe.global_batch = 1: interleaving takes micro-batches in rounds of 3 stages, and a rank has 1"
+            "; nearest that works: 3",
+        ),
+        (
             {"shard": 4, "pipeline": 2, "virtual_stages": 3, "schedule": "interleaved"},
             {},
             {"global_batch": 1, "micro_batch": None},

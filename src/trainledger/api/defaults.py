@@ -1,8 +1,9 @@
 """The run of a model that is named alone: what each question assumes of its recipe and its layout.
 
-On one device that is one full-length sequence in bf16 autocast, one step. On several devices the layout is searched
-for, with about 4 million tokens in a step. What fits is asked of sharded states and small batches, and questions about
-a whole run assume 20 tokens for each parameter. Every field that is assumed is named in `Run.origin`.
+On one device that is one full-length sequence in bf16 autocast, one step; with adapters all weights are in bf16. On
+several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step. What
+fits is asked of sharded states and small batches, and questions about a whole run assume 20 tokens for each parameter.
+Every field that is assumed is named in `Run.origin`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import replace
 from math import log2, prod
 from typing import Any
 
+from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE, kernels_of
 from trainledger.api.source import Overrides, by_field, config_notes, known_device, model_section, parsed
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.difference import as_override
+from trainledger.spec.layout import AXES, NOT_SEARCHED
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.overrides import AUTO
 from trainledger.spec.parts import field_at
@@ -42,23 +45,25 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     section, fields = model_section(named)
     cluster = _cluster(overrides)
     layout = _layout(given, cluster, purpose)
-    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
+    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": ""}
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
-    spread = layout.get("auto", False) and purpose != SERVE and (cluster.count > 1 or cluster.device != THIS_MACHINE)
-    small = purpose == FIT and not layout.get("auto")
+    auto = layout.get("auto", False)
+    small = purpose == FIT and not auto
+    spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
+    if spread:  # which every layout can divide, until the batch is chosen
+        recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
     if spread or small:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
-    # Frozen weights are not sharded.
-    if (small and cluster.count > 1) or (spread and not any(each.startswith("recipe.lora") for each in given)):
-        recipe["precision"] = "bf16-sharded"
+    adapters = any(each.startswith("recipe.lora") for each in given)
+    recipe["precision"] = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
     table = {"model": section, "recipe": recipe, "layout": layout}
     run = parsed(table, overrides)
     more = _attention(run, "cuda" if spread else kernels_of(run))
     if spread and "recipe.global_batch" not in given:
-        more["global_batch"] = _batch(run)
+        more["global_batch"] = default_batch(run)
     if more:
         recipe |= more
         run = parsed(table, overrides)
@@ -70,6 +75,16 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
     )
     return replace(run, origin=origin)
+
+
+def _precision(cluster: Cluster, adapters: bool, *, sharded: bool) -> str:
+    """bf16 autocast, or shards in bf16; fp16 autocast on a device without bf16; frozen weights are in bf16."""
+    if adapters:
+        return "bf16"
+    peaks = {} if cluster.device == THIS_MACHINE else catalog.device(cluster.device).peak_flops_per_second
+    if "bf16" not in peaks and "fp16" in peaks:
+        return "fp16-mixed"
+    return "bf16-sharded" if sharded else "bf16-mixed"
 
 
 def _cluster(overrides: Overrides) -> Cluster:
@@ -90,7 +105,10 @@ def asks_for_layout(given: Mapping[str, Any]) -> bool:
 
 
 def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[str, Any]:
-    """The ``[layout]`` that is assumed: a search where there are several devices and none is given."""
+    """The ``[layout]`` that is assumed: a search where the axes that are given leave devices over.
+
+    Not with a field that the search cannot keep, or where the search is off (``layout.auto=false``).
+    """
     if asks_for_layout(given) or purpose == SEARCH:
         return {"auto": True}
     if cluster.count == 1 or purpose == SERVE:
@@ -98,7 +116,9 @@ def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[st
     if purpose == FIT:
         others = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
         return {} if any(name.startswith(others) for name in given) else {"shard": cluster.count}
-    return {} if any(name.startswith("layout") for name in given) else {"auto": True}
+    if any(name in given for name in ("layout", "layout.auto", *(f"layout.{each}" for each in NOT_SEARCHED))):
+        return {}
+    return {"auto": True} if prod(_size(given.get(f"layout.{axis}")) for axis in AXES) < cluster.count else {}
 
 
 def _attention(run: Run, kernels: str) -> dict[str, Any]:
@@ -111,11 +131,12 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
     return {"attention": "flash" if kernels != "cpu" and run.recipe.precision.low else "math"}
 
 
-def _batch(run: Run) -> int:
+def default_batch(run: Run) -> int:
     """Sequences of a step: about `BATCH_TOKENS`, with as many for each device, so that states alone can be sharded.
 
     Those of a device are 1 to 7 times a power of two, as they come in micro-batches of equal size. For more devices
-    than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two.
+    than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two; where a
+    layout is given, each data rank has at least one for each stage.
     """
     micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
     whole: int = 2 ** max(0, (BATCH_TOKENS // run.recipe.seq_len).bit_length() - 1)
@@ -124,13 +145,18 @@ def _batch(run: Run) -> int:
         fine = 1 << max(0, (wanted // count).bit_length() - 3)
         return round(wanted / count / fine) * fine * count * micro_batch
     odd = count // (count & -count)
-    return (odd << max(0, round(log2(wanted / odd)))) * micro_batch
+    each_step = odd << max(0, round(log2(wanted / odd)))
+    unit = 1 if run.layout.auto else run.layout.data_ranks * run.layout.pipeline
+    return max(1, each_step // unit) * unit * micro_batch
 
 
 def with_length(run: Run) -> Run:
-    """The run with 20 tokens for each parameter, where it is one step long because its length was assumed."""
+    """The run with 20 tokens for each parameter, where it is one step long because its length was assumed.
+
+    Not of adapters, which are trained on far fewer.
+    """
     origin = run.origin
-    if "recipe.steps" not in origin.assumed:
+    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None:
         return run
     tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
     assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)
@@ -161,6 +187,8 @@ def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]
     }
     made = {name: getattr(each, "kind", each) for name, each in made.items()}
     made |= {"recipe.micro_batch": micro_batch, "layout.shard": shard, "recipe.global_batch": global_batch}
+    if shard * replicate * prod(others) != run.cluster.count:  # which is refused, not searched for
+        made["layout.auto"] = False
     return *(as_override(name, each) for name, each in made.items() if name not in given), *overrides
 
 

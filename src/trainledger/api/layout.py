@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainledger.api.defaults import default_batch
 from trainledger.api.machine import THIS_MACHINE, kernels_of, machine_of
 from trainledger.api.recent import Recent
 from trainledger.ledger.step import account
@@ -15,6 +16,7 @@ from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import search
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.cluster import Device
+from trainledger.spec.layout import NOT_SEARCHED
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 from trainledger.units import counted
@@ -46,7 +48,7 @@ def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress |
 
 def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> Run:
     rule = "is not searched for, so it cannot be combined with auto: leave it out"
-    odd = {name: getattr(run.layout, name) for name in ("gather", "stage_layers")}
+    odd = {name: getattr(run.layout, name) for name in NOT_SEARCHED}
     if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
         raise InvalidInput(problems)
     found = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
@@ -102,8 +104,10 @@ def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progres
         return Problem("layout", None, rule)
 
     def fits(count: int) -> bool:
+        asked = replace(run, cluster=replace(run.cluster, count=count))
+        if "recipe.global_batch" in run.origin.assumed:
+            asked = replace(asked, recipe=replace(asked.recipe, global_batch=default_batch(asked)))
         try:
-            asked = replace(run, cluster=replace(run.cluster, count=count))
             more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, progress=progress)
         except InvalidInput:  # such as of a network that is not known
             return False

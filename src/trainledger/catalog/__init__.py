@@ -223,7 +223,7 @@ def placed(device: Device, cluster: Cluster) -> Device:
     """
     joined = replace(device, fabric=fabric(device, cluster))
     if cluster.memory_margin_nbytes is not None:
-        joined = _keeping_free(joined, cluster.memory_margin_nbytes)
+        joined = _beside(joined, cluster.memory_margin_nbytes)
     if cluster.power_limit_watts is None:
         return joined
     from trainledger.spec.power import limited
@@ -231,16 +231,15 @@ def placed(device: Device, cluster: Cluster) -> Device:
     return limited(joined, cluster.power_limit_watts)
 
 
-def _keeping_free(device: Device, nbytes: int) -> Device:
-    memory, usable = device.memory_nbytes, device.usable_nbytes
-    room = memory if usable is None else usable
-    field = "cluster.memory_margin_nbytes"
-    if memory is None or room is None:
+def _beside(device: Device, nbytes: int) -> Device:
+    """The device without so much of its memory; raises InvalidInput where it has none of it left."""
+    room, field = device.capacity_nbytes, "cluster.memory_margin_nbytes"
+    if room is None:
         raise InvalidInput([Problem(field, nbytes, f"needs the memory of {device.title}, which is not known")])
     if nbytes >= room:
         rule = f"leaves nothing of the {format_nbytes(room)} of {device.title}"
         raise InvalidInput([Problem(field, nbytes, rule, room // 10)])
-    return replace(device, memory_nbytes=memory - nbytes, usable_nbytes=None if usable is None else usable - nbytes)
+    return device.keeping_free(nbytes)
 
 
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:

@@ -14,8 +14,9 @@ from trainledger.document import Document
 from trainledger.explain import account as explained
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import MEANINGS, symbolic
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.ranks import accounts
+from trainledger.ledger.ranks import account_of_stage, accounts, heaviest_stages
 from trainledger.plan.plan import memory_of_device
 from trainledger.predict.parallel_step import layout_time
 from trainledger.predict.utilization import roofline_table
@@ -40,7 +41,7 @@ LONGEST = 15  # operations and collectives of a step
         parse_nbytes,
         least=1,
     ),
-    count("--stage N", "the stage of a pipeline, counted from 0 (0)", least=0, default=0),
+    count("--stage N", "the stage of a pipeline, counted from 0 (of memory the one that needs most, else 0)", least=0),
     count("--top N", f"of time: so many of the longest operations and collectives ({LONGEST})"),
 )
 def explain(args: Namespace) -> Document:
@@ -49,21 +50,39 @@ def explain(args: Namespace) -> Document:
     With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
     """
     run = run_asked(args)
-    if args.stage >= run.layout.pipeline:
-        rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
-        raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
+    stage = _stage(args, run)
     if "top" in args and args.what != "time":
         raise InvalidInput([Problem("--top", args.top, f"is of time; of {args.what} every line is printed")])
     if "symbolic" in args:
-        return _envelope(args, run)
+        return _envelope(args, run, stage)
     if "memory" in args:
         raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
     if args.what == "time":
         return _time(args, run)
-    found = symbolic(run, backend=kernels_of(run), stage=args.stage)
-    parts = getattr(explained, args.what)(found)
+    found = symbolic(run, backend=kernels_of(run), stage=stage)
+    parts, held = getattr(explained, args.what)(found), None
+    if args.what == "memory" and (device := device_of(run)) is not None:
+        ledger = account_of_stage(run, stage, backend=kernels_of(run))
+        held = memory_of_device(run, int(peak_nbytes(ledger)), device, ledger.reserved)
+        if held is not None and not held.tensors_alone:
+            parts += (explained.outside_tensors(held),)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
-    return document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage, errors=_errors(run))
+    return document(
+        run, kernels_of(run), args.what, parts, symbols=legend, stage=stage, held=held, errors=_errors(run)
+    )  # fmt: skip
+
+
+def _stage(args: Namespace, run: Run) -> int:
+    """The stage that is asked for; without one the first, of memory the first that needs the most."""
+    if "stage" not in args:
+        if args.what != "memory" or run.layout.pipeline == 1:
+            return 0
+        ledgers = {each: account_of_stage(run, each, backend=kernels_of(run)) for each in heaviest_stages(run)}
+        return max(ledgers, key=lambda each: peak_nbytes(ledgers[each]) + ledgers[each].reserved_nbytes)
+    if args.stage >= run.layout.pipeline:
+        rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
+        raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
+    return int(args.stage)
 
 
 def _errors(run: Run) -> ErrorModel | None:
@@ -74,7 +93,7 @@ def _errors(run: Run) -> ErrorModel | None:
 
 def _time(args: Namespace, run: Run) -> Document:
     """The step by cause, its roofline by kind, and its operations."""
-    if args.stage:
+    if "stage" in args and args.stage:
         rule = "with time the slowest stage is explained, whichever that is"
         raise InvalidInput([Problem("--stage", args.stage, rule, 0)])
     machine = machine_of(run)
@@ -89,7 +108,7 @@ def _time(args: Namespace, run: Run) -> Document:
     return time_document(run, kernels_of(run), parts, rows, top=vars(args).get("top", LONGEST), errors=_errors(run))
 
 
-def _envelope(args: Namespace, run: Run) -> Document:
+def _envelope(args: Namespace, run: Run, stage: int) -> Document:
     """The memory over one size, and the largest that fits."""
     if args.what != "memory":
         raise InvalidInput([Problem("--symbolic", args.symbolic, f"explains memory, not {args.what}", "memory")])
@@ -101,8 +120,8 @@ def _envelope(args: Namespace, run: Run) -> Document:
             used = memory_of_device(run, nbytes, device)
             return used is None or used.fits is not False
 
-    found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds)
-    return envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=args.stage)
+    found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=stage, holds=holds)
+    return envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=stage)
 
 
 @takes(*RUN)

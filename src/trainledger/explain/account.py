@@ -19,6 +19,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
 from trainledger.ledger.model.parameters import named_shapes
 from trainledger.ledger.parallel.pipeline import in_flight
+from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.step import StepTime
 from trainledger.predict.utilization import moved_nbytes
@@ -126,6 +127,14 @@ def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
             at_peak, sum(each.value for each in at_peak),
         ),
     )  # fmt: skip
+
+
+def outside_tensors(held: DeviceMemory) -> Part:
+    """What a device holds at the peak in addition to tensors; without lines where nothing of it is known."""
+    lines = tuple(
+        Line(each.name, "", "", each.nbytes, each.basis, each.source) for each in held.lines if each.name != "tensors"
+    )
+    return Part("outside the tensors", lines, sum(each.value for each in lines))
 
 
 _OF_EACH = ("parameters", "gradients", "optimizer state")  # of each trained element

@@ -207,7 +207,9 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
     # The changes that gained most, in time and in memory.
     by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
     by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
-    partners = list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
+    # Casts of another precision may cost more than they save until compiled blocks fuse them.
+    casts = [each for each in found if any(one.startswith("recipe.precision") for one in each.sets)]
+    partners = list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory, *casts)}.values())
     for turn in range(most):
         wanted = [each for each in partners if not _overlap(each, done)]
         options = found if turn == 0 else trials.all(first, wanted)

@@ -17,7 +17,7 @@ from trainledger.plan.sweep import Sweep, first_failing
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
 from trainledger.predict.run import too_few
-from trainledger.spec.difference import layout_overrides, overrides
+from trainledger.spec.difference import found_layout, layout_overrides, overrides
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems
@@ -194,7 +194,8 @@ class _Walk:
         warnings = tuple(each for each in found if each.warns and each.breaks <= last)
         sweep = self.sweep
         fits = min([reached, *(index - 1 for limit, index in narrowed if limit.name == MEMORY)])
-        layout = () if self.cure else layout_overrides(self.run, self._at(fits))
+        laid_out = layout_overrides(self.run, self._at(fits))
+        layout = () if self.cure or laid_out == found_layout(self.run) else laid_out
         return Along(
             self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(limits), warnings, layout,
             values[fits],

@@ -13,7 +13,7 @@ from trainledger.division import round_up
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
-from trainledger.spec.layout import SCHEDULES, Layout, overlaps
+from trainledger.spec.layout import AXES, SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.parts import field_at, with_fields
@@ -30,7 +30,6 @@ EFFECTS = {
 }
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 LOSS_CHUNKS = 8
-AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 _OVERLAPS = {  # communication that compute can hide, the effect, and programs that do so
     "gradients": ("overlap the sum of gradients with the last backward", SAME, "DDP, Megatron-LM"),
     "parameters": ("overlap the gather of parameters with the next forward", SAME, "Megatron-LM"),

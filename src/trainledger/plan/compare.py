@@ -15,7 +15,7 @@ from trainledger.spec.difference import Difference, differences
 from trainledger.spec.error_model import PairErrors
 from trainledger.spec.run import Run
 
-AROUND = "around the tensors"
+AROUND = "outside the tensors"
 # Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.
 ROUNDING = 1e-12
 

@@ -14,7 +14,7 @@ from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan import sizes
-from trainledger.plan.changes import made, memory_savings, value_of
+from trainledger.plan.changes import RESULT, Change, made, memory_savings, value_of
 from trainledger.plan.family import family_of
 from trainledger.plan.memory_check import MemoryModel, MemoryUse, memory_model
 from trainledger.plan.sweep import Sweep, edge
@@ -100,9 +100,15 @@ class Recipe:
 
 
 def saving_recipes(run: Run) -> tuple[Recipe, ...]:
-    """The unchanged run, and then with each further change of `memory_savings` that rules allow."""
+    """The unchanged run, and then with each further change of `memory_savings` that rules allow.
+
+    With adapters the last one is frozen weights in 4 bits, which is the only one that changes the result.
+    """
     found = [Recipe("unchanged", (), run)]
-    for change in memory_savings(run):
+    changes = [*memory_savings(run)]
+    if run.recipe.lora is not None and run.recipe.lora.base_format != "nf4":
+        changes.append(Change("frozen weights in nf4", (("recipe.lora.base_format", "nf4"),), RESULT))
+    for change in changes:
         before = found[-1]
         changed = made(before.run, change)
         if next(memory_problems(changed), None) is None and next(recipe_problems(changed.recipe), None) is None:

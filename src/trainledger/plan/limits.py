@@ -166,7 +166,7 @@ LIMITS = (
     ),
     Limit(
         name=POSITIONS,
-        unit="tokens",
+        unit="integer",
         what="tokens of a sequence, compared with the positions of the model",
         remedy=(
             "a larger model.max_seq_len, which is another model: learned positions get new rows, rope needs another "

@@ -50,13 +50,10 @@ def rules_of_thumb(
     """
     rows = list(_rows(run, ledger, peak_nbytes))
     if memory_nbytes is not None and run.recipe.optimizer.kind in ("adamw", "adam"):
-        by_rule = ceil_div(thumb.static_nbytes(ledger.parameters, "fp32-adamw"), memory_nbytes)
+        rule, nbytes = _static(run, ledger)
         why = "as memory at the peak; assumes that it can be spread evenly"
-        rows.append(
-            RuleOfThumb(
-                "devices to hold it", "16 N / memory", "count", by_rule, ceil_div(peak_nbytes, memory_nbytes), why
-            )
-        )
+        counts = ceil_div(nbytes, memory_nbytes), ceil_div(peak_nbytes, memory_nbytes)
+        rows.append(RuleOfThumb("devices to hold it", f"{rule} / memory", "count", *counts, why))
     if flops_per_second is not None:
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
         active = parameters(run.model).active
@@ -88,7 +85,6 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     kept = ledger.kept_nbytes
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
-    frozen_too = "; N are those that are trained: frozen weights come on top" if recipe.lora is not None else ""
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
     yield RuleOfThumb(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
@@ -110,16 +106,26 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     )  # fmt: skip
     static = dict(ledger.resident)
     gradients = nbytes_in(N, recipe.precision.gradients)
-    states = static.get("parameters", 0) + gradients + static.get("optimizer state", 0)
+    states = sum(static.get(each, 0) for each in ("frozen weights", "parameters", "optimizer state")) + gradients
     if recipe.optimizer.kind in ("adamw", "adam"):
+        rule, nbytes = _static(run, ledger)
+        frozen_too = "; frozen weights in 16 bits" if recipe.lora is not None else ""
         yield RuleOfThumb(
-            "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states,
-            f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{frozen_too}",
+            "static state", rule, "nbytes", nbytes, states,
+            f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments{frozen_too}; no step counters",
         )  # fmt: skip
         yield RuleOfThumb(
-            "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
+            "memory at the peak", rule, "nbytes", nbytes, peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",
         )  # fmt: skip
+
+
+def _static(run: Run, ledger: Ledger) -> tuple[str, int]:
+    """The rule for what is there for the whole run, and its bytes: with adapters also frozen weights in 16 bits."""
+    trained: int = thumb.static_nbytes(ledger.parameters, "fp32-adamw")
+    if run.recipe.lora is None:
+        return "16 N", trained
+    return "2 N + 16 N_adapters", 2 * parameters(run.model).total + trained
 
 
 def _n(run: Run) -> str:
@@ -153,9 +159,10 @@ def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
         sentence = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
         yield StepFact("moments average", "1 / (1 - beta)", steps, sentence, thumb.ADAM)
     divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")
-    count = sum(each.times for each in divided)
+    count = sum(each.times for each in divided) // run.layout.data_ranks
     if count:
-        sentence = f"loss / {count:,}, for each of {count:,} micro-batches"
+        of_a_rank = " of a data rank" if run.layout.data_ranks > 1 else ""
+        sentence = f"loss / {count:,}, for each of {count:,} micro-batches{of_a_rank}"
         source = "the mean over the batch is the mean of its equal parts' means"
         yield StepFact("micro-batches", "loss / k", (count,), sentence, source)
     norms = [each for each in ledger if each.phase == "clip" and each.name == "stack"]

@@ -56,7 +56,7 @@ class DeviceMemory:
 
     @property
     def tensors_alone(self) -> bool:
-        """Whether nothing around the tensors is counted, as nothing is known of it: then the bytes are a bound."""
+        """Whether nothing outside the tensors is counted, as nothing is known of it: then the bytes are a bound."""
         return len(self.lines) == 1
 
     @property

@@ -9,10 +9,14 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.predict.device_memory import DeviceMemory
+from trainledger.spec.cluster import Device
 from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, PairErrors, Seen
 from trainledger.spec.run import Run
 
 SURE = 0.95  # the chance of fitting that a margin is given for
+# Of the memory of a device of which nothing is known but its tensors; as much as context, NCCL's buffers and
+# fragmentation take of an H100 that is filled (`device_memory`: 3.7 of 80.6 GB).
+_NOT_TENSORS = 0.05
 
 
 @frozen
@@ -74,6 +78,11 @@ def of_memory(run: Run, errors: ErrorModel) -> Interval:
     return Interval(*(exp(_memory_quantile(run, errors, share)) for share in ((1 - SHARE) / 2, (1 + SHARE) / 2)))
 
 
+def middle_of_memory(run: Run, errors: ErrorModel) -> float:
+    """What half of the measured bytes of a device are above, in units of those predicted."""
+    return exp(peaks_like(run, errors).shift)
+
+
 def peaks_like(run: Run, errors: ErrorModel) -> MemoryErrors:
     """The errors of the published peaks that are of a run's kind."""
     return errors.memory if run.recipe.lora is None else errors.adapters
@@ -89,6 +98,17 @@ def chance_of_fitting(run: Run, errors: ErrorModel, needed: float, usable: float
 def margin(run: Run, errors: ErrorModel, needed: float) -> int:
     """The bytes to keep free of a device beyond those predicted, for a chance of `SURE` that they are enough."""
     return max(0, round(needed * (exp(_memory_quantile(run, errors, SURE)) - 1)))
+
+
+def even_chance_margin(run: Run, device: Device) -> int:
+    """The bytes of a device to keep free, so that a run that fits in the others does so as likely as not.
+
+    0 where its memory, or how far off predictions of it are, is not known.
+    """
+    if device.capacity_nbytes is None or device.errors is None:
+        return 0
+    tensors = 1.0 if device.compute_capability is not None else 1 - _NOT_TENSORS
+    return round(device.capacity_nbytes * (1 - tensors / max(1.0, middle_of_memory(run, device.errors))))
 
 
 def _memory_quantile(run: Run, errors: ErrorModel, share: float) -> float:

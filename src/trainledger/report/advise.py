@@ -8,12 +8,12 @@ from typing import Any
 from trainledger.document import Document, Figure, Item, Items, Section, notes, section, sections
 from trainledger.plan.advise import Advice, Advised, before_and_after
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
-from trainledger.report.heading import of_run
+from trainledger.report.heading import found_layout_section, of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one
 from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import commands, sentence
-from trainledger.spec.difference import overrides
+from trainledger.spec.difference import found_layout, overrides
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
@@ -28,6 +28,7 @@ def document(advice: Advice, *, most: int = 10) -> Document:
         title=title,
         sections=sections(
             (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
+            found_layout_section(advice.run),
             _ranked("Changes that do not affect the result", same, most),
             _ranked("Changes of THE TRAINING RESULT: compare the loss of a short run first", other, most),
             _together(advice),
@@ -52,7 +53,8 @@ def _together(advice: Advice) -> Section | None:
         return None
     last = advice.together[-1]
     gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
-    all_of_it = Items((Item(f"All of it: {gain}", commands(overrides(advice.run, last.run))),), numbered=False)
+    sets = {each.partition("=")[0]: each for each in (*found_layout(advice.run), *overrides(advice.run, last.run))}
+    all_of_it = Items((Item(f"All of it: {gain}", commands(tuple(sets.values()))),), numbered=False)
     title = "Together, in this order; each compared with the one before it"
     return section(title, _numbered(advice.together), all_of_it)
 
@@ -132,6 +134,7 @@ def _data(advice: Advice) -> dict[str, Any]:
     forecast = advice.forecast
     return {
         "run": run_data(advice.run),
+        "layout": list(found_layout(advice.run)),
         "goal": advice.goal,
         **{name: getattr(forecast, name) for name in ("fits", "total_seconds", "step_seconds", "device_nbytes")},
         "impossible": list(forecast.impossible),

@@ -8,10 +8,11 @@ from typing import Any
 from trainledger.document import Document, Figure, Section, Table, Text, section, sections, shown
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.plan.other_layouts import ContextRanks
-from trainledger.report.heading import of_run
+from trainledger.report.heading import found_layout_section, of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, GREY, arranged
 from trainledger.report.table import sentence
+from trainledger.spec.difference import found_layout
 from trainledger.units import counted
 
 _ORDER = ("first", "second", "third")
@@ -37,6 +38,7 @@ def document(found: Breaks) -> Document:
     return Document(
         title=f"What breaks when {found.run.model.name} grows",
         sections=sections(
+            found_layout_section(found.run),
             *already,
             *(sentence(f"{said}. What to do: {each.remedy}")
               for said, each in zip(warned, found.warnings, strict=True)),
@@ -111,6 +113,7 @@ def _figures(each: Break) -> str:
 def _data(found: Breaks) -> dict[str, Any]:
     return {
         "run": run_data(found.run),
+        "layout": list(found_layout(found.run)),
         "already": [_break_data(each) for each in found.already],
         "warnings": [_break_data(each) for each in found.warnings],
         "along": [

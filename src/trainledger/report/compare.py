@@ -90,6 +90,10 @@ def _sentences(found: Comparison) -> Iterator[str]:
         yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
     if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:
         yield _sure(found.ratio)
+    if a.money and b.money is not None and a.money != b.money:
+        more = "more" if b.money > a.money else "less"
+        share = format_percent(b.money / a.money - 1, signed=True)
+        yield f"{found.of}: b costs {shown(abs(b.money - a.money), 'amount')} {more} than a ({share})"
     if found.memory:
         yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
     for letter, forecast in zip("ab", (a, b), strict=True):

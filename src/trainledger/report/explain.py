@@ -11,6 +11,7 @@ from trainledger.explain.account import Part
 from trainledger.explain.envelope import Envelope
 from trainledger.ledger.model.forward_flops import forward_flops
 from trainledger.ledger.model.parameters import parameters
+from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.utilization import RooflineRow
 from trainledger.report.heading import heading
 from trainledger.report.interval import of_memory, of_steps
@@ -33,12 +34,14 @@ def document(
     *,
     symbols: Mapping[str, tuple[int, str]] | None = None,
     stage: int = 0,
+    held: DeviceMemory | None = None,
     errors: ErrorModel | None = None,
 ) -> Document:
     """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters.
 
     Of flops also those of a forward of one sequence by component of the model, beside its parameters.
-    ``errors`` are those of predictions for its device, of memory the ground of its interval.
+    ``held`` is what a device holds at the peak of memory, ``errors`` are those of predictions for its device, of memory
+    the ground of its interval.
     """
     symbols = symbols or {}
     whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
@@ -56,6 +59,7 @@ def document(
             by_component,
             legend if letters else None,
             *account_terms(what, parts),
+            None if held is None or held.tensors_alone else _in_all(held),
             notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
         ),
         data=lambda: {
@@ -64,6 +68,15 @@ def document(
             **({"forward_flops": forward} if forward else {}),
         },
     )  # fmt: skip
+
+
+def _in_all(held: DeviceMemory) -> str:
+    """What a device holds at the peak, as a plan has it."""
+    tensors = held.lines[0].nbytes
+    return (
+        f"In all: {format_nbytes(held.nbytes)}, {format_nbytes(tensors)} of tensors at the peak and "
+        f"{format_nbytes(held.nbytes - tensors)} outside of them."
+    )
 
 
 def account_terms(what: str, parts: Sequence[Part]) -> tuple[Terms, ...]:

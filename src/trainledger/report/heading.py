@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from trainledger.document import Item, Items, Section, section
 from trainledger.ledger.model.parameters import parameters
-from trainledger.report.table import wrapped
+from trainledger.report.table import commands, wrapped
 from trainledger.spec.data import BLOCK_ROWS, dealt
+from trainledger.spec.difference import found_layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_count, format_percent
@@ -63,6 +65,16 @@ def of_run(run: Run) -> tuple[str, ...]:
         f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
+    )
+
+
+def found_layout_section(run: Run) -> Section | None:
+    """The layout that a search selected, as it is pasted; None where there was no search."""
+    sets = found_layout(run)
+    return (
+        section("", Items((Item("The layout that the search selected:", commands(sets)),), numbered=False))
+        if sets
+        else None
     )
 
 

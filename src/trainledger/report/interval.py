@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from string import ascii_letters
 
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.interval import SURE, Interval, peaks_like, unlike
+from trainledger.predict.interval import SURE, Interval, middle_of_memory, peaks_like, unlike
 from trainledger.predict.interval import of_memory as of_peak
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device
@@ -82,6 +82,12 @@ def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
         f"{_SHARE}: intervals hold four of five published runs, each predicted without its source "
         f"({_steps(errors.step)}; {_peaks(peaks_like(run, errors))}); trainledger explain says more"
     )
+    if of_peak(run, errors).low > 1:
+        yield (
+            f"the interval of the memory is above its prediction: half of the published peaks "
+            f"{'with adapters ' if run.recipe.lora else ''}are at least {middle_of_memory(run, errors):.3g} times "
+            "the predicted ones"
+        )
     yield from _wider(run, errors)
 
 

@@ -192,7 +192,7 @@ def _fits(plan: Plan) -> str:
         device = f"on {ALONE}"
     tensors = " of tensors alone" if forecast.basis.get("device_nbytes") == "bound" else ""
     usable = f"{format_nbytes(forecast.usable_nbytes)} usable"
-    if plan.run.cluster.memory_margin_nbytes is not None:
+    if plan.run.cluster.memory_margin_nbytes:
         usable += f" with {format_nbytes(plan.run.cluster.memory_margin_nbytes)} kept free"
     needs = f"{format_nbytes(forecast.device_nbytes)}{between(forecast, 'device_nbytes', format_nbytes)}{tensors}"
     return f"{fits(forecast)} {needs} {device}, of {usable}{room(forecast)}"

@@ -122,7 +122,7 @@ class _Writer:
             yield self._wrapped(f"({sources.pop()})")
         for each in part.terms:
             yield self._between(f"  {each.what}", f"{shown(each.value, part.unit)}  {each.basis}")
-            for words in (each.formula, *([] if shared else [each.source])):
+            for words in filter(None, (each.formula, "" if shared else each.source)):
                 yield from (f"      {line}" for line in self._wrapped(words, 6).split("\n"))
 
     def _between(self, left: str, right: str) -> str:

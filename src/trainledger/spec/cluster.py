@@ -57,6 +57,16 @@ class Device:
     errors: ErrorModel | None = None
 
     @property
+    def capacity_nbytes(self) -> int | None:
+        """Its usable memory, or that of its data sheet where nothing else is known."""
+        return self.memory_nbytes if self.usable_nbytes is None else self.usable_nbytes
+
+    def keeping_free(self, nbytes: int) -> Device:
+        """The device without so many bytes of its memory."""
+        sizes = {"memory_nbytes": self.memory_nbytes, "usable_nbytes": self.usable_nbytes}
+        return replace(self, **{name: None if has is None else has - nbytes for name, has in sizes.items()})  # type: ignore[arg-type]
+
+    @property
     def step_fabric(self) -> Fabric | None:
         """The fabric with the network share of a step's collectives; its bound where the efficiency is not known."""
         if self.fabric is None:
@@ -143,8 +153,8 @@ class Cluster:
     )  # fmt: skip
     memory_margin_nbytes: int | None = setting(
         "memory of every device to keep free: a run, and a layout of a search, fits only with that much to spare "
-        '("8GB"); absent = none',
-        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+        '("8GB"); absent = none, but a search takes no layout whose chance to fit is below one half',
+        quantity="nbytes", default=None, at_least=0, at_most=10**15,
     )  # fmt: skip
     power_limit_watts: float | None = setting(
         "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the cube root of the power; "

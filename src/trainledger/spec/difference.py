@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec import runfile
+from trainledger.spec.layout import Layout
 from trainledger.spec.parts import chosen
+from trainledger.spec.recompute import checkpointed
 from trainledger.spec.run import Run
 from trainledger.spec.setting import NONE
 
@@ -59,9 +62,19 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
 
 
 def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """Those of the overrides from one run to the other that spread it over devices."""
+    """Those of the overrides from one run to the other that spread it over devices.
+
+    Where the layout of ``a`` is the result of a search they are all that ``b`` has, and turn the search off.
+    """
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
+    if a.origin.searched:
+        a = replace(a, layout=Layout(auto=True), recipe=checkpointed(replace(a.recipe, micro_batch=None), "none"))
     return tuple(each for each in overrides(a, b) if each.startswith(fields))
+
+
+def found_layout(run: Run) -> tuple[str, ...]:
+    """The overrides that lay a run out as the search for its layout did; none where there was no search."""
+    return layout_overrides(run, run) if run.origin.searched else ()
 
 
 def _text(value: Any) -> str:

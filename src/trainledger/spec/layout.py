@@ -7,6 +7,8 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
+AXES = ("replicate", "shard", "context", "tensor", "pipeline")  # of the mesh: their product is its devices
+NOT_SEARCHED = ("gather", "stage_layers")  # fields that a search for a layout cannot keep
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")

@@ -8,7 +8,7 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
-from trainledger.spec.layout import Layout
+from trainledger.spec.layout import AXES, Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 
@@ -51,7 +51,7 @@ class Run:
 
     def __repr__(self) -> str:
         recipe, layout, usual = self.recipe, self.layout, Layout()
-        axes = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
+        axes = (*AXES, "expert")
         spread = [f"{each} {getattr(layout, each)}" for each in axes if getattr(layout, each) != getattr(usual, each)]
         said = [
             f"{recipe.global_batch} x {recipe.seq_len} tokens a step", recipe.precision.kind, recipe.optimizer.kind,

@@ -231,9 +231,13 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
             sections[name] = {AUTO: True}
         else:
             rule = f"must be a section: [{name}] and its fields below"
+            near = None
             if name == "layout":
-                rule += ', or the text "auto"'
-            problems.append(Problem(name, content, rule, AUTO if name == "layout" else None))
+                rule, near = rule + ', or the text "auto"', AUTO
+            elif name == "model" and isinstance(content, str):
+                rule, near = rule + ", of which preset names a model of the catalog", f'[model] preset = "{content}"'
+                sections[name] = {"preset": content}
+            problems.append(Problem(name, content, rule, near))
     if unknown > MOST_UNKNOWN:
         problems.append(Problem("run", None, f"has {unknown - MOST_UNKNOWN:,} more unknown sections"))
     return sections

@@ -13,7 +13,7 @@ from trainledger.web.calculator import Progress
 
 Work = Callable[[Progress], Any]
 FIRST_WAIT_SECONDS = 0.8  # of a request, before it is answered with how far the work is
-FORGOTTEN_SECONDS = 3.0  # since anybody asked, until the work is cancelled
+FORGOTTEN_SECONDS = 10.0  # since anybody asked, until the work is cancelled
 KEPT_SECONDS = 60.0  # an answer that is there
 _LOOK_SECONDS = 0.01  # between two looks at whether it is there
 MOST_AT_ONCE = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -21,8 +22,7 @@ from trainledger.spec.run import Run
 _RECIPE = ("micro_batch", "activation_checkpointing")
 _MOST_DEVICES = 10**7
 _TRIED = 20  # candidates that are tried, the nearest first
-_DOUBLED = 4  # times that a count is, until memory suffices
-_HALVED = 3  # times that the way back is: each is a search
+_COUNTS = 8  # of devices that are tried, each by a search
 _NAMED = 3
 _KINDS = ("ring", "all-to-all")
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -43,7 +43,7 @@ class Diagnosis:
 def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Diagnosis:
     """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
 
-    Where the rules allow layouts it is memory: then powers of two times the devices are tried, from ``least_devices``.
+    Where the rules allow layouts it is memory: then more devices are tried, from ``least_devices``.
     Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch. With adapters
     there is no account over several devices, and nothing to name.
     """
@@ -95,23 +95,16 @@ def _memory(found: Layouts) -> str:
 
 
 def _more(devices: int, fits: Callable[[int], bool], least: int) -> Iterator[str]:
-    """The count, doubled until memory suffices, then halved between it and the last that has too little."""
-    count = 2 * devices
-    while count < least:
-        count *= 2
-    too_few = max(devices, least - 1)
-    for enough in (count << times for times in range(_DOUBLED)):
-        if enough > _MOST_DEVICES:
+    """The first count of devices whose memory suffices: a power of two, or three times one.
+
+    Others have few layouts that fit, since tensor ranks, stages and batches are divided by powers of two.
+    """
+    doubled = (each << times for times in range(_MOST_DEVICES.bit_length()) for each in (2, 3))
+    more = (each for each in doubled if max(devices + 1, least) <= each <= _MOST_DEVICES)
+    for count in islice(more, _COUNTS):
+        if fits(count):
+            yield as_override("cluster.count", count)
             return
-        if fits(enough):
-            for _ in range(_HALVED):
-                middle = (too_few + enough) // 2
-                if middle <= too_few:
-                    break
-                too_few, enough = (too_few, middle) if fits(middle) else (middle, enough)
-            yield as_override("cluster.count", enough)
-            return
-        too_few = enough
 
 
 def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str | None:

@@ -20,6 +20,7 @@ from trainledger.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.predict.clock import Clock
+from trainledger.predict.interval import even_chance_margin
 from trainledger.predict.parallel_step import straggling
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import NoRate
@@ -30,6 +31,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.units import format_nbytes
 
 MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on no Pareto front that matters
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
@@ -56,13 +58,16 @@ def search(
 
     ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. The best by bound are accounted
     for until the order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front``
-    off leaves out slower layouts that save memory. Raises InvalidInput where the run's fields contradict each other or
-    the machine's rates are not known.
+    off leaves out slower layouts that save memory. A layout is taken where the chance that it fits is at least a half
+    (`even_chance_margin`), or beside the margin that the run gives. Raises InvalidInput where the run's fields
+    contradict each other or the machine's rates are not known.
     """
     report = progress or (lambda what, done, of: None)
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
     run = grid.run
+    kept_free = even_chance_margin(run, machine) if run.cluster.memory_margin_nbytes is None else 0
+    capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_free)
     blocks = Blocks(grid)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
     modes = {sharding.zero_mode for some in blocks.blocks.values() for block in some for sharding in block.shardings}
@@ -110,7 +115,13 @@ def search(
     if slower > 0:
         blocks.rejected[SLOWER if accounts.certain else NOT_ACCOUNTED] += slower
     ranked = accounts.ranked()
-    notes = list(accounts.notes(interrupted, limit_seconds))
+    notes = accounts.notes(interrupted, limit_seconds)
+    if kept_free:
+        notes.insert(
+            0,
+            f"{format_nbytes(kept_free)} of each device are kept free, so that the chance to fit is at least one half "
+            "(cluster.memory_margin_nbytes sets another margin)",
+        )
     return Layouts(
         run=run, device=machine.title, devices=grid.devices, searched=blocks.searched, allowed=allowed_count,
         fitting=fitting, accounted=accounts.count, certain=accounts.certain,
@@ -119,7 +130,7 @@ def search(
         seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
         preparing_seconds=preparing, bounding_seconds=bounding, accounting_seconds=time.process_time() - began,
-        usable_nbytes=room.usable,
+        usable_nbytes=capacity,
         notes=tuple(notes), interrupted=interrupted, basis=basis_of(machine)[0],
     )  # fmt: skip
 

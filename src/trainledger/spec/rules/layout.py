@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
+from trainledger.spec.layout import AXES, MOST_CHUNKS, OVERLAPS, Layout, overlaps
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.rules.tensor import tensor_problems
 from trainledger.spec.run import Run
 
-_AXES = ("layout.replicate", "layout.shard", "layout.context", "layout.tensor", "layout.pipeline")
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
 
 
@@ -37,7 +36,9 @@ def layout_problems(run: Run) -> Iterator[Problem]:
             )
         return
     axes = [*tensor_problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
-    if not any(each.field in _AXES for each in axes):  # else the problem is reported for the resulting layout
+    if not any(
+        each.field.removeprefix("layout.") in AXES for each in axes
+    ):  # else the problem is reported for the resulting layout
         yield from _devices(run)
     yield from axes
 
@@ -107,10 +108,18 @@ def _beside_another(run: Run) -> Iterator[Problem]:
         yield Problem("layout.schedule", layout.schedule, rule, BESIDE_ANOTHER[-1])
     else:
         rule = "overlap of experts needs two micro-batches of a rank, and it has one"
-        if run.recipe.micro_batch is None:
-            yield Problem("recipe.micro_batch", None, rule, max(1, run.device_batch // 2))
-        else:
-            yield Problem("recipe.global_batch", run.recipe.global_batch, rule, 2 * run.recipe.global_batch)
+        yield _more_micro_batches(run, 2, rule)
+
+
+def _more_micro_batches(run: Run, multiple: int, rule: str) -> Problem:
+    """The refusal of a rank's micro-batches, whose number must be a ``multiple`` of this."""
+    recipe, ranks = run.recipe, run.layout.data_ranks
+    if recipe.micro_batch is None and run.device_batch % multiple == 0:
+        return Problem("recipe.micro_batch", None, rule, run.device_batch // multiple)
+    if recipe.micro_batch is None:  # that they are all in one micro-batch is refused next
+        return Problem("recipe.global_batch", recipe.global_batch, rule, _multiple(run.device_batch, multiple) * ranks)
+    near = _multiple(run.grad_accum, multiple) * recipe.micro_batch * ranks
+    return Problem("recipe.global_batch", recipe.global_batch, rule, near)
 
 
 def _expert_send(run: Run) -> Iterator[Problem]:
@@ -131,8 +140,7 @@ def _multiple(wanted: int, of: int) -> int:
 def _devices(run: Run) -> Iterator[Problem]:
     needed = run.layout.devices
     if run.cluster.count != needed:
-        named = {each.partition(".")[2]: getattr(run.layout, each.partition(".")[2]) for each in _AXES}
-        sizes = " x ".join(f"{name} {size}" for name, size in named.items() if size > 1)
+        sizes = " x ".join(f"{axis} {size}" for axis in AXES if (size := getattr(run.layout, axis)) > 1)
         found = "; layout=auto finds the other axes" if sizes and needed < run.cluster.count else ""
         rule = f"the layout ({sizes or 'one device'}) takes {needed}{found}"
         yield Problem("cluster.count", run.cluster.count, rule, needed)
@@ -164,11 +172,7 @@ def _pipeline(run: Run) -> Iterator[Problem]:
         yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 and whole > 1 else None)
     if interleaved and run.grad_accum % stages:
         rule = f"interleaving takes micro-batches in rounds of {stages} stages, and a rank has {run.grad_accum}"
-        if run.recipe.micro_batch is None:
-            yield Problem("recipe.micro_batch", None, rule, max(1, run.device_batch // stages))
-        else:
-            rounds = _multiple(run.grad_accum, stages) * run.device_batch * layout.data_ranks
-            yield Problem("recipe.global_batch", run.recipe.global_batch, rule, rounds)
+        yield _more_micro_batches(run, stages, rule)
 
 
 def _sequence_gather(run: Run) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from trainledger.division import round_up
+from trainledger.spec.layout import AXES
 from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import TILE
@@ -140,8 +141,7 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if spec.n_mtp_layers:
         rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
-    axes = ("replicate", "shard", "context", "tensor", "pipeline")
-    if any(getattr(run.layout, each) != 1 for each in axes):
+    if any(getattr(run.layout, each) != 1 for each in AXES):
         rule = "is accounted for on one device only: leave [layout] out, or train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
 

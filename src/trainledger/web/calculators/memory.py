@@ -26,6 +26,7 @@ from trainledger.report.explain import account_terms
 from trainledger.report.memory import memory_lanes, phases_table
 from trainledger.report.peak import place
 from trainledger.report.published import NEAREST
+from trainledger.spec.layout import AXES
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput, Problem
@@ -52,7 +53,6 @@ from trainledger.web.run import (
     words_of,
 )
 
-AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 _TO_A_STAGE = 4  # micro-batches: Huang et al. 2019, GPipe (arXiv 1811.06965), section 2.3
 
 

@@ -23,6 +23,7 @@ from trainledger.report.model import (
     title_of,
 )
 from trainledger.report.plain_data import plain, run_data
+from trainledger.spec.layout import AXES
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.units import format_count, format_flops, format_percent
@@ -45,7 +46,7 @@ _SEQUENCES = tuple(2**each for each in range(9, 21))
 _FACTORS = tuple(2.0**each for each in range(-4, 5))
 # A model has no layout and no batch: one sequence on one device, whatever a pasted run file says.
 _ALONE = {"layout.auto": "false", "cluster.count": "1", "recipe.global_batch": "1", "recipe.micro_batch": "1"} | {
-    f"layout.{axis}": "1" for axis in ("replicate", "shard", "context", "tensor", "pipeline", "expert")
+    f"layout.{axis}": "1" for axis in (*AXES, "expert")
 }
 _LARGEST = 10**14  # parameters
 _KAPLAN = "Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: backward has two matmuls for each one of forward"
