@@ -1,12 +1,13 @@
-"""Speed of the training engine beside other loops: ``python bench/engine.py [--rounds 12] [--compiled] [--json OUT]``.
+"""Speed of the training engine beside other loops: ``python bench/engine.py [--rounds 16] [--compiled] [--write]``.
 
 A GPT-2 of 3.7M parameters, 1,024 tokens in a step, fp32, one thread, is trained by `trainledger train`, by a bare loop
 of the same model and by transformers' Trainer. nanoGPT (``--nanogpt DIR``, a checkout) and litgpt (where it is
 installed) have GELU by erf, which takes a third of the time of GPT-2's by tanh: with them the engine and the bare loop
 have it too. Then the engine and a bare loop on two processes with FSDP2. Each loop is a process of its own.
-They take turns of a few steps, round after round, so that a disturbance costs each of them alike; turns in which other
-processes took the processor are thrown away. Printed: the median step, and the median of its ratio to the engine's in
-the same round with its 95 % interval.
+They take turns of a few steps, round after round, so that a disturbance costs each of them alike; steps in which other
+processes took the processor, or in which it ran below its full speed, are thrown away. Printed: the median step, and
+the median of its ratio to the engine's in the same round with its 95 % interval. What was found is stored in
+bench/results/engine.json; ``--write`` makes docs/training_speed.md of it.
 """
 
 from __future__ import annotations
@@ -14,22 +15,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
 from trainledger.api.load import load
+from trainledger.measure.pace import SLOWED
 from trainledger.spec.runfile import to_toml
 
 HOUSE = Path(__file__).resolve().parent.parent
+RESULTS = HOUSE / "bench" / "results" / "engine.json"
+DOCUMENT = HOUSE / "docs" / "training_speed.md"
 LOOPS = Path(__file__).with_name("engine_loops.py")
 SECONDS_TO_BEGIN, SECONDS_TO_END = 300, 30
 MODEL = {
@@ -44,19 +51,28 @@ RECIPE = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step that no other process disturbed; ``pace`` are the seconds of a small matmul around it."""
+
+    seconds: float
+    pace: float
+
+
 @dataclass
 class Loop:
-    """A process that trains when it is its turn, and the seconds of its steps by round; None: disturbed."""
+    """A process that trains when it is its turn, and the steps of its turns by round."""
 
     name: str
     process: subprocess.Popen[bytes]
     line: IO[str]
-    seconds: list[float | None] = field(default_factory=list)
+    rounds: list[list[Step]] = field(default_factory=list)
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> None:
         self.line.write("go\n")
         self.line.flush()
-        return dict(json.loads(self.line.readline()))
+        told = json.loads(self.line.readline())
+        self.rounds.append([Step(each["seconds"], each["pace"]) for each in told if not each["crowded"]])
 
 
 @contextmanager
@@ -92,17 +108,20 @@ def compared(names: Sequence[str], folder: Path, ranks: int, rounds: int, enviro
         loops = [stack.enter_context(started(each, folder, ranks, environment)) for each in names]
         for number in range(rounds):
             for loop in loops if number % 2 == 0 else reversed(loops):
-                told = loop.turn()
-                loop.seconds.append(None if told["disturbed"] else told["seconds"])
+                loop.turn()
                 print(f"\rround {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
     print("\r\x1b[K", end="", file=sys.stderr)
     return loops
 
 
-def facts(loop: Loop, engine: Loop) -> dict[str, Any]:
-    """The median of undisturbed steps; the ratio is of rounds in which neither was disturbed."""
-    seconds = [each for each in loop.seconds if each is not None]
-    ratios = [one / other for one, other in zip(loop.seconds, engine.seconds, strict=True) if one is not None and other]
+def facts(loop: Loop, engine: Loop, fastest: float) -> dict[str, Any]:
+    """The median of steps at the full speed of the processor; the ratio is of rounds in which both loops had some."""
+    rounds = [
+        [[each.seconds for each in steps if each.pace <= SLOWED * fastest] for steps in one.rounds]
+        for one in (loop, engine)
+    ]
+    seconds = [each for steps in rounds[0] for each in steps]
+    ratios = [median(own) / median(other) for own, other in zip(*rounds, strict=True) if own and other]
     return {
         "loop": loop.name,
         "step_seconds": median(seconds) if seconds else None,
@@ -122,7 +141,8 @@ def interval_of_median(found: Sequence[float]) -> tuple[float, float] | None:
 def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
     tokens = RECIPE["seq_len"] * RECIPE["global_batch"]  # type: ignore[operator]
     print(f"\n{heading}\n\nloop          step       tokens/s   times the engine's step (95 %)   rounds undisturbed")
-    rows = [facts(each, loops[0]) for each in loops]
+    fastest = min(each.pace for loop in loops for steps in loop.rounds for each in steps)
+    rows = [facts(each, loops[0], fastest) for each in loops]
     for each in rows:
         if each["step_over_engine"] is None:
             print(f"{each['loop']:<12}  every round was disturbed")
@@ -138,6 +158,62 @@ def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
     return rows
 
 
+def here() -> str:
+    """When and on what something was found."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "litgpt") if find_spec(name))
+    return f"{date.today().isoformat()}; Python {platform.python_version()}, {versions}; {processor()}, one thread"
+
+
+def processor() -> str:
+    """The processor's name, as the system has it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(": ")[2]
+    return platform.processor() or platform.machine()
+
+
+def stored() -> dict[str, Any]:
+    """What earlier calls have found."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
+NAMES = {
+    "engine": "trainledger train", "bare": "a bare loop of the same model", "trainer": "transformers' Trainer",
+    "nanogpt": "nanoGPT", "litgpt": "litgpt", "bare_fsdp2": "a bare loop with FSDP2",
+}  # fmt: skip
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole of docs/training_speed.md, of what is stored."""
+    lines = [
+        "# Speed of the engine", "", "Written by `python bench/engine.py --write`.", "",
+        "The same GPT-2 of 3.7M parameters, 1,024 tokens in a step, fp32, trained by the engine and by other loops,",
+        "one process each, which take turns of a few steps. A ratio above 1 says that the engine is faster; it is the",
+        "median of the rounds, of steps in which no other process took the processor and it ran at its full speed,",
+        "with its 95 % interval. nanoGPT and litgpt have GELU by erf, and so have the engine and the bare loop beside",
+        "them. Compiled: the engine compiles its blocks, the others their whole model.",
+    ]  # fmt: skip
+    for how, tables in found.items():
+        for name, one in tables.items():
+            lines += [
+                "", f"## {name[0].upper()}{name[1:]}, {how}", "", f"{one['here']}.", "",
+                "| loop | step | its step / the engine's | rounds |", "|---|---:|---:|---:|",
+            ]  # fmt: skip
+            lines += [row_of(each) for each in one["rows"]]
+    return "\n".join([*lines, ""])
+
+
+def row_of(each: dict[str, Any]) -> str:
+    """One loop as a row of the page."""
+    if each["step_over_engine"] is None:
+        return f"| {NAMES[each['loop']]} | disturbed | | 0 |"
+    between = "" if each["interval"] is None else " ({:.3f} to {:.3f})".format(*each["interval"])
+    ratio = "1" if each["loop"] == "engine" else f"{each['step_over_engine']:.3f}{between}"
+    return f"| {NAMES[each['loop']]} | {1000 * each['step_seconds']:.1f} ms | {ratio} | {each['rounds']} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=16)
@@ -145,7 +221,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--compiled", action="store_true", help="blocks compiled (the others: their whole model)")
     parser.add_argument("--only", choices=("one", "two"), help="one process, or two with FSDP2")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} of what is stored")
     args = parser.parse_args()
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(HOUSE / "src"), os.environ.get("PYTHONPATH", "")]),
@@ -180,8 +256,13 @@ def main() -> None:
             rounds = 4 * args.rounds  # a round of two processes spreads by a tenth: they wait for each other
             loops = compared(["engine", "bare_fsdp2"], folder / "gelu_tanh", 2, rounds, environment)
             results["two processes"] = table(loops, f"Two processes, FSDP2, {how}")
-    if args.json is not None:
-        args.json.write_text(json.dumps({"compiled": args.compiled, "steps_in_a_turn": args.steps, **results}))
+    before = stored()
+    whole = before | {
+        how: before.get(how, {}) | {name: {"here": here(), "rows": rows} for name, rows in results.items()}
+    }
+    RESULTS.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if args.write:
+        DOCUMENT.write_text(page(whole), encoding="utf-8")
 
 
 if __name__ == "__main__":

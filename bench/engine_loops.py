@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trainledger.data.prepare import prepare
 from trainledger.measure.contention import Sample, watched
+from trainledger.measure.pace import Pace
 from trainledger.nn.init import initialize
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read
@@ -36,13 +37,15 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Turns:
-    """Steps are taken when bench/engine.py says so: after each turn it is told how long the steps took."""
+    """Steps are taken when bench/engine.py says so: after each turn it is told how long each step took."""
 
     def __init__(self, folder: Path) -> None:
         self.steps_in_a_turn = int(os.environ["STEPS_IN_A_TURN"])
         self.left = WARM_UP_STEPS
         self.timer: AbstractContextManager[Sample] | None = None
         self.sample: Sample | None = None
+        self.steps: list[dict[str, Any]] = []
+        self.pace = None if "RANK" in os.environ else Pace()  # ranks share the cores
         if os.environ.get("RANK", "0") == "0":
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(str(folder / "turns"))
@@ -52,20 +55,20 @@ class Turns:
 
     def step_done(self) -> None:
         """Called by a loop after each step."""
-        self.left -= 1
-        if self.left:
-            return
-        told: dict[str, Any] = {}
         if self.timer is not None and self.sample is not None:
             self.timer.__exit__(None, None, None)
-            told = {"seconds": self.sample.seconds / self.steps_in_a_turn, "disturbed": self.sample.disturbed}
-        self.line.write(json.dumps(told) + "\n")
-        self.line.flush()
-        if self.line.readline() != "go\n":
-            os._exit(0)
-        self.left = self.steps_in_a_turn
-        self.timer = watched(torch.get_num_threads())
-        self.sample = self.timer.__enter__()
+            one = self.sample
+            self.steps.append({"seconds": one.seconds, "crowded": one.crowded, "pace": one.pace_seconds})
+        self.left -= 1
+        if not self.left:
+            self.line.write(json.dumps(self.steps) + "\n")
+            self.line.flush()
+            if self.line.readline() != "go\n":
+                os._exit(0)
+            self.left, self.steps = self.steps_in_a_turn, []
+        if hasattr(self, "line"):
+            self.timer = watched(torch.get_num_threads(), pace=self.pace)
+            self.sample = self.timer.__enter__()
 
 
 class AfterEachStep(Observer):

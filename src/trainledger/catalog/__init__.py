@@ -223,7 +223,7 @@ def placed(device: Device, cluster: Cluster) -> Device:
     """
     joined = replace(device, fabric=fabric(device, cluster))
     if cluster.memory_margin_nbytes is not None:
-        joined = _beside(joined, cluster.memory_margin_nbytes)
+        joined = _less_margin(joined, cluster.memory_margin_nbytes)
     if cluster.power_limit_watts is None:
         return joined
     from trainledger.spec.power import limited
@@ -231,7 +231,7 @@ def placed(device: Device, cluster: Cluster) -> Device:
     return limited(joined, cluster.power_limit_watts)
 
 
-def _beside(device: Device, nbytes: int) -> Device:
+def _less_margin(device: Device, nbytes: int) -> Device:
     """The device without so much of its memory; raises InvalidInput where it has none of it left."""
     room, field = device.capacity_nbytes, "cluster.memory_margin_nbytes"
     if room is None:

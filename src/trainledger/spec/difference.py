@@ -61,20 +61,25 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
     return tuple(as_override(path, value) for path, value in found.items())
 
 
-def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """Those of the overrides from one run to the other that spread it over devices.
+def before_search(run: Run) -> Run:
+    """The run without the layout that a search found for it, as whoever pastes overrides has it; else the run itself.
 
-    Where the layout of ``a`` is the result of a search they are all that ``b`` has, and turn the search off.
+    Overrides from there turn the search off.
     """
+    if not run.origin.searched:
+        return run
+    return replace(run, layout=Layout(auto=True), recipe=checkpointed(replace(run.recipe, micro_batch=None), "none"))
+
+
+def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
+    """Those of the overrides from one run (`before_search`) to the other that spread it over devices."""
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    if a.origin.searched:
-        a = replace(a, layout=Layout(auto=True), recipe=checkpointed(replace(a.recipe, micro_batch=None), "none"))
-    return tuple(each for each in overrides(a, b) if each.startswith(fields))
+    return tuple(each for each in overrides(before_search(a), b) if each.startswith(fields))
 
 
 def found_layout(run: Run) -> tuple[str, ...]:
     """The overrides that lay a run out as the search for its layout did; none where there was no search."""
-    return layout_overrides(run, run) if run.origin.searched else ()
+    return layout_overrides(run, run)
 
 
 def _text(value: Any) -> str:
