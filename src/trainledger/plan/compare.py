@@ -15,7 +15,7 @@ from trainledger.spec.difference import Difference, differences
 from trainledger.spec.error_model import PairErrors
 from trainledger.spec.run import Run
 
-AROUND = "outside the tensors"
+OUTSIDE = "outside the tensors"
 # Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.
 ROUNDING = 1e-12
 
@@ -204,7 +204,7 @@ def _whole_nanoseconds(forecast: Forecast) -> dict[str, int]:
 def _memory_of(forecast: Forecast) -> dict[str, int]:
     nbytes = dict(forecast.peak_by_category)
     if forecast.device_nbytes is not None:
-        nbytes[AROUND] = forecast.device_nbytes - sum(nbytes.values())
+        nbytes[OUTSIDE] = forecast.device_nbytes - sum(nbytes.values())
     return nbytes
 
 
