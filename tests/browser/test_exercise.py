@@ -86,7 +86,7 @@ def test_an_exercise_without_a_number_to_ask_for_is_passed_over(fresh) -> None:
 
 def test_where_no_exercise_has_an_answer_the_page_says_so_and_asks_no_more(fresh) -> None:
     page = fresh("?calculator=breaks")
-    impossible = {"query": {"layout.shard": "2", "cluster.count": "4"}}
+    impossible = {"query": {"layout.shard": "8", "cluster.count": "4"}}
     page.page.route("**/exercise/**", lambda route: route.fulfill(json=impossible))
     asked = _asked(page)
     page.button("Exercise").click()
