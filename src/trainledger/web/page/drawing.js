@@ -29,10 +29,6 @@ export function redraw(figure, each) {
   if (put(picture, each.svg ?? "", "innerHTML")) {
     picture.firstElementChild?.setAttribute("role", "img");
     picture.firstElementChild?.setAttribute("aria-label", `${each.title}; its numbers are in the table`);
-    for (const title of picture.querySelectorAll("title")) {
-      title.parentElement.dataset.said = title.textContent;
-      title.remove(); // our own box shows it at once, also under a finger
-    }
   }
   figure.newest = each;
   fill(table, each);
@@ -48,6 +44,10 @@ function fill(table, each) {
 function hover(picture) {
   const box = element("div", { class: "hover", "aria-hidden": "true", hidden: true });
   const over = (event) => {
+    for (const title of picture.querySelectorAll("title")) {
+      title.parentElement.dataset.said = title.textContent;
+      title.remove(); // our own box shows it at once, also under a finger
+    }
     const mark = event.target.closest?.("[data-said]");
     box.hidden = !mark || !picture.contains(mark);
     if (box.hidden) return;

@@ -50,10 +50,11 @@ function become(change, name, settled = true) {
   follow();
 }
 
-/** Everything that can be said before the answer is there. */
+/** Everything that can be said before the answer is there; a question leaves first. */
 function follow() {
   const { calculator, given } = page.state;
-  if (form.calculator !== calculator) {
+  const another = form.calculator !== calculator;
+  if (another) {
     asking.cancel();
     page.view = page.answered = null;
     stand(parts, "");
@@ -63,15 +64,15 @@ function follow() {
     byId("question").textContent = calculator.question;
     form.show(given, null);
     byId("form").scrollTop = 0;
-  } else {
-    form.follow(given);
   }
+  const { newest } = asking, { answered } = page;
+  const there = !newest && answered && !page.state.exercise && same(answered.state, page.state);
+  if (!there && !(newest && same(newest.state, page.state))) ask();
+  if (!another) form.follow(given);
   markCalculator(byId("calculators"), calculator);
   drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }, "preset"));
   buttons();
-  const { newest } = asking, { answered } = page;
-  if (newest) return same(newest.state, page.state) || ask();
-  return answered && !page.state.exercise && same(answered.state, page.state) ? restore() : ask();
+  if (there) restore();
 }
 
 /** The answer that is there is that of the question. */
