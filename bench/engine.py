@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
@@ -30,7 +30,10 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
+import torch
+
 from trainledger.api.load import load
+from trainledger.measure.hardware import title
 from trainledger.measure.pace import SLOWED
 from trainledger.spec.runfile import to_toml
 
@@ -161,16 +164,8 @@ def table(loops: Sequence[Loop], heading: str) -> list[dict[str, Any]]:
 def here() -> str:
     """When and on what something was found."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "litgpt") if find_spec(name))
-    return f"{date.today().isoformat()}; Python {platform.python_version()}, {versions}; {processor()}, one thread"
-
-
-def processor() -> str:
-    """The processor's name, as the system has it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(": ")[2]
-    return platform.processor() or platform.machine()
+    where = f"{title(torch.device('cpu'))}, one thread"
+    return f"{date.today().isoformat()}; Python {platform.python_version()}, {versions}; {where}"
 
 
 def stored() -> dict[str, Any]:

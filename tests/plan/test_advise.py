@@ -16,7 +16,7 @@ from trainledger.report.advise import document
 from trainledger.report.table import commands
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
-from trainledger.spec.difference import overrides
+from trainledger.spec.difference import overrides, pasted_overrides
 from trainledger.spec.problem import InvalidInput
 
 pytestmark = pytest.mark.sweep
@@ -404,3 +404,13 @@ def test_casts_that_cost_more_than_they_save_alone_are_tried_with_compiled_block
                                  "model.n_layers": 8})  # fmt: skip
     advice = tl.advise(run, any_result=True)
     assert any(each.startswith("recipe.precision=") for step in advice.together for each in step.sets)
+
+
+def test_overrides_after_a_search_give_the_same_run_from_before_and_after_it() -> None:
+    named = ["cluster.device=h100-sxm", "cluster.count=16", "recipe.tokens=1B"]
+    found = tl.load("gpt2", named)
+    assert found.origin.searched
+    assert found.layout.shard > 1
+    other = tl.load(found, {"layout.shard": 1, "layout.replicate": 16, "layout.reshard_after_forward": None})
+    sets = pasted_overrides(found, other)
+    assert tl.load("gpt2", [*named, *sets]) == other == tl.load(found, list(sets))

@@ -45,20 +45,20 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     section, fields = model_section(named)
     cluster = _cluster(overrides)
     layout = _layout(given, cluster, purpose)
-    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": ""}
-    if "recipe.tokens" not in given:
-        recipe["steps"] = 1
     auto = layout.get("auto", False)
     small = purpose == FIT and not auto
     spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
+    adapters = any(each.startswith("recipe.lora") for each in given)
+    precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
+    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": precision}
+    if "recipe.tokens" not in given:
+        recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
         recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
     if spread or small:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
-    adapters = any(each.startswith("recipe.lora") for each in given)
-    recipe["precision"] = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
     table = {"model": section, "recipe": recipe, "layout": layout}
     run = parsed(table, overrides)
     more = _attention(run, "cuda" if spread else kernels_of(run))

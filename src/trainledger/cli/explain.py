@@ -14,11 +14,11 @@ from trainledger.document import Document
 from trainledger.explain import account as explained
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import MEANINGS, symbolic
-from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.ranks import account_of_stage, accounts, heaviest_stages
+from trainledger.ledger.ranks import accounts
 from trainledger.plan.plan import memory_of_device
 from trainledger.predict.parallel_step import layout_time
+from trainledger.predict.predict import heaviest_account
 from trainledger.predict.utilization import roofline_table
 from trainledger.report import compare as compared
 from trainledger.report import rules as of_thumb
@@ -62,8 +62,8 @@ def explain(args: Namespace) -> Document:
     found = symbolic(run, backend=kernels_of(run), stage=stage)
     parts, held = getattr(explained, args.what)(found), None
     if args.what == "memory" and (device := device_of(run)) is not None:
-        ledger = account_of_stage(run, stage, backend=kernels_of(run))
-        held = memory_of_device(run, int(peak_nbytes(ledger)), device, ledger.reserved)
+        reserved = tuple((name, found.number(nbytes)) for name, nbytes in found.ledger.reserved)
+        held = memory_of_device(run, int(parts[-1].total), device, reserved)
         if held is not None and not held.tensors_alone:
             parts += (explained.outside_tensors(held),)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
@@ -77,8 +77,7 @@ def _stage(args: Namespace, run: Run) -> int:
     if "stage" not in args:
         if args.what != "memory" or run.layout.pipeline == 1:
             return 0
-        ledgers = {each: account_of_stage(run, each, backend=kernels_of(run)) for each in heaviest_stages(run)}
-        return max(ledgers, key=lambda each: peak_nbytes(ledgers[each]) + ledgers[each].reserved_nbytes)
+        return heaviest_account(accounts(run, backend=kernels_of(run))).stage
     if args.stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
@@ -114,7 +113,7 @@ def _envelope(args: Namespace, run: Run, stage: int) -> Document:
         raise InvalidInput([Problem("--symbolic", args.symbolic, f"explains memory, not {args.what}", "memory")])
     memory, holds, device = vars(args).get("memory"), None, None
     if memory is None and (device := device_of(run)) is not None:
-        memory = device.usable_nbytes or device.memory_nbytes
+        memory = device.capacity_nbytes
 
         def holds(nbytes: int) -> bool:
             used = memory_of_device(run, nbytes, device)

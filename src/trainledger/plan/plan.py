@@ -79,7 +79,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
     ledger, ranks = predict.accounts_of(run, backend=backend)
     napkin = _napkin(run, ledger, machine, share)
     memory = machine.memory_nbytes if machine is not None else None
-    given = machine.usable_nbytes or memory if isinstance(machine, Device) else memory
+    given = machine.capacity_nbytes if isinstance(machine, Device) else memory
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
     whole = predict.whole_run(run) if ranks else run
     heaviest = predict.heaviest(ledger, ranks)

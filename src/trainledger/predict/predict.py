@@ -241,8 +241,15 @@ def heaviest_ledger(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Ledger
 
     Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
     """
-    some = [each.ledger for each in ranks if each.alike in (None, each.stage)] or [ledger]
-    return some[0] if len(some) == 1 else max(some, key=lambda each: peak_nbytes(each) + each.reserved_nbytes)
+    return heaviest_account(ranks).ledger if ranks else ledger
+
+
+def heaviest_account(ranks: Sequence[RankAccount]) -> RankAccount:
+    """The rank, of some, that needs most memory."""
+    some = [each for each in ranks if each.alike in (None, each.stage)]
+    if len(some) == 1:
+        return some[0]
+    return max(some, key=lambda each: peak_nbytes(each.ledger) + each.ledger.reserved_nbytes)
 
 
 def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:

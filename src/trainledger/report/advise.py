@@ -13,7 +13,7 @@ from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one
 from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import commands, sentence
-from trainledger.spec.difference import before_search, found_layout, overrides
+from trainledger.spec.difference import found_layout, pasted_overrides
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
@@ -53,8 +53,7 @@ def _together(advice: Advice) -> Section | None:
         return None
     last = advice.together[-1]
     gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
-    sets = overrides(before_search(advice.run), last.run)
-    all_of_it = Items((Item(f"All of it: {gain}", commands(sets)),), numbered=False)
+    all_of_it = Items((Item(f"All of it: {gain}", commands(pasted_overrides(advice.run, last.run))),), numbered=False)
     title = "Together, in this order; each compared with the one before it"
     return section(title, _numbered(advice.together), all_of_it)
 

@@ -71,11 +71,8 @@ def of_run(run: Run) -> tuple[str, ...]:
 def found_layout_section(run: Run) -> Section | None:
     """The layout that a search selected, as it is pasted; None where there was no search."""
     sets = found_layout(run)
-    return (
-        section("", Items((Item("The layout that the search selected:", commands(sets)),), numbered=False))
-        if sets
-        else None
-    )
+    item = Item("The layout that the search selected:", commands(sets))
+    return section("", Items((item,), numbered=False)) if sets else None
 
 
 def _mixture(run: Run) -> Iterator[str]:

@@ -63,8 +63,9 @@ class Device:
 
     def keeping_free(self, nbytes: int) -> Device:
         """The device without so many bytes of its memory."""
-        sizes = {"memory_nbytes": self.memory_nbytes, "usable_nbytes": self.usable_nbytes}
-        return replace(self, **{name: None if has is None else has - nbytes for name, has in sizes.items()})  # type: ignore[arg-type]
+        sizes = self.memory_nbytes, self.usable_nbytes
+        memory, usable = (None if each is None else each - nbytes for each in sizes)
+        return replace(self, memory_nbytes=memory, usable_nbytes=usable)
 
     @property
     def step_fabric(self) -> Fabric | None:

@@ -61,20 +61,18 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
     return tuple(as_override(path, value) for path, value in found.items())
 
 
-def before_search(run: Run) -> Run:
-    """The run without the layout that a search found for it, as whoever pastes overrides has it; else the run itself.
-
-    Overrides from there turn the search off.
-    """
-    if not run.origin.searched:
-        return run
-    return replace(run, layout=Layout(auto=True), recipe=checkpointed(replace(run.recipe, micro_batch=None), "none"))
+def pasted_overrides(a: Run, b: Run) -> tuple[str, ...]:
+    """The overrides that turn one run into the other, also where they are pasted before the search for its layout."""
+    if not a.origin.searched:
+        return overrides(a, b)
+    asked = replace(a, layout=Layout(auto=True), recipe=checkpointed(replace(a.recipe, micro_batch=None), "none"))
+    return tuple(dict.fromkeys((*overrides(asked, b), *overrides(a, b))))
 
 
 def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """Those of the overrides from one run (`before_search`) to the other that spread it over devices."""
+    """Those of `pasted_overrides` that spread a run over devices."""
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    return tuple(each for each in overrides(before_search(a), b) if each.startswith(fields))
+    return tuple(each for each in pasted_overrides(a, b) if each.startswith(fields))
 
 
 def found_layout(run: Run) -> tuple[str, ...]:
