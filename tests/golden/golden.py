@@ -1,9 +1,9 @@
-"""What the program says of many runs, frozen: digests of ledgers and traces, figures of plans, winners of searches.
+"""Frozen: digests of ledgers and traces, figures of plans, winners of searches, keys and values of JSON answers.
 
 The JSON files of this directory were written before the house was rebuilt. A rename is mapped back in ``renames.toml``;
 no other change may move a value. A commit that means to move one writes the files again and says why:
 
-    python tests/golden/golden.py --write ledgers     # or plans, searches, traces
+    python tests/golden/golden.py --write ledgers     # or plans, searches, traces, answers
     python tests/golden/golden.py --show "gpt2 | adamw"   # the entries of one ledger, to set against another commit's
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 AMOUNTS = ("flops", "model_flops", "read", "written", "kept", "scratch", "payload", "ranks")
+TIMES = ("preparing_seconds", "bounding_seconds", "accounting_seconds", "layouts_per_second")  # of the search itself
 PLACES = 9  # significant digits of a figure that is compared: additions may change their order
 
 
@@ -78,13 +79,42 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def answer(words: list[str]) -> Any:
-    """What the command line answers, as JSON."""
+    """What the command line answers, as JSON; paths in ``words`` begin at the root of the repository."""
     from trainledger.cli import main
 
     output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.chdir(HERE.parents[1]),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         main([*words, "--json"])
     return json.loads(output.getvalue())
+
+
+def leaves(value: Any, path: str = "", depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Every value of a JSON answer by its path; below ``depth`` mappings the SHA-256 of the keys and values in order.
+
+    Numbers are rounded to `PLACES` significant digits.
+    """
+    if isinstance(value, Mapping) and depth and value:
+        for key, item in value.items():
+            if key in TIMES:
+                continue
+            yield from leaves(item, f"{path}/{key}" if path else key, depth - 1)
+    elif isinstance(value, Mapping | list):
+        text = json.dumps(_rounded(value))
+        yield path, f"{len(value)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    else:
+        yield path, _rounded(value)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{PLACES}g}") if isinstance(value, float) else value
 
 
 def figures(words: list[str], leave_out: tuple[str, ...] = ("run/",)) -> dict[str, float]:
@@ -94,10 +124,10 @@ def figures(words: list[str], leave_out: tuple[str, ...] = ("run/",)) -> dict[st
 
 
 def main() -> None:
-    from golden_cases import LEDGERS, PLANS, SEARCHES, TRACES, ledger_of, ranks_of, search_of, trace_of
+    from golden_cases import ANSWERS, LEDGERS, PLANS, SEARCHES, TRACES, ledger_of, ranks_of, search_of, trace_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", choices=("ledgers", "plans", "searches", "traces"))
+    parser.add_argument("--write", choices=("ledgers", "plans", "searches", "traces", "answers"))
     parser.add_argument("--show", help="the name of a ledger's case")
     args = parser.parse_args()
     words = renames()["words"]
@@ -108,10 +138,11 @@ def main() -> None:
         "ledgers": lambda: {name: ledger_of(case, words) for name, case in LEDGERS.items()},
         "plans": lambda: {name: figures(case) for name, case in PLANS.items()},
         "searches": lambda: {name: search_of(case) for name, case in SEARCHES.items()},
+        "answers": lambda: {name: dict(leaves(answer(words))) for name, words in ANSWERS.items()},
         "traces": lambda: {name: trace_of(make, words) for name, make in TRACES.items()},
     }
     if args.write:
-        text = json.dumps(writers[args.write](), indent=0, sort_keys=True)
+        text = json.dumps(writers[args.write](), indent=0, sort_keys=args.write != "answers")
         (HERE / f"{args.write}.json").write_text(text + "\n", encoding="utf-8")
         print(f"{len(text):,} characters", file=sys.stderr)
 

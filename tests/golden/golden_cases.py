@@ -155,9 +155,12 @@ def ledger_of(case: Case, words: Mapping[str, str]) -> Any:
         return "refused"
 
 
+def _sets(*overrides: str) -> list[str]:
+    return [word for override in overrides for word in ("--set", override)]
+
+
 def _plan(model: str, device: str, count: int, *more: str) -> list[str]:
-    sets = [word for each in more for word in ("--set", each)]
-    return ["plan", model, "--device", device, "--count", str(count), *sets]
+    return ["plan", model, "--device", device, "--count", str(count), *_sets(*more)]
 
 
 _8B = ["recipe.tokens=100B", "recipe.global_batch=256", "recipe.micro_batch=1", "recipe.precision=bf16-sharded"]
@@ -306,3 +309,39 @@ def trace_of(make: Callable[[], Any], words: Mapping[str, str]) -> Any:
 
     torch.manual_seed(0)
     return ledger_digest(make(), words)
+
+
+# Every key and value of these answers is frozen, with those of `PLANS`; `golden.leaves` says how.
+ANSWERS: dict[str, list[str]] = {
+    "breaks of 8b as sequences grow": ["breaks", *_plan("llama-3-8b", "h100-sxm", 64)[1:], "--along", "sequence"],
+    "breaks of a laid out run": ["breaks", *PLANS["8b on 64 a100, hsdp, full"][1:], "--along", "devices"],
+    "fit of 8b on one a100": ["fit", "llama-3-8b", "--device", "a100-sxm-40gb"],
+    "fit of a run as it is": ["fit", *PLANS["gpt2 on one v100"][1:], "--as-is"],
+    "fit of LoRA on a small card": ["fit", "llama-3-8b", "--device", "l4", "--set", "recipe.lora.rank=16"],
+    "advise on 8b": ["advise", "llama-3-8b", "--device", "h100-sxm", "--count", "32", "--set", "recipe.tokens=1T"],
+    "advise on a laid out run": ["advise", *PLANS["8b on 64 h100, tensor, pipeline"][1:]],
+    "plan of a searched layout": ["plan", "llama-3-70b", "--device", "h100-sxm", "--count", "64"],
+    "plan on an unknown device": ["plan", "gpt2"],
+    "plan that does not fit": ["plan", "llama-3-70b", "--device", "l4", "--count", "1"],
+    "plan of LoRA": ["plan", "llama-3-8b", "--device", "rtx-4090", "--set", "recipe.lora.rank=16"],
+    "compare two models": ["compare", "gpt2", "gpt2-xl", "--device", "h100-sxm"],
+    "compare with a change": ["compare", *PLANS["8b on 64 h100"][1:], "--set-b", "recipe.loss=chunked"],
+    "loop of gpt2": ["loop", "gpt2", "--set", "recipe.tokens=10B"],
+    "explain memory": ["explain", "memory", *PLANS["8b on 64 h100, tensor, pipeline"][1:]],
+    "explain memory with a free size": ["explain", "memory", "gpt2", "--symbolic", "T", "--memory", "80GB"],
+    "explain flops": ["explain", "flops", "gpt2"],
+    "explain parameters": ["explain", "parameters", "deepseek-v2-lite"],
+    "rules of a mixture": ["rules", "mixtral-8x7b"],
+    "layouts of 8b": _search("llama-3-8b", "h100-sxm", 16, *_4K, "recipe.global_batch=256"),
+    "optimal for money": ["optimal", "--money", "1M", "--price", "2", "--device", "h100-sxm", "--count", "64"],
+    "models": ["catalog", "models"],
+    "devices": ["catalog", "devices"],
+    "a number": ["dtype", "0.1"],
+    "a tensor": ["tensor", "bfloat16[4,8,16]", "transpose:1,2", "view(512)"],
+    "an einsum": ["einsum", "bhqd,bhkd->bhqk", "2,4,16,8", "2,4,32,8", "--device", "h100-sxm"],
+    "a pattern of einops": ["einsum", "b (h d) t -> b h t d", "2,64,10", "h=8"],
+    "napkin for days": ["napkin", *"--params 8B --tokens 1T --days 30 --device h100-sxm --mfu 0.4".split()],
+    "a trace of others": ["reconcile", "--trace", "tests/profiler/traces/a100_ddp_2ranks.json.gz"],
+    "a refused layout": ["plan", *_plan("llama-3-8b", "h100-sxm", 8, "layout.tensor=3", "layout.shard=3")[1:]],
+    "a refused word": ["plan", "llama-3-8x"],
+}  # fmt: skip
