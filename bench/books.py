@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.closed_loop import run_closed_loop
+from trainledger.answers.closed_loop import run_closed_loop
+from trainledger.answers.pages.record import RunRecord, read_run
 from trainledger.ledger.measured import BUSY
-from trainledger.measure.machine import measure_machine
-from trainledger.report.record import RunRecord, read_run
+from trainledger.observe.measure.machine import measure_machine
 from trainledger.spec.calibration import write_calibration
 
 STEPS = 40

@@ -19,9 +19,9 @@ from statistics import median
 import torch
 from torch import nn
 
-from trainledger.train.ranks import Ranks
-from trainledger.train.saving import Saver
-from trainledger.units import format_nbytes, format_seconds, parse_nbytes
+from trainledger.engine.train.ranks import Ranks
+from trainledger.engine.train.saving import Saver
+from trainledger.spec.units import format_nbytes, format_seconds, parse_nbytes
 
 STATES = 3  # of each parameter: itself and Adam's moments, 4 bytes each
 

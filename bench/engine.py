@@ -32,9 +32,9 @@ from typing import IO, Any
 
 import torch
 
-from trainledger.api.load import load
-from trainledger.measure.hardware import title
-from trainledger.measure.pace import SLOWED
+from trainledger.answers.load import load
+from trainledger.observe.measure.hardware import title
+from trainledger.observe.measure.pace import SLOWED
 from trainledger.spec.runfile import to_toml
 
 HOUSE = Path(__file__).resolve().parent.parent

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainledger.data.prepare import prepare
-from trainledger.measure.contention import Sample, watched
-from trainledger.measure.pace import Pace
-from trainledger.nn.init import initialize
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.train.observer import Observer, StepRecord
+from trainledger.engine.train.precision import build_model
+from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.pace import Pace
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read
-from trainledger.train.observer import Observer, StepRecord
-from trainledger.train.precision import build_model
 
 WARM_UP_STEPS = 6
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.95), 0.1, 1.0
@@ -83,9 +83,9 @@ class AfterEachStep(Observer):
 
 def engine(run: Run, folder: Path, turns: Turns) -> None:
     """The engine, as `trainledger train` runs it."""
-    from trainledger.closed_loop import run_closed_loop
-    from trainledger.train.progress import Progress
-    from trainledger.train.trackers import TensorBoard
+    from trainledger.answers.closed_loop import run_closed_loop
+    from trainledger.engine.train.progress import Progress
+    from trainledger.engine.train.trackers import TensorBoard
 
     run_dir = folder / f"engine-{os.environ.get('WORLD_SIZE', '1')}"
     run_closed_loop(run, run_dir, observers=[Progress(), TensorBoard(print), AfterEachStep(turns)])

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 import trainledger as tl
-from trainledger.huggingface import to_config
+from trainledger.spec.convert.huggingface import to_config
 
 UNITS = {"bytes": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}  # accelerate's words for powers of 1,024
 PRECISIONS = {"float32": "fp32", "float16": "fp16-mixed"}  # of those it knows, the ones that it trains in

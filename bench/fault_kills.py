@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+from trainledger.engine.train.checkpoint import all_checkpoints, damage, model_files
+from trainledger.engine.train.engine import train
+from trainledger.engine.train.stop import Stopped
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
@@ -28,9 +31,6 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
 from trainledger.spec.run import Run
-from trainledger.train.checkpoint import all_checkpoints, damage, model_files
-from trainledger.train.engine import train
-from trainledger.train.stop import Stopped
 
 SECONDS_TO_END = 120.0  # of ranks whose peer was killed, and of a whole resumed run; longer is a failed resume
 SECONDS_IN_A_COLLECTIVE = 30.0

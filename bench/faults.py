@@ -37,24 +37,24 @@ SINGLE: tuple[tuple[str, str, str], ...] = (
     # what happens, what follows, the tests of it
     ("SIGHUP, SIGUSR1, SIGUSR2, SIGTERM or SIGINT, to one process, to all, to one rank of two",
      "the step is finished and saved by all ranks; 128 + the signal's number; not started again",
-     "tests/train/test_stop_signals.py"),
+     "tests/engine/train/test_stop_signals.py"),
     ("standard output and standard error full, closed, or without a reader", "the run continues; code 0",
-     "tests/train/test_unheard.py"),
+     "tests/engine/train/test_unheard.py"),
     ("a checkpoint's model, optimizer, training.json or manifest cut short, a bit flipped, emptied, missing, of "
      "another run, nested deeply", "set aside with a sentence; the checkpoint before it; the same bits in the end",
-     "tests/train/test_checkpoint_files.py"),
+     "tests/engine/train/test_checkpoint_files.py"),
     ("the same of the files of one rank of two", "all ranks take the same decision",
-     "tests/train/test_damaged_ranks.py"),
-    ("damaged lines of metrics.jsonl", "left out and counted", "tests/train/test_metrics_file.py"),
+     "tests/engine/train/test_damaged_ranks.py"),
+    ("damaged lines of metrics.jsonl", "left out and counted", "tests/engine/train/test_metrics_file.py"),
     ("a token shard cut short, a bit flipped, a token outside the vocabulary; a damaged index, tokenizer, memory",
-     "refused with file and bytes; rebuilt from the shards", "tests/data/test_store.py"),
+     "refused with file and bytes; rebuilt from the shards", "tests/engine/data/test_store.py"),
     ("a batch, or held-out text, that one rank of two cannot read", "all end with code 2 before that step's update",
-     "tests/train/test_reading.py"),
+     "tests/engine/train/test_reading.py"),
     ("a full disk at a random byte of a save, a directory that turns read-only, a clock that runs backwards",
-     "code 4, earlier checkpoints whole; nothing changes", "tests/train/test_saving_faults.py"),
+     "code 4, earlier checkpoints whole; nothing changes", "tests/engine/train/test_saving_faults.py"),
     ("one of two ranks killed in a save, stopped for less and for longer than the time-out in a step and in a save, "
      "with a full disk", "all end in time, with 5 or 4; earlier checkpoints whole; the same bits after a resume",
-     "tests/train/test_rank_faults.py"),
+     "tests/engine/train/test_rank_faults.py"),
 )  # fmt: skip
 
 

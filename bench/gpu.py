@@ -33,19 +33,19 @@ import gpu_reconcile
 import gpu_speed
 import torch
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
+from trainledger.engine.nn.transformer import build
+from trainledger.engine.train.device import compute_capability
+from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.engine.train.step import optimizer_step
+from trainledger.forecast.predict.step import step_time
 from trainledger.ledger.step import account
-from trainledger.measure.machine import measure_machine
-from trainledger.measure.meter import AllocatorPeak
-from trainledger.measure.step import metered_step
-from trainledger.nn.transformer import build
-from trainledger.predict.step import step_time
+from trainledger.observe.measure.machine import measure_machine
+from trainledger.observe.measure.meter import AllocatorPeak
+from trainledger.observe.measure.step import metered_step
 from trainledger.spec.calibration import Calibration, read_calibration, write_calibration
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.run import Run
-from trainledger.train.device import compute_capability
-from trainledger.train.optimizer import build_optimizer
-from trainledger.train.step import optimizer_step
 
 STEPS = 12
 OF_MODELS = ("speed", "reconcile", "rows")

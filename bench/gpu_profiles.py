@@ -18,12 +18,12 @@ from typing import Any
 import gpu_speed
 import torch
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.catalog import device
-from trainledger.predict.predict import predict
-from trainledger.profiler.profile import profile_of
+from trainledger.engine.train.precision import set_fp32_matmuls
+from trainledger.forecast.predict.predict import predict
+from trainledger.observe.profiler.profile import profile_of
 from trainledger.spec.run import Run
-from trainledger.train.precision import set_fp32_matmuls
 
 STEPS = 3
 

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.catalog import device
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.train.guard import Agreed
+from trainledger.engine.train.launched import JudgedOnDevice
+from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.engine.train.precision import build_model, set_fp32_matmuls
+from trainledger.engine.train.step import optimizer_step
+from trainledger.forecast.predict.predict import memory_of_device, predict
 from trainledger.ledger.step import account
-from trainledger.nn.init import initialize
-from trainledger.predict.predict import memory_of_device, predict
 from trainledger.spec.run import Run
-from trainledger.train.guard import Agreed
-from trainledger.train.launched import JudgedOnDevice
-from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, set_fp32_matmuls
-from trainledger.train.step import optimizer_step
 
 Step = Callable[[], object]
 SIZES = (("gpt2", 1024, 16), ("gpt2-medium", 1024, 8), ("llama-3.2-1b", 2048, 4))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account

@@ -19,13 +19,13 @@ from statistics import median
 
 import numpy as np
 
-from trainledger.data import prepare, train_batch
-from trainledger.data.loader import halves
-from trainledger.data.store import Tokens
-from trainledger.measure.contention import Sample, watched
-from trainledger.measure.pace import Pace
+from trainledger.engine.data import prepare, train_batch
+from trainledger.engine.data.loader import halves
+from trainledger.engine.data.store import Tokens
+from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.pace import Pace
 from trainledger.spec.data import DataSpec
-from trainledger.units import MIB
+from trainledger.spec.units import MIB
 
 SECONDS, SEQ_LEN, GLOBAL_BATCH = 20, 1024, 256
 

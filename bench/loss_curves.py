@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.api.load import load
-from trainledger.data.loader import halves
-from trainledger.data.prepare import prepare
-from trainledger.data.sampler import train_batch
-from trainledger.nn.init import initialize
-from trainledger.nn.transformer import build
+from trainledger.answers.load import load
+from trainledger.engine.data.loader import halves
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.data.sampler import train_batch
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.nn.transformer import build
+from trainledger.engine.train.engine import train
+from trainledger.engine.train.metrics import read
+from trainledger.engine.train.step import derive
 from trainledger.report.svg.drawing import standalone
 from trainledger.spec.run import Run
-from trainledger.train.engine import train
-from trainledger.train.metrics import read
-from trainledger.train.step import derive
 
 FIELDS = {
     "seq_len": 128, "global_batch": 8, "learning_rate": 2e-3, "precision": "fp32", "evaluation.every": 10**6,

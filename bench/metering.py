@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 
 import trainledger as tl
-from trainledger.measure.contention import watched
-from trainledger.nn.init import initialize
-from trainledger.nn.transformer import build
-from trainledger.train.device import synchronize
-from trainledger.train.optimizer import build_optimizer
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.nn.transformer import build
+from trainledger.engine.train.device import synchronize
+from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.observe.measure.contention import watched
 
 ROUNDS, STEPS = 30, 5
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -28,9 +28,9 @@ from typing import Any
 from estimate_memory import loopback_hub, sizes
 
 import trainledger as tl
-from trainledger.api.load import load
-from trainledger.plan.layouts.result import Layouts
-from trainledger.units import GIGA
+from trainledger.answers.load import load
+from trainledger.forecast.plan.layouts.result import Layouts
+from trainledger.spec.units import GIGA
 
 MODELS: dict[str, dict[str, Any]] = {
     "8B": {"preset": "llama-3.1-8b"},

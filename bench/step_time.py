@@ -21,19 +21,19 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.train.device import keep_freed_memory
+from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.engine.train.precision import build_model, set_fp32_matmuls
+from trainledger.engine.train.step import Clock, optimizer_step
+from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.step import account
-from trainledger.measure.contention import Sample, watched
-from trainledger.measure.machine import measure_machine
-from trainledger.nn.init import initialize
-from trainledger.predict.step import StepTime, step_time
+from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.machine import measure_machine
 from trainledger.spec.calibration import Calibration
 from trainledger.spec.run import Run
-from trainledger.train.device import keep_freed_memory
-from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, set_fp32_matmuls
-from trainledger.train.step import Clock, optimizer_step
 
 # width, layers, sequences, tokens of each, precision, compiled, family
 CONFIGURATIONS: tuple[tuple[int, int, int, int, str, bool, str], ...] = (

@@ -48,8 +48,8 @@ def own_step(kind: str, name: str, blocks: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if kind == "run":
-        from trainledger.api.load import load
-        from trainledger.measure.step import rehearse
+        from trainledger.answers.load import load
+        from trainledger.observe.measure.step import rehearse
 
         recipe = {"seq_len": 8192, "global_batch": 1, "steps": 1, "precision": "bf16-mixed"}
         run = load({"model": {"preset": name}, "recipe": recipe})

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from trainledger.api import fast_precision
+from trainledger.answers import fast_precision
 from trainledger.ledger.ops import operations
 from trainledger.ledger.optimizers import update as update_muon
 
@@ -60,7 +60,7 @@ def _closed_form_of_this_torch():
 # run in `make test-all`.
 COSTS = ("unit", "sweep", "torch", "agreement", "published", "process")
 _NEEDS_TORCH = re.compile(
-    r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|nn|train|measure|annotate|data)\b)"
+    r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|engine|observe\.measure)\b)"
     r"|importorskip\(.torch",
     re.MULTILINE,
 )

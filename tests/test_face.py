@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import trainledger as tl
-from trainledger.api.machine import machine_of
+from trainledger.answers.machine import machine_of
 from trainledger.spec.parts import from_fields
 
 RECIPE = {"seq_len": 128, "global_batch": 4, "steps": 10}
@@ -39,7 +39,7 @@ def test_every_public_name_is_there(name):
 
 
 def test_a_name_that_is_also_a_room_stays_the_function():
-    rooms = "import trainledger.reconcile, trainledger.predict.forecast"
+    rooms = "import trainledger.observe.reconcile, trainledger.forecast.predict.forecast"
     done = fresh(f"{rooms}; import trainledger as tl; assert callable(tl.reconcile); assert callable(tl.predict)")
     assert done.returncode == 0, done.stderr
 

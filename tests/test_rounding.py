@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.dtypes import FORMATS
+from trainledger.spec.dtypes import FORMATS
 
 TORCH = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 SMALL = {"e3m2", "e2m3", "e2m1", "e4m3", "e5m2"}

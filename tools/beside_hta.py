@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trainledger.profiler.intervals import common, length, union, within, without
-from trainledger.profiler.kinds import COMMUNICATION
-from trainledger.profiler.read import read_profile
-from trainledger.profiler.recording import NONE, Recording
-from trainledger.profiler.step_time import timeline
-from trainledger.profiler.steps import steps_of
+from trainledger.observe.profiler.intervals import common, length, union, within, without
+from trainledger.observe.profiler.kinds import COMMUNICATION
+from trainledger.observe.profiler.read import read_profile
+from trainledger.observe.profiler.recording import NONE, Recording
+from trainledger.observe.profiler.step_time import timeline
+from trainledger.observe.profiler.steps import steps_of
 
 COLUMNS = ("computing", "communicating, copying", "idle", "overlapped")
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parent.parent
+TESTS = HOUSE / "tests"
 PYTHON = sys.executable
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOUSE / "src")}
 
@@ -31,13 +32,13 @@ def git(*words: str) -> str:
 
 
 def tests_of(paths: list[str]) -> list[str]:
-    """The test files and directories of changed files: of a room its directory, of a test itself."""
+    """The tests of changed files: of a source file the nearest directory of its tests, of a test itself."""
     found = set()
     for path in paths:
         parts = Path(path).parts
         if parts[:2] == ("src", "trainledger") and len(parts) > 2:
-            room = parts[2].removesuffix(".py")
-            found |= {each for each in (f"tests/{room}", f"tests/test_{room}.py") if (HOUSE / each).exists()}
+            rooms = [TESTS.joinpath(*parts[2:depth]) for depth in range(len(parts) - 1, 2, -1)]
+            found |= {str(room.relative_to(HOUSE)) for room in [room for room in rooms if room.is_dir()][:1]}
         elif parts[0] == "tests" and parts[-1].startswith("test_") and (HOUSE / path).exists():
             found.add(path)
     return sorted(found)

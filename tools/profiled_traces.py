@@ -13,11 +13,11 @@ import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from trainledger.document import shown
-from trainledger.profiler.profile import profile
-from trainledger.profiler.read import read_profile
-from trainledger.profiler.recording import NONE
-from trainledger.units import format_percent
+from trainledger.observe.profiler.profile import profile
+from trainledger.observe.profiler.read import read_profile
+from trainledger.observe.profiler.recording import NONE
+from trainledger.report.document import shown
+from trainledger.spec.units import format_percent
 
 HOUSE = Path(__file__).parents[1]
 KEPT = HOUSE / "tests" / "profiler" / "traces"

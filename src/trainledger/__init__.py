@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _NAMES = {  # of each module
-    "annotate.annotate": "annotate",
-    "api.cost": "account compare loop on_device parameters plan predict",
-    "api.load": "load model",
-    "api.machine": "device_of machine_of",
-    "api.questions": "advise breaks fit inference layouts optimal",
+    "trace.annotate.annotate": "annotate",
+    "answers.cost": "account compare loop on_device parameters plan predict",
+    "answers.load": "load model",
+    "answers.machine": "device_of machine_of",
+    "answers.questions": "advise breaks fit inference layouts optimal",
     "catalog": "device",
-    "huggingface": "model_from_hf",
+    "spec.convert.huggingface": "model_from_hf",
     "ledger.entry": "Entry",
     "ledger.ledger": "Ledger",
-    "measure.meter": "meter",
-    "meter.loop": "meter_loop",
-    "plan.napkin": "napkin",
-    "reconcile": "reconcile",
+    "observe.measure.meter": "meter",
+    "observe.meter.loop": "meter_loop",
+    "forecast.plan.napkin": "napkin",
+    "observe.reconcile": "reconcile",
     "spec.calibration": "Calibration",
     "spec.cluster": "Cluster Device",
     "spec.data": "DataSpec",
@@ -43,20 +43,20 @@ _NAMES = {  # of each module
 _WHERE = {name: f"trainledger.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
-    from trainledger.api.cost import account, compare, loop, on_device, parameters, plan, predict
-    from trainledger.api.load import load, model
-    from trainledger.api.machine import device_of, machine_of
-    from trainledger.api.questions import advise, breaks, fit, inference, layouts, optimal
+    from trainledger.answers.cost import account, compare, loop, on_device, parameters, plan, predict
+    from trainledger.answers.load import load, model
+    from trainledger.answers.machine import device_of, machine_of
+    from trainledger.answers.questions import advise, breaks, fit, inference, layouts, optimal
     from trainledger.catalog import device
-    from trainledger.huggingface import model_from_hf
+    from trainledger.forecast.plan.napkin import napkin
     from trainledger.ledger.entry import Entry
     from trainledger.ledger.ledger import Ledger
-    from trainledger.measure.meter import meter
-    from trainledger.meter.loop import meter_loop
-    from trainledger.plan.napkin import napkin
-    from trainledger.reconcile import reconcile
+    from trainledger.observe.measure.meter import meter
+    from trainledger.observe.meter.loop import meter_loop
+    from trainledger.observe.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
     from trainledger.spec.cluster import Cluster, Device
+    from trainledger.spec.convert.huggingface import model_from_hf
     from trainledger.spec.data import DataSpec
     from trainledger.spec.layout import Layout
     from trainledger.spec.model import ModelSpec

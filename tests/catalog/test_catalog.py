@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainledger import catalog
-from trainledger.api.load import model
+from trainledger.answers.load import model
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.api.load import load
+from trainledger.answers.budgets.lockfile import read_lock
+from trainledger.answers.load import load
 from trainledger.cli import main
 from trainledger.ledger.step import account
-from trainledger.regression.lockfile import read_lock
 
 RUN = """
 [model]
@@ -226,7 +226,7 @@ def test_other_targets_stay_as_they_were_locked(project: Path) -> None:
 def test_this_machines_measurements_do_not_move_a_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop with a measured GPU and a CI machine without one lock the same."""
     main(["lock"])
-    monkeypatch.setattr("trainledger.api.machine.kernels_of", lambda run: "cuda")
+    monkeypatch.setattr("trainledger.answers.machine.kernels_of", lambda run: "cuda")
     assert main(["check", "--tight"]) == 0
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from trainledger import __version__
-from trainledger.api.load import load
+from trainledger.answers.load import load
+from trainledger.answers.pages.plain_data import error_json
 from trainledger.cli import COMMANDS, main, verb_of
 from trainledger.cli.asking import lines
-from trainledger.report.plain_data import error_json
 from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -320,10 +320,10 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.api.load, trainledger.cli as cli, trainledger.cli.numbers as verbs, sys\n"
+        "import trainledger.answers.load, trainledger.cli as cli, trainledger.cli.numbers as verbs, sys\n"
         "def waiting(args):\n"
         "    print('waiting', flush=True)\n"
-        "    trainledger.api.load.load(sys.argv[1])\n"
+        "    trainledger.answers.load.load(sys.argv[1])\n"
         "verbs.catalog = cli.arguments.Verb(waiting, ())\n"
         "sys.exit(cli.main(['catalog']))\n"
     )

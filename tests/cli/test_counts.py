@@ -10,7 +10,7 @@ import pytest
 from trainledger.cli import COMMANDS, main, verb_of
 from trainledger.cli.arguments import Parser, Quantity
 from trainledger.spec.problem import InvalidInput
-from trainledger.units import parse_count
+from trainledger.spec.units import parse_count
 
 
 def options() -> Iterator[tuple[str, argparse.Action]]:

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from trainledger.api.cost import plan
+from trainledger.answers.cost import plan
 from trainledger.cli import main
-from trainledger.units import format_nbytes, format_seconds
+from trainledger.spec.units import format_nbytes, format_seconds
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from trainledger.answers.pages.plain_data import SECTIONS
 from trainledger.cli import main
-from trainledger.report.plain_data import SECTIONS
 
 pytestmark = pytest.mark.sweep
 
@@ -189,9 +189,9 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 
 def test_the_figures_of_optimal_have_what_was_asked() -> None:
-    from trainledger.api.questions import optimal
-    from trainledger.report.optimal import about
-    from trainledger.report.optimal_figures import figures
+    from trainledger.answers.pages.optimal import about
+    from trainledger.answers.pages.optimal_figures import figures
+    from trainledger.answers.questions import optimal
 
     plain = optimal(flops="6e23", family=None)
     asked = optimal(flops="6e23", family=None, params="8B", inference="2T", unique="100B")
@@ -217,10 +217,10 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
 
 
 def test_fit_draws_what_it_says() -> None:
-    from trainledger.api.load import load
-    from trainledger.api.questions import fit
-    from trainledger.report.fit import about, figures
-    from trainledger.report.memory import COLOUR_OF
+    from trainledger.answers.load import load
+    from trainledger.answers.pages.fit import about, figures
+    from trainledger.answers.pages.memory import COLOUR_OF
+    from trainledger.answers.questions import fit
     from trainledger.report.style import GREY
 
     recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger.cli import main
-from trainledger.document import Bars, Code, Document, Facts, Item, Items, Section, Table, Term, Terms, Text
+from trainledger.report.document import Bars, Code, Document, Facts, Item, Items, Section, Table, Term, Terms, Text
 from trainledger.report.terminal import text
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

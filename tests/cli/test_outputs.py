@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trainledger.answers.budgets.lockfile import LOCK
 from trainledger.cli import COMMANDS, main, verb_of
 from trainledger.cli.outputs import Output
-from trainledger.regression.lockfile import LOCK
 
 RUN = """
 [model]

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from trainledger.api.cost import plan
-from trainledger.api.load import load
+from trainledger.answers.cost import plan
+from trainledger.answers.load import load
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 

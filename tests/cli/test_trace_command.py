@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
+from trainledger.answers.pages.agreement import Row, agree, compare, difference, split, table_of
 from trainledger.cli import main
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.step import account
-from trainledger.report.agreement import Row, agree, compare, difference, split, table_of
 
 RUN = """
 [model]

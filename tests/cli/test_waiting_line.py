@@ -8,7 +8,7 @@ import pytest
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.cli.asking import while_searching, while_waiting
-from trainledger.units import format_count
+from trainledger.spec.units import format_count
 
 pytestmark = pytest.mark.sweep
 

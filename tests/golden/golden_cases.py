@@ -340,8 +340,10 @@ ANSWERS: dict[str, list[str]] = {
     "a tensor": ["tensor", "bfloat16[4,8,16]", "transpose:1,2", "view(512)"],
     "an einsum": ["einsum", "bhqd,bhkd->bhqk", "2,4,16,8", "2,4,32,8", "--device", "h100-sxm"],
     "a pattern of einops": ["einsum", "b (h d) t -> b h t d", "2,64,10", "h=8"],
-    "napkin for days": ["napkin", *"--params 8B --tokens 1T --days 30 --device h100-sxm --mfu 0.4".split()],
-    "a trace of others": ["reconcile", "--trace", "tests/profiler/traces/a100_ddp_2ranks.json.gz"],
+    "napkin for days": [
+        "napkin", "--params", "8B", "--tokens", "1T", "--days", "30", "--device", "h100-sxm", "--mfu", "0.4",
+    ],
+    "a trace of others": ["reconcile", "--trace", "tests/observe/profiler/traces/a100_ddp_2ranks.json.gz"],
     "a refused layout": ["plan", *_plan("llama-3-8b", "h100-sxm", 8, "layout.tensor=3", "layout.shard=3")[1:]],
     "a refused word": ["plan", "llama-3-8x"],
 }  # fmt: skip

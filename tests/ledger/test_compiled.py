@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.ledger.step import account
 
 SIZES = {"seq_len": 128, "global_batch": 4, "steps": 1, "grad_clip": None}

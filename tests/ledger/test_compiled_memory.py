@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from trainledger.forecast.predict.predict import predict
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
-from trainledger.predict.predict import predict
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields

@@ -4,7 +4,7 @@ import pytest
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.api.load import resolve
+from trainledger.answers.load import resolve
 from trainledger.ledger.conventions import is_attention
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.entry import Entry

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainledger.api.load import load, model
+from trainledger.answers.load import load, model
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import nn
 
+from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -20,7 +21,6 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
-from trainledger.train.optimizer import build_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     *({"optimizer": name} for name in OPTIMIZERS),

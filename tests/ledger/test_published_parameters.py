@@ -12,8 +12,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from trainledger.huggingface import from_config
 from trainledger.ledger.model.parameters import parameters
+from trainledger.spec.convert.huggingface import from_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems

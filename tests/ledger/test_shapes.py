@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainledger.engine.nn.transformer import Transformer
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.model import parameters as shapes
 from trainledger.ledger.model.parameters import leaves_of, parameters
-from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import NORM_PLACES, ModelSpec
 from trainledger.spec.parts import from_fields

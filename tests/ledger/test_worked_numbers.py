@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from trainledger.api.load import load, model
+from trainledger.answers.load import load, model
 from trainledger.ledger import rules
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger

@@ -6,9 +6,9 @@ import pytest
 from throughput_nemo import nemo_cases
 
 from trainledger import catalog
+from trainledger.forecast.predict.predict import memory_of_device
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import accounts
-from trainledger.predict.predict import memory_of_device
 
 pytestmark = pytest.mark.published
 

@@ -12,7 +12,7 @@ from throughput_predictions import percent, predicted_cases
 from unseen_page import PAGE as UNSEEN_PAGE
 from unseen_runs import unseen
 
-from trainledger.plan.published import PublishedRun, nearest
+from trainledger.forecast.plan.published import PublishedRun, nearest
 
 pytestmark = pytest.mark.sweep
 

@@ -9,7 +9,7 @@ from throughput_case import TimeCase
 from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
 
 from trainledger.spec.rules.run import run_problems
-from trainledger.units import TERA
+from trainledger.spec.units import TERA
 
 pytestmark = pytest.mark.published
 

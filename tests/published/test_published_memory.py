@@ -10,7 +10,7 @@ from published_memory import COUNTS, by_source, labels, median_that_counts, pred
 from published_page import PAGE, far_off, page
 from published_runs import LEFT_OUT, MISSED_REASONS, ROW_REASONS, SOURCES, case_of
 
-from trainledger.predict.device_memory import FRAMEWORKS
+from trainledger.forecast.predict.device_memory import FRAMEWORKS
 from trainledger.spec.rules.run import run_problems
 
 pytestmark = pytest.mark.published

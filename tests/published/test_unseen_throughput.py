@@ -14,7 +14,7 @@ from unseen_page import PAGE, errors_of, page
 from unseen_runs import HERE, unseen, unseen_cases, unseen_rows
 
 from trainledger.spec.rules.run import run_problems
-from trainledger.units import TERA
+from trainledger.spec.units import TERA
 
 pytestmark = pytest.mark.published
 

@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.document import Bars, Code, Document, Facts, Item, Items, Section, Table, Term, Terms, Text, records
+from trainledger.report.document import (
+    Bars,
+    Code,
+    Document,
+    Facts,
+    Item,
+    Items,
+    Section,
+    Table,
+    Term,
+    Terms,
+    Text,
+    records,
+)
 from trainledger.report.html import fragment, page
 from trainledger.report.show import show
 from trainledger.report.terminal import has_colour, text

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from trainledger.document import Figure
 from trainledger.report import plot as plot_module
+from trainledger.report.document import Figure
 from trainledger.report.plot import check_plot, write_plot
 from trainledger.report.style import COLOURS, arranged
 from trainledger.spec.problem import InvalidInput

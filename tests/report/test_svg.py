@@ -16,10 +16,10 @@ sys.path.insert(0, os.path.dirname(__file__))
 from drawn import Drawn, corners, number
 
 import trainledger as tl
-from trainledger.document import Figure
-from trainledger.report.fit import figures as figures_of_a_fit
-from trainledger.report.memory import memory_figure, memory_lanes
-from trainledger.report.plan_figures import figures as figures_of_a_plan
+from trainledger.answers.pages.fit import figures as figures_of_a_fit
+from trainledger.answers.pages.memory import memory_figure, memory_lanes
+from trainledger.answers.pages.plan_figures import figures as figures_of_a_plan
+from trainledger.report.document import Figure
 from trainledger.report.style import arranged, bar_figure, bars, mark, points
 from trainledger.report.svg import STYLE, svg
 from trainledger.report.svg.axes import Axis

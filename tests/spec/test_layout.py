@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, resolved

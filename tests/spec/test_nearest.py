@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from trainledger.api.load import load
+from trainledger.answers.load import load
 from trainledger.spec.problem import InvalidInput
 from trainledger.web.field import paths_of_run
 

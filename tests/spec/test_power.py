@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.api.cost import plan
-from trainledger.api.load import load
-from trainledger.api.machine import machine_of
+from trainledger.answers.cost import plan
+from trainledger.answers.load import load
+from trainledger.answers.machine import machine_of
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.power import CLOCKED, LEAST, clock_share, limited
 from trainledger.spec.problem import InvalidInput

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trainledger.engine.nn.cache import Cache
+from trainledger.engine.nn.lora import NF4, codes_of, dequantize
+from trainledger.engine.nn.transformer import Transformer
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.serving import account_serving, is_quantized
-from trainledger.nn.cache import Cache
-from trainledger.nn.lora import NF4, codes_of, dequantize
-from trainledger.nn.transformer import Transformer
 from trainledger.spec import serving
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields

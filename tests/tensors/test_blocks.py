@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.dtypes import FORMATS
+from trainledger.spec.dtypes import FORMATS
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.blocks import NF4, SHOWN_BLOCKS, formats_and_blocks, in_block
 

@@ -13,7 +13,7 @@ from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_host_nbytes, timeline
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.layers import rotary_modules, windows_of
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run

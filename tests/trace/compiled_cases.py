@@ -12,11 +12,11 @@ import torch
 from random_runs import GPT2, LLAMA
 from torch import Tensor, nn
 
+from trainledger.engine.nn.loss import next_token_loss
+from trainledger.engine.nn.transformer import build
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.meter import AllocatorPeak
-from trainledger.nn.loss import next_token_loss
-from trainledger.nn.transformer import build
+from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe

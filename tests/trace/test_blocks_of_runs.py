@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_runs import run_of, runs
 
-from trainledger.api.load import load
-from trainledger.measure.step import rehearse
+from trainledger.answers.load import load
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement

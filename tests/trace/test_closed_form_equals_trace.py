@@ -9,7 +9,7 @@ from hypothesis import given
 from random_runs import run_of, runs
 
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import trainledger as tl
 from trainledger.ledger.ledger import Ledger
-from trainledger.measure.meter import AllocatorPeak
+from trainledger.observe.measure.meter import AllocatorPeak
 
 pytestmark = pytest.mark.torch
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from compiled_cases import Case, WithLoss, blocks_of, closed_form, run_of_ours, traced
 
+from trainledger.engine.train.precision import build_model
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.meter import with_sums
+from trainledger.observe.measure.meter import with_sums
 from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
-from trainledger.train.precision import build_model
 
 torch.set_num_threads(1)
 pytestmark = [

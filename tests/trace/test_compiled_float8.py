@@ -16,11 +16,11 @@ import torch
 import torch._inductor.ir
 from compiled_cases import Case, WithLoss, blocks_of, net_nbytes, run_of_ours
 
+from trainledger.engine.nn.float8 import Float8Linear, use_float8
+from trainledger.engine.nn.transformer import build
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.meter import AllocatorPeak
-from trainledger.nn.float8 import Float8Linear, use_float8
-from trainledger.nn.transformer import build
+from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
@@ -157,7 +157,7 @@ def test_blocks_whose_weights_are_cast_once_keep_what_the_compiled_step_keeps(
 
 def test_a_compiled_cast_is_the_eager_one() -> None:
     # Compiled, the largest value is looked for another way; the numbers are the same, a NaN as well.
-    from trainledger.nn.float8 import cast
+    from trainledger.engine.nn.float8 import cast
 
     compiling = torch.compile(cast, backend="eager", dynamic=False)
     for x in (torch.randn(32, 48), torch.randn(32, 48).bfloat16(), torch.zeros(16, 16), torch.full((2, 2), torch.nan)):

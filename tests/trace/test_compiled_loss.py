@@ -13,16 +13,16 @@ import torch
 from compiled_cases import Case, blocks_of, net_nbytes, run_of_ours
 from torch import Tensor, nn
 
+from trainledger.engine.nn.loss import run_loss
+from trainledger.engine.train.precision import autocast, build_model
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.meter import AllocatorPeak, with_sums
-from trainledger.measure.step import rehearse
-from trainledger.nn.loss import run_loss
+from trainledger.observe.measure.meter import AllocatorPeak, with_sums
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
-from trainledger.train.precision import autocast, build_model
 
 torch.set_num_threads(1)
 pytestmark = [

@@ -16,7 +16,7 @@ from compiled_cases import Case, closed_form, measured, run_of_ours, traced
 from test_compiled_closed_form import KINDS, compiled_step
 
 from trainledger.ledger.step import account
-from trainledger.measure.meter import with_sums
+from trainledger.observe.measure.meter import with_sums
 from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.measure.meter import meter
+from trainledger.observe.measure.meter import meter
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.compiled import is_compiled, torch_internals
 from trainledger.trace.compiled.torch_internals import name as private_name

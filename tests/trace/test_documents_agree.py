@@ -12,7 +12,7 @@ from pairwise import Case, covering
 from random_runs import run_of
 
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse_really
+from trainledger.observe.measure.step import rehearse_really
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement

@@ -15,14 +15,14 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
+from trainledger.engine.nn.transformer import build
+from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger import rules
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse, rehearse_really
-from trainledger.nn.transformer import build
+from trainledger.observe.measure.step import rehearse, rehearse_really
 from trainledger.spec.run import Run
-from trainledger.train.optimizer import build_optimizer
-from trainledger.train.step import optimizer_step
 
 pytestmark = pytest.mark.agreement
 

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import trainledger as tl
-from trainledger.measure.meter import AllocatorPeak
+from trainledger.observe.measure.meter import AllocatorPeak
 
 pytestmark = pytest.mark.torch
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from random_runs import pick, run_of
 from torch import Tensor
 
+from trainledger.engine.nn import attention
+from trainledger.engine.nn.attention import Scores
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse
-from trainledger.nn import attention
-from trainledger.nn.attention import Scores
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.agreement
@@ -112,7 +112,7 @@ def test_cudnn_takes_a_mask_where_a_window_needs_one() -> None:
 
 
 def repeated(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    """As `nn.attention` calls on CUDA the kernel that has no heads shared by queries."""
+    """As `engine.nn.attention` calls on CUDA the kernel that has no heads shared by queries."""
     q, k, v = (each.transpose(1, 2) for each in (q_BTHK, k_BTGK, v_BTGW))
     k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     hidden = None if mask is None else mask.expand(*q.shape[:2], -1, -1)

@@ -21,7 +21,7 @@ import trainledger as tl
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse
+from trainledger.observe.measure.step import rehearse
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run

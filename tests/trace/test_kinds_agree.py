@@ -18,7 +18,7 @@ from pairwise import Case, covering
 from random_runs import GPT2, LLAMA, one_wide, run_of
 
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse, rehearse_really
+from trainledger.observe.measure.step import rehearse, rehearse_really
 from trainledger.spec.feed_forward import ACTIVATIONS, ROUTER_SCORES
 from trainledger.spec.model import NORM_PLACES, ModelSpec
 from trainledger.spec.parts import from_fields

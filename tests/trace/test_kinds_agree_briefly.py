@@ -12,7 +12,7 @@ from pairwise import Case
 from random_runs import GPT2, LLAMA, run_of
 from test_kinds_agree import blocks, combined, experts, precisions, run_from
 
-from trainledger.measure.step import rehearse
+from trainledger.observe.measure.step import rehearse
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from zoo import Setup
 from zoo_compared import kept_by, quiet, traced, truth
 
-from trainledger.measure.meter import AllocatorPeak
+from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.trace.operators.table import operator_of
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.measure.meter import AllocatorPeak
+from trainledger.observe.measure.meter import AllocatorPeak
 
 pytestmark = pytest.mark.torch
 

@@ -17,6 +17,7 @@ from random_runs import GPT2, LLAMA, pick, run_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainledger.engine.train.optimizer import build_optimizer, for_muon
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.ledger import Ledger
@@ -28,7 +29,7 @@ from trainledger.ledger.optimizers.update import clip, update
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.ledger.rules import matmul_flops
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse, rehearse_really
+from trainledger.observe.measure.step import rehearse, rehearse_really
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
@@ -39,7 +40,6 @@ from trainledger.trace import trace
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.train.optimizer import build_optimizer, for_muon
 
 pytestmark = pytest.mark.agreement
 

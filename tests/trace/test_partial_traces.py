@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import trainledger as tl
+from trainledger.answers.pages.traced import uncounted
 from trainledger.ledger.ledger import from_json, to_json
-from trainledger.report.traced import uncounted
 from trainledger.spec.problem import shown
 from trainledger.trace import step
 

@@ -18,12 +18,12 @@ from pairwise import Case, covering
 from random_runs import run_of
 from test_kinds_agree import BY_MASTER, TRAINED, attention, blocks, combined, experts, precisions, run_from
 
+from trainledger.engine.train.device import compute_capability
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse_really
+from trainledger.observe.measure.step import rehearse_really
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.run import Run
-from trainledger.train.device import compute_capability
 
 pytestmark = pytest.mark.gpu
 

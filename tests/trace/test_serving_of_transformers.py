@@ -7,9 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers_compared import config_of
 
-from trainledger.huggingface import from_config
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.serving import account_serving
+from trainledger.spec.convert.huggingface import from_config
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving

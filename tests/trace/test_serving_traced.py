@@ -10,11 +10,11 @@ from agreement import unrolled
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cached_models import KINDS, SIZES
+from trainledger.engine.nn.cache import Cache
+from trainledger.engine.nn.transformer import Transformer
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.serving import account_serving
-from trainledger.nn.cache import Cache
-from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe

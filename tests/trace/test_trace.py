@@ -14,14 +14,14 @@ from random_runs import run_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainledger.engine.nn.loss import next_token_loss
+from trainledger.engine.nn.transformer import build
+from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.meter import AllocatorPeak
-from trainledger.nn.loss import next_token_loss
-from trainledger.nn.transformer import build
+from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.trace import trace
 from trainledger.trace.fakes.tensors import make_states
-from trainledger.train.optimizer import build_optimizer
 
 pytestmark = pytest.mark.torch
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.huggingface import from_config
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.step import account
+from trainledger.spec.convert.huggingface import from_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainledger.answers.pages.format_figures import bits_figure
 from trainledger.cli import main
-from trainledger.dtypes import FORMATS as KNOWN
-from trainledger.report.format_figures import bits_figure
+from trainledger.spec.dtypes import FORMATS as KNOWN
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
 from trainledger.web.calculators.formats import FORMATS

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import trainledger as tl
+from trainledger.answers.pages.optimal_figures import figures, trained_table
 from trainledger.cli import main
-from trainledger.plan.optimal import Optimal
-from trainledger.plan.scaling_law import laws
-from trainledger.report.optimal_figures import figures, trained_table
+from trainledger.forecast.plan.optimal import Optimal
+from trainledger.forecast.plan.scaling_law import laws
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
 from trainledger.web.calculators.optimal import OPTIMAL

@@ -17,8 +17,8 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
-from trainledger.document import Document
-from trainledger.frozen import frozen
+from trainledger.report.document import Document
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers, guard, listening
 from trainledger.web.calculator import Calculator, Progress, Reply
@@ -89,7 +89,7 @@ from trainledger.web.server import encoded, warm_up
 before = set(sys.modules)
 warm_up(CALCULATORS)
 warmed = set(sys.modules)
-assert "trainledger.report.plan" in warmed - before
+assert "trainledger.answers.pages.plan" in warmed - before
 assert gc.get_freeze_count() > 10_000
 for each in CALCULATORS.values():
     if not each.patient:

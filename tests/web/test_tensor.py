@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainledger.answers.pages.storage import MOST, elements_table, storage_figure, storage_table, why_not_drawn
 from trainledger.cli import main
-from trainledger.report.storage import MOST, elements_table, storage_figure, storage_table, why_not_drawn
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.chain import chain
 from trainledger.tensors.tensor import Tensor

@@ -18,7 +18,7 @@ from error_rows import ErrorRow, MemoryRow, memory_rows, step_rows
 from error_statistics import Bounds, Interval, Row, conformal, quantile, sources_left_out, student, weighted
 
 from trainledger import catalog
-from trainledger.predict.interval import student_share
+from trainledger.forecast.predict.interval import student_share
 from trainledger.spec.error_model import SHARE
 
 PATH = Path(catalog.__file__).parent / "errors.toml"

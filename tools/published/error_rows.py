@@ -19,7 +19,7 @@ from throughput_case import TimeCase
 from throughput_predictions import predicted_cases
 from unseen_runs import unseen
 
-from trainledger.predict.interval import kinds_of
+from trainledger.forecast.predict.interval import kinds_of
 
 MEMORY = Path(__file__).parent / "memory_predicted.csv"
 

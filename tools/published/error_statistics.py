@@ -20,7 +20,7 @@ from math import inf, sqrt
 from statistics import mean, median, variance
 from typing import Any, Protocol
 
-from trainledger.predict.interval import student_quantile
+from trainledger.forecast.predict.interval import student_quantile
 from trainledger.spec.error_model import SHARE
 
 

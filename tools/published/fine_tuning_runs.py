@@ -14,7 +14,7 @@ from trainledger.spec.precision import BF16
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.savings import ChunkedLoss
-from trainledger.units import GIB
+from trainledger.spec.units import GIB
 
 LITGPT = Source(
     reason="bitsandbytes 0.41 kept the inputs of frozen matmuls in 4 bits (MatMul4Bit.forward: ctx.tensors = (A, B)), "

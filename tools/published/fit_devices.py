@@ -181,7 +181,7 @@ def read_predicted() -> dict[str, Predicted]:
 
 def write_predicted(left_out: dict[str, float]) -> None:
     """Every row with the stored calibrations; ``left_out`` has the seconds of those that were fitted just now."""
-    from trainledger.predict.step import CAUSES
+    from trainledger.forecast.predict.step import CAUSES
 
     known = read_predicted() if PREDICTED.exists() else {}
     with open(PREDICTED, "w", newline="", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from throughput_times import cases, predicted
 from unseen_runs import unseen_cases
 
 from trainledger import catalog
-from trainledger.predict.parallel_step import layout_time
+from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.spec.efficiency import Efficiency
 
 STORED = Path(__file__).parent / "left_out_predicted.csv"

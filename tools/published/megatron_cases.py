@@ -15,12 +15,12 @@ from functools import cache
 from pathlib import Path
 
 from trainledger import catalog
-from trainledger.api.load import load
+from trainledger.answers.load import load
+from trainledger.forecast.predict.device_memory import device_memory
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import RankAccount, accounts
-from trainledger.megatron import Arguments, from_arguments, from_values
-from trainledger.predict.device_memory import device_memory
 from trainledger.spec.cluster import Device
+from trainledger.spec.convert.megatron import Arguments, from_arguments, from_values
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

@@ -11,7 +11,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.units import MIB
+from trainledger.spec.units import MIB
 
 _DEEPSPEED = (
     "ZeRO-1 of fp16: 16-bit parameters and gradients whole on every data rank, fp32 master, moments and own gradients "

@@ -1,4 +1,4 @@
-"""Write the published runs that are part of the package, for `trainledger.plan.published`: `catalog/published.tsv`.
+"""Write the published runs that are part of the package, for `forecast.plan.published`: `catalog/published.tsv`.
 
 ``python tools/published/nearest_table.py`` (about a minute: it predicts the memory of every run) writes it from the
 rows of this directory and from what `fit_devices.py` and `unseen_runs.py` have stored. Of a step that constants are
@@ -20,7 +20,7 @@ from throughput_predictions import predicted_cases
 from unseen_runs import unseen
 
 from trainledger import catalog
-from trainledger.plan.published import PublishedRun, described, written
+from trainledger.forecast.plan.published import PublishedRun, described, written
 from trainledger.spec.run import Run
 
 HERE = Path(catalog.__file__).parent

@@ -11,9 +11,9 @@ from published_case import Case, Errors, Row, Source, read_rows
 from published_runs import case_of, labels_beside
 
 from trainledger import catalog
+from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import RankAccount, accounts
-from trainledger.predict.device_memory import DeviceMemory, device_memory
 
 OVERHEADS = catalog.overheads()
 COUNTS = "dense pretraining, 16 bit"  # the group whose median must be at most 10 %

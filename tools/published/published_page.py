@@ -24,7 +24,7 @@ from published_memory import (
 )
 from published_runs import MISSED_REASONS, ROW_REASONS
 
-from trainledger.units import GIB
+from trainledger.spec.units import GIB
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_memory.md"
 FIGURES = {

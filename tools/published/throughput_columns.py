@@ -15,8 +15,8 @@ import numpy as np
 from throughput_case import TimeCase
 from throughput_times import predicted, ranks_of
 
+from trainledger.forecast.predict.roofline import Roofline
 from trainledger.ledger.entry import Entry
-from trainledger.predict.roofline import Roofline
 from trainledger.spec.cluster import Device
 from trainledger.spec.efficiency import Efficiency
 

@@ -15,15 +15,15 @@ from throughput_megatron import CHRONICLES, bigscience_case, sequence_parallel
 from throughput_sharded import nano_case, pythia_case
 
 from trainledger import catalog
-from trainledger.predict.forecast import Forecast
-from trainledger.predict.predict import predict, step_waterfall
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.predict import predict, step_waterfall
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.units import SECONDS_PER_HOUR
+from trainledger.spec.units import SECONDS_PER_HOUR
 
 A100_80, A100_40, H100, H800 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm", "h800-sxm"
 

@@ -33,7 +33,7 @@ from throughput_ranks import ranks
 from throughput_runs import NO_FIGURE
 
 from trainledger import catalog
-from trainledger.predict.step import CAUSES
+from trainledger.forecast.predict.step import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
 

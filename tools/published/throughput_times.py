@@ -11,12 +11,12 @@ from throughput_case import CALIBRATED, TimeCase, TimeSource
 from throughput_runs import time_cases
 
 from trainledger import catalog
+from trainledger.forecast.predict.parallel_step import layout_time
+from trainledger.forecast.predict.step import StepTime
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.step import follow
-from trainledger.predict.parallel_step import layout_time
-from trainledger.predict.step import StepTime
 from trainledger.spec.efficiency import Efficiency
 
 

@@ -13,7 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.units import GIB
+from trainledger.spec.units import GIB
 
 _TITAN = (
     "FSDP2: fp32 shards gathered in bf16 block by block, gradients reduced in fp32; AdamW in fp32 on the shards",

@@ -14,14 +14,12 @@ from claim import Claim, Numbers, Row, show
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.dtypes import FORMATS
+from trainledger.forecast.plan.rules_of_thumb_error import step_facts
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
-from trainledger.plan.rules_of_thumb_error import step_facts
+from trainledger.spec.dtypes import FORMATS
 from trainledger.spec.parts import from_fields
-from trainledger.tensors.einsum import einsum
-from trainledger.tensors.tensor import read_tensor
-from trainledger.units import (
+from trainledger.spec.units import (
     GIB,
     GIGA,
     SECONDS_PER_DAY,
@@ -31,6 +29,8 @@ from trainledger.units import (
     format_nbytes,
     format_seconds,
 )
+from trainledger.tensors.einsum import einsum
+from trainledger.tensors.tensor import read_tensor
 
 # Napkins
 

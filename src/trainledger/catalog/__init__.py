@@ -21,7 +21,7 @@ from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.links import Fabric, Link, Protocol
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.units import counted, format_nbytes, parse_nbytes
+from trainledger.spec.units import counted, format_nbytes, parse_nbytes
 
 _HERE = os.path.dirname(__file__)
 
@@ -340,7 +340,7 @@ def published(device_name: str) -> tuple[Published, ...]:
 def published_runs() -> tuple[str, ...]:
     """The table of published runs and their predictions, a line each, the names of columns first.
 
-    Tabs separate the columns; `plan.published` reads them.
+    Tabs separate the columns; `forecast.plan.published` reads them.
     """
     return _lines("published.tsv")
 

@@ -6,7 +6,7 @@ import os
 import tomllib
 from functools import cache
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 
 @frozen

@@ -14,14 +14,14 @@ from dataclasses import replace
 from importlib import import_module
 
 from trainledger import __version__
+from trainledger.answers.pages.plain_data import error_json
 from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED, NO_READER, WRONG_INPUT, Outcome, Verb
 from trainledger.cli.asking import lines, say, while_waiting
-from trainledger.document import Answer
-from trainledger.durable import is_full
-from trainledger.remarks import Unheard, unheard
-from trainledger.report.plain_data import error_json
+from trainledger.engine.remarks import Unheard, unheard
+from trainledger.report.document import Answer
 from trainledger.report.show import show
 from trainledger.report.table import wrapped
+from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {

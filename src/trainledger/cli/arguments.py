@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.cli.outputs import Output, check_outputs
-from trainledger.frozen import frozen
-from trainledger.plan.quantity import LARGEST, read
+from trainledger.forecast.plan.quantity import LARGEST, read
 from trainledger.report.show import check_figures
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import parse_count
+from trainledger.spec.units import parse_count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainledger.document import Answer, Document
+    from trainledger.report.document import Answer, Document
 
 DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot run,

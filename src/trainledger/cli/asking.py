@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainledger.api.defaults import assumptions
-from trainledger.api.load import load_file, resolve
+from trainledger.answers.defaults import assumptions
+from trainledger.answers.load import load_file, resolve
 from trainledger.cli.arguments import options
-from trainledger.document import Code, Document, Section
+from trainledger.report.document import Code, Document, Section
 from trainledger.report.table import wrapped
 from trainledger.spec.problem import printable
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from trainledger.answers.budgets import check as regression
+from trainledger.answers.budgets.lockfile import LOCK, is_a_lock
+from trainledger.answers.budgets.tolerance import read_flags
+from trainledger.answers.pages import budget
 from trainledger.cli.arguments import DONE, FAILED, Outcome, count, flag, group, option, takes
 from trainledger.cli.asking import while_waiting
 from trainledger.cli.outputs import Output
-from trainledger.document import Document
-from trainledger.regression import check as regression
-from trainledger.regression.lockfile import LOCK, is_a_lock
-from trainledger.regression.tolerance import read_flags
-from trainledger.report import budget
+from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem
 
 _LOCK = {"default": LOCK, "metavar": "FILE", "help": f"the lock's file ({LOCK})"}

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trainledger import catalog
+from trainledger.answers.pages import agreement, traced
+from trainledger.answers.pages import annotate as annotated
+from trainledger.answers.pages.memory_viz import write_memory_viz
+from trainledger.answers.pages.traced import LONGEST, SPLITS
 from trainledger.cli.arguments import (
     DONE,
     FAILED,
@@ -33,14 +37,10 @@ from trainledger.cli.arguments import (
     takes,
 )
 from trainledger.cli.asking import run_asked, say
+from trainledger.forecast.predict.step import on_device
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.step import account
-from trainledger.predict.step import on_device
-from trainledger.report import agreement, traced
-from trainledger.report import annotate as annotated
 from trainledger.report.html import page, parts
-from trainledger.report.memory_viz import write_memory_viz
-from trainledger.report.traced import LONGEST, SPLITS
 from trainledger.spec.kernels import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -174,7 +174,7 @@ def _trace_code(args: Namespace, given: dict[str, Any]) -> Outcome:
 
 
 def _trace_run(args: Namespace, given: dict[str, Any]) -> Outcome:
-    from trainledger.measure.step import rehearse
+    from trainledger.observe.measure.step import rehearse
 
     if given:
         name = next(iter(given))
@@ -228,7 +228,7 @@ def annotate(args: Namespace) -> Outcome:
     annotation to standard output. Options of trainledger come before the script's name. Exit code 1 where the script
     failed, 130 where it was interrupted, 143 where SIGTERM ended it: what ran until then is reported all the same.
     """
-    from trainledger.annotate.annotate import annotate as run_annotated
+    from trainledger.trace.annotate.annotate import annotate as run_annotated
     from trainledger.trace.script import compiled
 
     compiled(args.script)  # what is wrong with its name or its text is said before anything else happens

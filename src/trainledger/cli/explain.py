@@ -5,28 +5,28 @@ from __future__ import annotations
 from argparse import Namespace
 
 import trainledger as tl
-from trainledger.api.cost import plan
-from trainledger.api.load import resolve
-from trainledger.api.machine import device_of, kernels_of, machine_of
+from trainledger.answers.cost import plan
+from trainledger.answers.load import resolve
+from trainledger.answers.machine import device_of, kernels_of, machine_of
+from trainledger.answers.pages import compare as compared
+from trainledger.answers.pages import rules as of_thumb
+from trainledger.answers.pages.explain import document, envelope_document, time_document
 from trainledger.cli.arguments import CLUSTER, PLOT, RUN, count, option, quantity, settings, takes
 from trainledger.cli.asking import asked, run_asked, say_assumed, while_searching
-from trainledger.document import Document
-from trainledger.explain import account as explained
-from trainledger.explain.envelope import envelope
-from trainledger.explain.symbols import MEANINGS, symbolic
+from trainledger.forecast.explain import account as explained
+from trainledger.forecast.explain.envelope import envelope
+from trainledger.forecast.explain.symbols import MEANINGS, symbolic
+from trainledger.forecast.plan.plan import memory_of_device
+from trainledger.forecast.predict.parallel_step import layout_time
+from trainledger.forecast.predict.predict import heaviest_account
+from trainledger.forecast.predict.utilization import roofline_table
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.ranks import accounts
-from trainledger.plan.plan import memory_of_device
-from trainledger.predict.parallel_step import layout_time
-from trainledger.predict.predict import heaviest_account
-from trainledger.predict.utilization import roofline_table
-from trainledger.report import compare as compared
-from trainledger.report import rules as of_thumb
-from trainledger.report.explain import document, envelope_document, time_document
+from trainledger.report.document import Document
 from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.units import parse_nbytes
+from trainledger.spec.units import parse_nbytes
 
 LONGEST = 15  # operations and collectives of a step
 

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainledger.api.refit import PastRun, undo_update, update_calibration
+from trainledger.answers.pages import measured
+from trainledger.answers.pages import runs as listing
+from trainledger.answers.pages.reconciliation import document, write_html
+from trainledger.answers.pages.record import is_run, read_run
+from trainledger.answers.refit import PastRun, undo_update, update_calibration
 from trainledger.cli.arguments import RUN_FILE, SET, Outcome, flag, option, output, takes
 from trainledger.cli.asking import lines, run_of_file, say
-from trainledger.document import Document
 from trainledger.ledger.ledger import write_ledger
-from trainledger.report import measured
-from trainledger.report import runs as listing
+from trainledger.report.document import Document
 from trainledger.report.html import page, parts
-from trainledger.report.reconciliation import document, write_html
-from trainledger.report.record import is_run, read_run
 from trainledger.spec.calibration import Calibration, calibration_path, read_calibration, write_calibration
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import read_table
-from trainledger.units import counted
+from trainledger.spec.units import counted
 
 
 def _is_calibration(path: Path) -> bool:
@@ -50,8 +50,8 @@ def measure_machine(args: Namespace) -> Document:
 def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
     """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
     with progress_bar() as tell:
-        from trainledger.measure.machine import measure_machine
-        from trainledger.train.device import find_device
+        from trainledger.engine.train.device import find_device
+        from trainledger.observe.measure.machine import measure_machine
 
         calibration = measure_machine(find_device(backend).type, quick=quick, progress=tell)
     path = Path(output) if output else calibration_path(calibration.backend)
@@ -94,10 +94,10 @@ def measure_step(args: Namespace) -> Document | Outcome:
     """Run one optimizer step of a run file on random tokens, recording every operation and every byte."""
     run = run_of_file(args)
 
-    from trainledger.closed_loop import refuse_what_does_not_fit
-    from trainledger.measure.step import rehearse_really
-    from trainledger.train.device import find_device
-    from trainledger.train.stop import OutOfMemory, memory_told
+    from trainledger.answers.closed_loop import refuse_what_does_not_fit
+    from trainledger.engine.train.device import find_device
+    from trainledger.engine.train.stop import OutOfMemory, memory_told
+    from trainledger.observe.measure.step import rehearse_really
 
     refuse_what_does_not_fit(run, find_device("cpu"))  # where the step runs
     try:

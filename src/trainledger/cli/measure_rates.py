@@ -7,14 +7,14 @@ import re
 from argparse import Namespace
 from dataclasses import replace
 
-from trainledger.api.machine import kernels_of, machine_of
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.cli.arguments import SET, Outcome, count, option, output, takes
 from trainledger.cli.asking import run_of_file
 from trainledger.cli.measure import progress_bar, with_html
-from trainledger.document import Document
-from trainledger.predict.predict import NO_MACHINE, predict
+from trainledger.forecast.predict.predict import NO_MACHINE, predict
+from trainledger.observe.measure.rates import LoaderTimes
+from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.rates import LoaderTimes
 from trainledger.spec.run import Run
 
 _BACKEND = option("--backend", "auto, cpu, cuda or mps", default="auto")
@@ -39,7 +39,7 @@ def measure_matmul(args: Namespace) -> Document | Outcome:
         if args.sweep not in ("batch", "width"):
             raise InvalidInput([Problem("--sweep", args.sweep, "must be batch or width", "batch")])
     with progress_bar() as tell:
-        from trainledger.measure.matmuls import measure_matmuls
+        from trainledger.observe.measure.matmuls import measure_matmuls
 
         found = measure_matmuls(args.backend, shapes=shapes, sweep=args.sweep, dtypes=dtypes, tell=tell)
     return with_html(found.document(), args.html)
@@ -55,7 +55,7 @@ def measure_copy(args: Namespace) -> Document | Outcome:
     if args.dir is not None and not os.path.isdir(args.dir):
         raise InvalidInput([Problem("--dir", args.dir, "is not a directory")])
     with progress_bar() as tell:
-        from trainledger.measure.copies import measure_copies
+        from trainledger.observe.measure.copies import measure_copies
 
         found = measure_copies(args.backend, folder=args.dir, tell=tell)
     return with_html(found.document(), args.html)
@@ -72,7 +72,7 @@ def measure_loader(args: Namespace) -> Document | Outcome:
         raise InvalidInput([Problem("--set", args.set[0], "changes a run file; name one")])
     run = None if args.run is None else run_of_file(args)
     with progress_bar() as tell:
-        from trainledger.measure.loader import measure_loader
+        from trainledger.observe.measure.loader import measure_loader
 
         found = measure_loader(run, tell=tell)
     if run is not None:
@@ -98,7 +98,7 @@ def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
 def measure_collectives(args: Namespace) -> Document | Outcome:
     """Time collectives between processes of this machine by size and group: bus bandwidth, latency, and the fit."""
     with progress_bar(first="starting ranks") as tell:
-        from trainledger.measure.collectives import report_collectives
+        from trainledger.observe.measure.collectives import report_collectives
 
         found = report_collectives(args.ranks, args.backend, tell=tell)
     return with_html(found.document(), args.html)

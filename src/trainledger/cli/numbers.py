@@ -6,14 +6,14 @@ from argparse import Namespace
 
 import trainledger as tl
 from trainledger import catalog as known
-from trainledger.api.einsum_times import devices_named, einsum_times
+from trainledger.answers.einsum_times import devices_named, einsum_times
+from trainledger.answers.pages import catalog as listing
+from trainledger.answers.pages import einsum as of_einsum
+from trainledger.answers.pages import formats as of_formats
+from trainledger.answers.pages import tensors as report
 from trainledger.cli.arguments import DONE, WRONG_INPUT, Outcome, flag, option, options, takes
-from trainledger.document import Answer, Document
-from trainledger.plan.napkin import why_impossible
-from trainledger.report import catalog as listing
-from trainledger.report import einsum as of_einsum
-from trainledger.report import formats as of_formats
-from trainledger.report import tensors as report
+from trainledger.forecast.plan.napkin import why_impossible
+from trainledger.report.document import Answer, Document
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.blocks import formats_and_blocks, in_block, is_format
 from trainledger.tensors.chain import chain, places, read_index, start_of

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import trainledger as tl
-from trainledger.api.cost import why_impossible
+from trainledger.answers.cost import why_impossible
 from trainledger.cli.arguments import PLOT, RUN, Argument, Outcome, count, group, option, options, takes
 from trainledger.cli.asking import asked
-from trainledger.document import Answer
+from trainledger.report.document import Answer
 from trainledger.spec.problem import InvalidInput, Problem
 
 _TRAINED = (

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from trainledger.answers.pages import allocator
 from trainledger.cli.arguments import Outcome
-from trainledger.document import Answer, Document
-from trainledger.profiler.allocator import allocator_peak
-from trainledger.profiler.profile import Profile, profile_of
-from trainledger.profiler.ranks import Ranks, ranks_of, trace_files
-from trainledger.report import allocator
+from trainledger.observe.profiler.allocator import allocator_peak
+from trainledger.observe.profiler.profile import Profile, profile_of
+from trainledger.observe.profiler.ranks import Ranks, ranks_of, trace_files
+from trainledger.report.document import Answer, Document
 from trainledger.report.html import page, parts
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -60,7 +60,7 @@ def _answer(args: Namespace, progress: Progress) -> Answer:
     if args.run is None:
         return _read(args.trace, progress)
     import trainledger as tl
-    from trainledger.profiler.beside_forecast import beside
+    from trainledger.observe.profiler.beside_forecast import beside
 
     plan = tl.plan(args.run, args.set)
     found = _read(args.trace, progress)
@@ -70,8 +70,8 @@ def _answer(args: Namespace, progress: Progress) -> Answer:
 
 def _against(args: Namespace, progress: Progress) -> Answer:
     """One trace against another, or a directory of ranks against another."""
-    from trainledger.profiler.against import against
-    from trainledger.profiler.ranks_against import ranks_against
+    from trainledger.observe.profiler.against import against
+    from trainledger.observe.profiler.ranks_against import ranks_against
 
     folders = [Path(each).is_dir() for each in (args.trace, args.against)]
     if folders[0] != folders[1]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from trainledger.cli.arguments import count, flag, option, takes
 from trainledger.cli.asking import say
 from trainledger.cli.trained import BACKEND, EMA, TEXT, losses_on_text
-from trainledger.document import Document
+from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
-    from trainledger.nn.quantization import Quantization
+    from trainledger.engine.nn.quantization import Quantization
 
 _GROUP_SIZE = 128
 
@@ -37,11 +37,11 @@ def quantize(args: Namespace) -> Document:
     Weights alone are quantized, by torchao: sample, evaluate and export read them back as fp32. Both perplexities are
     of the same documents: those its run held out, or those of other text.
     """
-    from trainledger.data.losses import PairedLosses
-    from trainledger.nn.quantization import import_torchao
-    from trainledger.report.quantization import document
-    from trainledger.train.quantizing import refuse_target, write
-    from trainledger.train.trained import load_trained
+    from trainledger.answers.pages.quantization import document
+    from trainledger.engine.data.losses import PairedLosses
+    from trainledger.engine.nn.quantization import import_torchao
+    from trainledger.engine.train.quantizing import refuse_target, write
+    from trainledger.engine.train.trained import load_trained
 
     quantization = _asked(args.bits, args.group_size)
     import_torchao()  # missing, it is said before anything is read
@@ -62,7 +62,7 @@ def quantize(args: Namespace) -> Document:
 
 def _asked(bits: int, group_size: int | None) -> Quantization:
     """What the arguments ask for; raises InvalidInput where there is no such format."""
-    from trainledger.nn.quantization import BITS, GROUP_SIZES, Quantization
+    from trainledger.engine.nn.quantization import BITS, GROUP_SIZES, Quantization
 
     if bits not in BITS:
         raise InvalidInput([Problem("--bits", bits, "must be 8 or 4", _nearest(bits, BITS))])

@@ -7,7 +7,8 @@ from argparse import Namespace
 from typing import Any
 
 import trainledger as tl
-from trainledger.api.layout import why_no_layout
+from trainledger.answers.layout import why_no_layout
+from trainledger.answers.pages.advise import document as advice
 from trainledger.cli.arguments import (
     DONE,
     INTERRUPTED,
@@ -24,13 +25,12 @@ from trainledger.cli.arguments import (
     takes,
 )
 from trainledger.cli.asking import asked, while_searching, while_waiting
-from trainledger.document import Answer, Document
-from trainledger.plan.fit import QUESTIONS
-from trainledger.plan.layouts.grid import FIELDS, KNOWN, read_fixed
-from trainledger.report.advise import document as advice
+from trainledger.forecast.plan.fit import QUESTIONS
+from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
+from trainledger.report.document import Answer, Document
 from trainledger.spec.overrides import value_of
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.units import parse_number, parse_seconds
+from trainledger.spec.units import parse_number, parse_seconds
 
 
 @takes(

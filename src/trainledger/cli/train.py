@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
-from trainledger.api.cost import plan
-from trainledger.api.fast_precision import fast_precision
-from trainledger.api.load import load
-from trainledger.api.machine import machine_of
-from trainledger.api.megatron import read_megatron
+from trainledger.answers.cost import plan
+from trainledger.answers.fast_precision import fast_precision
+from trainledger.answers.load import load
+from trainledger.answers.machine import machine_of
+from trainledger.answers.megatron import read_megatron
+from trainledger.answers.pages import token_store
+from trainledger.answers.pages.reconciliation import document, write_html
+from trainledger.answers.pages.record import read_run
 from trainledger.cli.arguments import (
     DISK_FULL,
     FAILED,
@@ -31,24 +34,21 @@ from trainledger.cli.arguments import (
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.trained import continued, visible
-from trainledger.document import Document
-from trainledger.durable import is_full
-from trainledger.predict.roofline import NoRate
-from trainledger.predict.utilization import mfu, step_peak
-from trainledger.remarks import unheard
-from trainledger.report import token_store
-from trainledger.report.reconciliation import document, write_html
-from trainledger.report.record import read_run
+from trainledger.engine.remarks import unheard
+from trainledger.forecast.predict.roofline import NoRate
+from trainledger.forecast.predict.utilization import mfu, step_peak
+from trainledger.report.document import Document
 from trainledger.report.terminal import text
+from trainledger.spec.durable import is_full
 from trainledger.spec.plain import not_written
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import run_name
 from trainledger.spec.template import commented
-from trainledger.units import format_count, format_seconds
+from trainledger.spec.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from trainledger.train.observer import Finished, Observer
+    from trainledger.engine.train.observer import Finished, Observer
 
 _LONGEST_SEQUENCE = 1024
 _WHY = {  # a new run file sets each of these fields
@@ -141,7 +141,7 @@ def _write_new(path: str, text: str, *, force: bool) -> None:
 )
 def data(args: Namespace) -> Document:
     """Tokenize the corpus of a run file, or find it tokenized, and describe it."""
-    from trainledger.data.mixture import mixed_batch, open_mixture
+    from trainledger.engine.data.mixture import mixed_batch, open_mixture
 
     run = run_of_file(args)
     recipe, first_batch = run.recipe, list[str]()
@@ -176,11 +176,11 @@ def train(args: Namespace) -> Outcome:
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """
-    from trainledger.train import ended
+    from trainledger.engine.train import ended
 
     if (code := ended.left()) is not None:
         raise SystemExit(code)
-    from trainledger.train.ranks import is_replica, this_rank
+    from trainledger.engine.train.ranks import is_replica, this_rank
 
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
     run = run_of_file(args)
@@ -191,7 +191,7 @@ def train(args: Namespace) -> Outcome:
         rule = "is for ranks that stay; --replicas are of one process each"
         raise InvalidInput([Problem("--ranks", args.ranks, rule)])
     if args.ranks is not None and this_rank() is None:
-        from trainledger.train.launch import launch
+        from trainledger.engine.train.launch import launch
 
         raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
     resume = args.resume or args.resume_if_begun
@@ -216,9 +216,9 @@ def train(args: Namespace) -> Outcome:
 
 def _train_replicas(args: Namespace, run: Run, run_dir: Path, *, resume: bool) -> Outcome:
     """Start replicas of a run on this machine, and tell its end."""
-    from trainledger.train.launch_replicas import launch_replicas
-    from trainledger.train.observer import Finished
-    from trainledger.train.run_directory import read_state
+    from trainledger.engine.train.launch_replicas import launch_replicas
+    from trainledger.engine.train.observer import Finished
+    from trainledger.engine.train.run_directory import read_state
 
     here = range(args.first_replica, args.first_replica + args.replicas)
     words = [*_words_of_a_rank(args), *([] if resume else ["--resume-if-begun"])]
@@ -238,7 +238,7 @@ def _outcome(code: int, result: dict[str, Any]) -> Outcome:
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     """Raise `InvalidInput` where there is nothing to resume, naming the begun run that is nearest to this one."""
-    from trainledger.train.run_directory import is_begun, nearest_begun
+    from trainledger.engine.train.run_directory import is_begun, nearest_begun
 
     if is_begun(run_dir):
         return
@@ -266,7 +266,7 @@ def _words_of_a_rank(args: Namespace) -> list[str]:
 
 def _trackers(args: Namespace) -> list[Observer]:
     """The tracker of a name; raises `InvalidInput` where it is not installed."""
-    from trainledger.train.trackers import MLflow, WeightsAndBiases
+    from trainledger.engine.train.trackers import MLflow, WeightsAndBiases
 
     found: list[Observer] = []
     if args.wandb is not None:
@@ -286,11 +286,11 @@ def _train(
     preflight: bool = True,
 ) -> tuple[int, dict[str, Any]]:
     """The exit code, and for programs the end of the run and its reconciliation."""
-    from trainledger.closed_loop import run_closed_loop
-    from trainledger.train.progress import Progress
-    from trainledger.train.ranks import is_replica, this_rank
-    from trainledger.train.stop import Stopped
-    from trainledger.train.trackers import TensorBoard
+    from trainledger.answers.closed_loop import run_closed_loop
+    from trainledger.engine.train.progress import Progress
+    from trainledger.engine.train.ranks import is_replica, this_rank
+    from trainledger.engine.train.stop import Stopped
+    from trainledger.engine.train.trackers import TensorBoard
 
     observers = [Progress(mfu=_mfu(run)), TensorBoard(say), *trackers]
     try:
@@ -321,8 +321,8 @@ def _finished(finished: Finished) -> dict[str, Any]:
 
 def _mfu(run: Run) -> Callable[[float], float] | None:
     """Seconds per step to MFU, where the peak of the device that trains is known."""
-    from trainledger.closed_loop import closed_form, machine_on
-    from trainledger.train.device import find_device
+    from trainledger.answers.closed_loop import closed_form, machine_on
+    from trainledger.engine.train.device import find_device
 
     device = find_device(run.cluster.backend)
     machine, _ = machine_on(run, device)

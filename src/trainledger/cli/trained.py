@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import count, flag, option, takes
 from trainledger.cli.asking import lines, say, while_waiting
-from trainledger.document import Document
 from trainledger.ledger.model.parameters import parameters
+from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
-from trainledger.units import format_count
+from trainledger.spec.units import format_count
 
 if TYPE_CHECKING:
-    from trainledger.data.held_out import TokenizedDocument
-    from trainledger.data.losses import Losses
-    from trainledger.train.trained import Trained
+    from trainledger.engine.data.held_out import TokenizedDocument
+    from trainledger.engine.data.losses import Losses
+    from trainledger.engine.train.trained import Trained
 
 EMA = flag("--ema", "the moving average of the weights (recipe.ema) instead of the weights")
 
@@ -44,8 +44,8 @@ def continued(
     model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int, averaged: bool = False
 ) -> tuple[str, Path]:
     """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
-    from trainledger.nn.sample import generate
-    from trainledger.train.trained import load_trained
+    from trainledger.engine.nn.sample import generate
+    from trainledger.engine.train.trained import load_trained
 
     trained = load_trained(model, say, averaged=averaged)
     tokenizer = trained.tokenizer
@@ -93,8 +93,8 @@ def evaluate(args: Namespace) -> Document:
 
     Each document is read separately, after an end token.
     """
-    from trainledger.report.perplexity import document
-    from trainledger.train.trained import load_trained
+    from trainledger.answers.pages.perplexity import document
+    from trainledger.engine.train.trained import load_trained
 
     trained = load_trained(args.model, say, averaged=args.ema)
     losses, read = losses_on_text(trained, args, args.dtype)
@@ -105,12 +105,12 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
     """The losses of a model on the text of the arguments, and with which windows of what text."""
     from itertools import chain, islice
 
-    from trainledger.data.held_out import documents_of, held_out_documents
-    from trainledger.data.losses import Losses
-    from trainledger.data.mixture import open_mixture
-    from trainledger.train.device import find_device
-    from trainledger.train.perplexity import document_losses
-    from trainledger.train.precision import TORCH
+    from trainledger.engine.data.held_out import documents_of, held_out_documents
+    from trainledger.engine.data.losses import Losses
+    from trainledger.engine.data.mixture import open_mixture
+    from trainledger.engine.train.device import find_device
+    from trainledger.engine.train.perplexity import document_losses
+    from trainledger.engine.train.precision import TORCH
 
     device = find_device(args.backend)
     tokenizer, run, spec = trained.tokenizer, trained.run, trained.model.spec
@@ -169,8 +169,8 @@ _OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or no
 )
 def export(args: Namespace) -> Document:
     """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
-    from trainledger.nn.huggingface import export_model
-    from trainledger.train.trained import load_trained, tokenizer_text
+    from trainledger.engine.nn.huggingface import export_model
+    from trainledger.engine.train.trained import load_trained, tokenizer_text
 
     trained = load_trained(args.model, say, averaged=args.ema)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
@@ -202,8 +202,8 @@ def export(args: Namespace) -> Document:
 def import_(args: Namespace) -> Document:
     """Read a Hugging Face directory (of any model type that is known here) and write a model that training can start
     from: model.toml, model.safetensors and, where there is one, tokenizer.json."""
-    from trainledger.nn.huggingface import import_model
-    from trainledger.train.trained import config_notes, tokenizer_json_in, write_start
+    from trainledger.engine.nn.huggingface import import_model
+    from trainledger.engine.train.trained import config_notes, tokenizer_json_in, write_start
 
     model, notes, tokenizer = import_model(args.model), config_notes(args.model), tokenizer_json_in(args.model)
     for each in notes:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.rules import attended_pairs
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import segments
 from trainledger.spec.run import Run
 

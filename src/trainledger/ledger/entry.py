@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
 

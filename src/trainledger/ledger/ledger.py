@@ -15,13 +15,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import summed
 from trainledger.ledger.entry import Amounts, Entry, Int, TensorLife
 from trainledger.ledger.memory.timeline import Peak, peak
+from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import GIB
+from trainledger.spec.units import GIB
 
 
 @frozen

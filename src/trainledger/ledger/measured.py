@@ -7,8 +7,8 @@ from dataclasses import field, fields
 from itertools import chain
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger, summary
+from trainledger.spec.frozen import frozen
 
 
 @frozen(kw_only=True)

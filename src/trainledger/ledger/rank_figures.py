@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.context import left_out
 from trainledger.ledger.ranks import RankAccount, accounts
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput

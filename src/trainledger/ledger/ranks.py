@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from trainledger.dtypes import nbytes_in
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import several, sizes_of
@@ -23,6 +21,8 @@ from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, rank_plan, shard_shape
 from trainledger.ledger.step import follow, follow_places, resident_of
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 
 

@@ -9,9 +9,9 @@ A window bounds the keys of a query only where the kernel knows it (`keys_seen`)
 
 from __future__ import annotations
 
-from trainledger.division import ceil_div
 from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
+from trainledger.spec.division import ceil_div
 
 # Elementary operations per element that a normalization, a softmax or an update takes, one for each
 # addition, multiplication, root, exponential or comparison in its definition; an `assumed` count, as

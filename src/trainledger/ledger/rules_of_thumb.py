@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 Number = Any  # int, float, array or symbol
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.sizes import Sizes, is_one, sizes_of
@@ -23,6 +22,7 @@ from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.optimizers.mixed_precision import set_formats
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import is_linear
@@ -174,7 +174,7 @@ def experts_met(spec: ModelSpec, tokens: Int) -> float:
 
     1 - (1 - K / E)^tokens: each token leaves an expert out with probability 1 - K / E.
 
-    >>> from trainledger.api.load import model
+    >>> from trainledger.answers.load import model
     >>> spec = model("mixtral-8x7b")  # 2 of 8 experts
     >>> experts_met(spec, 1), round(experts_met(spec, 8), 3)
     (0.25, 0.9)

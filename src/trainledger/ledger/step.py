@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import is_zero, sizes_of
@@ -29,6 +28,7 @@ from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
 from trainledger.spec.run import Run
 

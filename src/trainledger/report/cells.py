@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainledger.document import Figure
-from trainledger.frozen import frozen
+from trainledger.report.document import Figure
 from trainledger.report.style import GREY, arranged, bars, points
+from trainledger.spec.frozen import frozen
 
 _ROW, _AROUND = 30, 90  # pixels of a row of cells, and of the axes and titles
 _PALE = 0.4  # so that dark letters are read on it, and light ones in the dark

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
 
-from trainledger.document import (
+from trainledger.report.document import (
     Bars,
     Code,
     Document,
@@ -25,7 +25,7 @@ from trainledger.report.style import COLOURS, key_of, titled, untitled
 from trainledger.report.svg import STYLE, svg
 from trainledger.report.svg.elements import element
 from trainledger.report.svg.paint import paint
-from trainledger.units import format_percent
+from trainledger.spec.units import format_percent
 
 # Nothing is fetched and no script runs, whatever the data contains: the policy forbids it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from textwrap import wrap
 from typing import Any
 
-from trainledger.division import ceil_div
-from trainledger.document import Figure
+from trainledger.report.document import Figure
 from trainledger.report.html import page, paragraphs
 from trainledger.report.style import key_of, titled, untitled
 from trainledger.report.svg import WIDTH, standalone
 from trainledger.report.table import WIDTH as COLUMNS
 from trainledger.report.table import wrapped
+from trainledger.spec.division import ceil_div
 from trainledger.spec.plain import check_target, finite, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from trainledger.document import Document
+from trainledger.report.document import Document
 from trainledger.report.table import WIDTH
 from trainledger.report.terminal import has_colour, text
 from trainledger.spec.plain import finite

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
-from trainledger.document import Figure
-from trainledger.units import GIGA, format_nbytes
+from trainledger.report.document import Figure
+from trainledger.spec.units import GIGA, format_nbytes
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish.
 COLOURS = (

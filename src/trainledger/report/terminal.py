@@ -7,11 +7,24 @@ import re
 from collections.abc import Iterator
 from typing import TextIO
 
-from trainledger.document import Bars, Document, Facts, Items, Listing, Part, Section, Table, Terms, Text, shown, signed
-from trainledger.frozen import frozen
+from trainledger.report.document import (
+    Bars,
+    Document,
+    Facts,
+    Items,
+    Listing,
+    Part,
+    Section,
+    Table,
+    Terms,
+    Text,
+    shown,
+    signed,
+)
 from trainledger.report.table import WIDTH, table, wrapped
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import printable
-from trainledger.units import format_percent
+from trainledger.spec.units import format_percent
 
 _BOLD, _DIM, _RED, _CYAN, _END = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _ALARMING = re.compile(r"[Dd]oes NOT fit|\bPARTIAL\b|\b[Ii]mpossible\b")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from trainledger.frozen import frozen
 from trainledger.spec.cluster import Device
 from trainledger.spec.fit import Fit, fits_toml
+from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rates import CollectiveTime, CopyTime

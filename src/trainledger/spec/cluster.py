@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.frozen import frozen
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.error_model import ErrorModel
+from trainledger.spec.frozen import frozen
 from trainledger.spec.links import Fabric
 from trainledger.spec.setting import setting
-from trainledger.units import MEGA
+from trainledger.spec.units import MEGA
 
 # Eight devices that share 100 Mbit/s have 1.6 MB/s each: a smaller number was meant in another unit.
 LEAST_RATE = MEGA

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.spec import runfile
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import chosen
 from trainledger.spec.recompute import checkpointed

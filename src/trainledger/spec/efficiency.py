@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem
 
 SHARES = (
@@ -19,7 +19,7 @@ NOT_NEGATIVE = (
 
 @frozen(kw_only=True)
 class Efficiency:
-    """The constants of a device that a data sheet does not give; `predict.kernel` uses them.
+    """The constants of a device that a data sheet does not give; `forecast.predict.kernel` uses them.
 
     ``matmul_share`` of the peak is reached inside a large matmul in 16 bits or tf32, ``float8_share`` of the fp8
     peak in one in fp8; ``depth`` is the inner size k that takes as long as the start and the end of an output tile.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 SHARE = 0.8  # of the runs lie in an interval
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 
 

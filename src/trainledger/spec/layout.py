@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")  # of the mesh: their product is its devices

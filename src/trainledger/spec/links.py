@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 
 @frozen(kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from trainledger.division import round_up
-from trainledger.frozen import frozen
 from trainledger.spec.attention import Latent, MultiHead
+from trainledger.spec.division import round_up
 from trainledger.spec.feed_forward import Dense, Experts
+from trainledger.spec.frozen import frozen
 from trainledger.spec.parts import part
 from trainledger.spec.positions import Alibi, Learned, NoPositions, Rope
 from trainledger.spec.setting import setting

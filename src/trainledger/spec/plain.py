@@ -123,7 +123,7 @@ def not_written(error: OSError, path: str | os.PathLike[str], field: str = "file
 
     Where the disk is full that is no wrong input: the same error, with the file's own name.
     """
-    from trainledger.durable import is_full
+    from trainledger.spec.durable import is_full
 
     where = os.fspath(path)
     if is_full(error):

@@ -1,6 +1,6 @@
 """Precision: for each kind, the number format of every part of a training step.
 
-A format is a name in `trainledger.dtypes`. Nothing is computed here; ledger, engine and layouts read these records.
+A format is a name in `spec.dtypes`. Nothing is computed here; ledger, engine and layouts read these records.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
 
 TILE = 16  # what every dim of a matmul in 8 bits must be a multiple of (torch._scaled_mm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 _LONGEST = 60
 # C0 but newline and tab, DEL and C1 (ECMA-48): a terminal obeys them.

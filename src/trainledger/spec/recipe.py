@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.guard import Guard, Watch
 from trainledger.spec.lora import Lora
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer

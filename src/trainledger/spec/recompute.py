@@ -13,8 +13,8 @@ from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
 
-from trainledger.division import ceil_div
-from trainledger.frozen import frozen
+from trainledger.spec.division import ceil_div
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, Segment, kind_of, period_of, segments
 from trainledger.spec.lora import ATTENTION, is_target
 from trainledger.spec.model import ModelSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import AXES, Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.setting import setting
 
 # What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainledger.division import ceil_div
-from trainledger.dtypes import BLOCK_FORMATS
-from trainledger.frozen import frozen
+from trainledger.spec.division import ceil_div
+from trainledger.spec.dtypes import BLOCK_FORMATS
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem, nearest_text
 
 Int = Any

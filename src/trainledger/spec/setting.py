@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, field
 from typing import Any
 
 from trainledger.spec.problem import nearest_text
-from trainledger.units import (
+from trainledger.spec.units import (
     NotAQuantity,
     parse_bytes_per_second,
     parse_count,

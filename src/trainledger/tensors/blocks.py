@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, BlockFormat, NumberFormat
-from trainledger.frozen import frozen
+from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, BlockFormat, NumberFormat
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.number import SHOWN, WHOLE, Whole, formats_named
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES
+from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.number import known_format
 from trainledger.tensors.strided import MEMORY_FORMATS, Strided, list_text

@@ -13,8 +13,8 @@ from functools import reduce as folded
 from operator import mul
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.ledger.rules import FLOPS_PER_ELEMENT
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.tensors.copies import fresh, reshape
 from trainledger.tensors.strided import Chain, ChainStep, Strided, list_text

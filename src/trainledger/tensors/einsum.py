@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import mul
 
-from trainledger.dtypes import nbytes_in
-from trainledger.frozen import frozen
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import counted
+from trainledger.spec.units import counted
 
 MOST_OPERANDS = 10  # every order is tried: 3^operands pairs of groups
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import torch
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.tensors.number import ALIASES
 from trainledger.tensors.strided import Chain, ChainStep, Strided

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, NumberFormat
-from trainledger.frozen import frozen
+from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, NumberFormat
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 # Other names: of torch, numpy and JAX, and the short ones.

@@ -11,9 +11,9 @@ from functools import reduce
 from itertools import product
 from operator import mul
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem
-from trainledger.units import format_nbytes
+from trainledger.spec.units import format_nbytes
 
 MEMORY_FORMATS = {"channels_last": (1, 3, 2, 0), "channels_last_3d": (1, 4, 3, 2, 0)}  # dims, the quickest first
 WIDTH = 80

@@ -6,13 +6,13 @@ import re
 from functools import reduce
 from operator import mul
 
-from trainledger.dtypes import nbytes_in
-from trainledger.frozen import frozen
 from trainledger.ledger.rules import FLOPS_PER_ELEMENT
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import NotAQuantity, parse_count
 from trainledger.tensors.number import known_format
 from trainledger.tensors.strides import row_major
-from trainledger.units import NotAQuantity, parse_count
 
 MOST_DIMS = 64  # of a torch tensor
 LARGEST = 10**18

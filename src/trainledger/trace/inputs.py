@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.units import NotAQuantity, parse_count
 from trainledger.trace.recorder.tensor_facts import DTYPE_NAMES
-from trainledger.units import NotAQuantity, parse_count
 
 Inputs = dict[str, Tensor] | tuple[Tensor, ...]
 

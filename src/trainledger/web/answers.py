@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainledger.document import Document, Section, Text
+from trainledger.report.document import Document, Section, Text
 from trainledger.report.html import parts, table_html
 from trainledger.report.style import key_of
 from trainledger.report.svg import svg
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.units import (
+from trainledger.spec.units import (
     NotAQuantity,
     format_percent,
     parse_amount,

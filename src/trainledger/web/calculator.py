@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from trainledger.document import Document, Figure, Number, Table, shown
-from trainledger.frozen import frozen
+from trainledger.report.document import Document, Figure, Number, Table, shown
+from trainledger.spec.frozen import frozen
 from trainledger.web.field import Field, Query
 
 Progress = Callable[[str, int, int], None]

@@ -18,8 +18,8 @@ from typing import Any
 
 import trainledger
 from trainledger import __version__
-from trainledger.document import Document, Section, Table, Text
-from trainledger.frozen import frozen
+from trainledger.report.document import Document, Section, Table, Text
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import field_of, paths
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import rule_of
-from trainledger.units import NotAQuantity, parse_amount, parse_count, parse_nbytes, parse_number, parse_seconds
+from trainledger.spec.units import NotAQuantity, parse_amount, parse_count, parse_nbytes, parse_number, parse_seconds
 
 _READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
 _SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")

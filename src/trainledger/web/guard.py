@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from trainledger.report.plain_data import error_json
+from trainledger.answers.pages.plain_data import error_json
 from trainledger.spec.problem import InvalidInput, Problem
 
 Scope = MutableMapping[str, Any]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainledger.plan.plan import Plan
-from trainledger.report.interval import between
-from trainledger.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
+from trainledger.answers.pages.interval import between
+from trainledger.forecast.plan.plan import Plan
+from trainledger.spec.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
 from trainledger.web.calculator import Headline
 
 # The two ways in which MFU is counted, each under one name on every page.

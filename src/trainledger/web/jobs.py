@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.web.calculator import Progress
 
 Work = Callable[[Progress], Any]

@@ -14,7 +14,7 @@ from threading import Thread
 import uvicorn
 from fastapi import FastAPI
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web.guard import Guard
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainledger.report.plain_data import error_json
+from trainledger.answers.pages.plain_data import error_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers
 from trainledger.web.calculator import Progress

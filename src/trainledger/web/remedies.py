@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from trainledger.plan.changes import memory_savings, value_of
-from trainledger.predict.forecast import Forecast
+from trainledger.forecast.plan.changes import memory_savings, value_of
+from trainledger.forecast.predict.forecast import Forecast
 from trainledger.spec.difference import as_override
 from trainledger.spec.run import Run
-from trainledger.units import format_nbytes
+from trainledger.spec.units import format_nbytes
 from trainledger.web.calculator import Remedy
 from trainledger.web.field import FILE, Query
 from trainledger.web.run import CONFIG, MODEL, PASTED, RUN, words_of

@@ -10,9 +10,9 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.record import BlockRun, Loop, Storage
 from trainledger.ledger.entry import Int
+from trainledger.spec.dtypes import nbytes_in
 
 
 class Memory:

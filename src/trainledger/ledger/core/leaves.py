@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.entry import Int
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind
 from trainledger.spec.recompute import Group
 

@@ -12,8 +12,8 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.ledger.entry import Amounts, Entry, Int
+from trainledger.spec.frozen import frozen
 
 Loop = tuple[tuple[str, Int], ...]
 COMMUNICATION = "communication"  # the category of what is sent, and of buffers for what arrives

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array, Leaf, Memory
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.leaves import BlockLeaves, Parameters
@@ -18,6 +17,7 @@ from trainledger.ledger.core.record import BlockRun, Event, Group, Loop, Storage
 from trainledger.ledger.core.sizes import is_one, several, summed
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
 
 

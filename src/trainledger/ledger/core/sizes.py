@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainledger.division import ceil_div
-from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
+from trainledger.spec.division import ceil_div
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run

@@ -1,4 +1,4 @@
-"""Recomputation and offloading on a tape: the same as `nn.checkpointing`, with sizes instead of tensors.
+"""Recomputation and offloading on a tape: the same as `engine.nn.checkpointing`, with sizes instead of tensors.
 
 Both are hooks of the tape. As in torch's non-reentrant checkpoint the second run stops as soon as the last saved array
 exists.

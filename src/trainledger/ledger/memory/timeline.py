@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, Protocol
 
-from trainledger.frozen import frozen
 from trainledger.ledger.entry import HOST, Amounts, Entry, Int
+from trainledger.spec.frozen import frozen
 
 Live = dict[str, Int]
 

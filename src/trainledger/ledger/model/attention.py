@@ -1,4 +1,4 @@
-"""Self-attention on a tape, multi-head or latent: as in `nn.attention` and `nn.latent_attention`.
+"""Self-attention on a tape, multi-head or latent: as in `engine.nn.attention` and `engine.nn.latent_attention`.
 
 Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width, J pairs that rope turns, W
 value width; of latent attention P query rank, R key-value rank, N width without positions, Q rotary width, K = N + Q.

@@ -1,4 +1,4 @@
-"""The core of attention on a tape, fused or unfused: the same expressions as in `nn.attention`.
+"""The core of attention on a tape, fused or unfused: the same expressions as in `engine.nn.attention`.
 
 Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key width, W value width.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from trainledger.division import round_up
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import BlockLeaves
@@ -18,6 +17,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
+from trainledger.spec.division import round_up
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
@@ -119,7 +119,7 @@ def _core(
         K = W = wide
     kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
     without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
-    if without_shared_heads and not is_one(repeats):  # as `nn.attention` does for any mask
+    if without_shared_heads and not is_one(repeats):  # as `engine.nn.attention` does for any mask
         # The summed gradients have heads before tokens, which a projection's output has not.
         turned_back = not (is_one(spec.kv_heads) or is_one(T))
         made_anew = leaves.kind.rotary or spec.attention.qk_norm == "head"

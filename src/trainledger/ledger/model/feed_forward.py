@@ -1,4 +1,4 @@
-"""The feed-forward part on a tape, dense or of experts: as in `nn.feed_forward` and `nn.grouped_matmuls`.
+"""The feed-forward part on a tape, dense or of experts: as in `engine.nn.feed_forward` and `engine.nn.grouped_matmuls`.
 
 Sizes: N tokens, D d_model, F inner width, E experts, K experts of a token, R = K N routes, S places of all experts; of
 the matmuls of experts C places of each expert, D width in, M width out.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainledger.division import ceil_div
-from trainledger.frozen import frozen
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import BlockLeaves
@@ -24,6 +22,8 @@ from trainledger.ledger.ops.float8 import by_blocks
 from trainledger.ledger.ops.loss import with_loss
 from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
+from trainledger.spec.division import ceil_div
+from trainledger.spec.frozen import frozen
 
 
 def mlp(

@@ -1,4 +1,4 @@
-"""The whole model on a tape: embedding, blocks, head and loss, as in `nn.transformer`.
+"""The whole model on a tape: embedding, blocks, head and loss, as in `engine.nn.transformer`.
 
 Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width, F d_ff, V rows of the
 embedding.

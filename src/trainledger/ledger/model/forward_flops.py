@@ -22,7 +22,7 @@ def forward_flops(spec: ModelSpec, tokens: Int, *, attention: str = "sdpa") -> d
     Attention is counted dense; ``flash`` kernels know windows and compute no more than those. A token passes through
     ``per_token`` experts. Modules of multi-token prediction are one component with their attention, without their head.
 
-    >>> from trainledger.api.load import model
+    >>> from trainledger.answers.load import model
     >>> found = forward_flops(model("gpt2"), 1024)
     >>> found["mlp"] == 2 * 1024 * 12 * 8 * 768**2
     True

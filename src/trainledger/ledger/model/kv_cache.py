@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.frozen import frozen
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.sizes import Sizes
@@ -16,6 +15,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import fused_attention
 from trainledger.ledger.ops import operations as op
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.serving import CACHE_FORMATS
@@ -48,7 +48,7 @@ class KVCache:
     def nbytes(self, batch: Int, context: Int) -> Int:
         """Bytes of ``batch`` sequences of ``context`` tokens; a layer with a window keeps no more than that.
 
-        >>> from trainledger.api.load import model
+        >>> from trainledger.answers.load import model
         >>> kv_cache(model("llama-2-7b"), "bf16").nbytes(1, 1), kv_cache(model("deepseek-v3"), "bf16").nbytes(1, 1)
         (524288, 70272)
         """

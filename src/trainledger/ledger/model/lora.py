@@ -1,4 +1,4 @@
-"""LoRA and QLoRA on a tape: frozen linear layers with low-rank adapters, as in `nn.lora`.
+"""LoRA and QLoRA on a tape: frozen linear layers with low-rank adapters, as in `engine.nn.lora`.
 
 Hu et al. 2021 (LoRA, section 4.1); Dettmers et al. 2023 (QLoRA, section 3). A frozen weight has no gradient and its
 matmul none of its own: about 4 N FLOPs per token instead of 6 N. Sizes: R rank.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from trainledger.dtypes import BLOCK_FORMATS, nbytes_in
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import float8_linear
+from trainledger.spec.dtypes import BLOCK_FORMATS, nbytes_in
 from trainledger.spec.lora import BLOCKS_OF, Lora, is_linear, is_target
 
 CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a weight's codes are held in

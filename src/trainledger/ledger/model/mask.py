@@ -1,4 +1,4 @@
-"""The masks of attention's scores on a tape: the same expressions as in `nn.positions`.
+"""The masks of attention's scores on a tape: the same expressions as in `engine.nn.positions`.
 
 Sizes: B sequences, T tokens, H query heads.
 """

@@ -1,4 +1,4 @@
-"""Multi-token prediction on a tape: the same expressions as in `nn.mtp`.
+"""Multi-token prediction on a tape: the same expressions as in `engine.nn.mtp`.
 
 Sizes: B sequences, T tokens, S tokens of a module, D d_model.
 """

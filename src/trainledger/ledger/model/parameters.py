@@ -12,13 +12,13 @@ from itertools import chain
 from operator import mul
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves, component_of
 from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.model.lora import adapt
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, last_kind, segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.positions import Learned
@@ -185,7 +185,7 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     A token passes through ``experts_per_token`` of the experts of a layer and through all else; multi-token
     prediction modules are counted in ``total`` only, as nothing passes through them once the model is trained.
 
-    >>> from trainledger.api.load import model
+    >>> from trainledger.answers.load import model
     >>> parameters(model("gpt2")).total
     124439808
     >>> parameters(model("llama-3-8b")).total

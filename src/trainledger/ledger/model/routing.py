@@ -1,4 +1,4 @@
-"""The routing of tokens to experts and back on a tape: as in `nn.routing`.
+"""The routing of tokens to experts and back on a tape: as in `engine.nn.routing`.
 
 Sizes: N tokens, D d_model, E experts, K experts of a token, G groups of experts, R = K N routes, C places of an expert,
 S places of all experts.
@@ -6,13 +6,13 @@ S places of all experts.
 
 from __future__ import annotations
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 
 

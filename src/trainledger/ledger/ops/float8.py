@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 
-from trainledger.division import ceil_div
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.spec.division import ceil_div
 from trainledger.spec.precision import Float8
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2

@@ -1,4 +1,4 @@
-"""The loss on a tape: the same expressions as in `nn.loss`, with all logits at once or chunk by chunk.
+"""The loss on a tape: the same expressions as in `engine.nn.loss`, with all logits at once or chunk by chunk.
 
 Sizes: N tokens of a micro-batch, D d_model, V padded vocab_size.
 """

@@ -1,4 +1,4 @@
-"""Normalizations on a tape: the same expressions as in `nn.norm`. One kernel each, but for RMSNorm on a CPU.
+"""Normalizations on a tape: the same expressions as in `engine.nn.norm`. One kernel each, but for RMSNorm on a CPU.
 
 Sizes: rows of a last dim of ``width``.
 """

@@ -1,4 +1,4 @@
-"""Adam and AdamW with 8-bit moments: as `train.adam_8bit` runs them, and as bitsandbytes' kernel does.
+"""Adam and AdamW with 8-bit moments: as `engine.train.adam_8bit` runs them, and as bitsandbytes' kernel does.
 
 The one has the moments of a tensor in fp32 while it updates it, the other (Dettmers et al. 2022, section 2.2) reads,
 updates and stores element by element, without scratch.

@@ -1,6 +1,6 @@
 """What low precision adds to a step on a tape: master copies, gradient buffers and loss scaling.
 
-The same operations as in `train.mixed_precision`.
+The same operations as in `engine.train.mixed_precision`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool
 
 
 def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
-    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`nn.float8`).
+    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`engine.nn.float8`).
 
     By block those of experts do too, which are held together.
     """

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
+from trainledger.spec.frozen import frozen
 from trainledger.spec.recipe import Recipe
 
 _MUON_LEAVES_OUT = ("embed_tokens", "embed_positions", "lm_head")

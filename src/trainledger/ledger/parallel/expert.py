@@ -10,7 +10,6 @@ Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes
 
 from __future__ import annotations
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.record import Group
@@ -20,6 +19,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.ops.float8 import blocks, cast_by_block
 from trainledger.ledger.parallel.context import exchanged
 from trainledger.ledger.parallel.rank_plan import RankPlan
+from trainledger.spec.frozen import frozen
 
 
 @frozen

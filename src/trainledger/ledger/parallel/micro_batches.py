@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.core.record import COMMUNICATION, Group
@@ -22,6 +21,7 @@ from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
 from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
 from trainledger.ledger.parallel.tensor import tensor_group
+from trainledger.spec.dtypes import nbytes_in
 
 
 class Work:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.sizes import between, greater, is_zero, smaller
 from trainledger.ledger.entry import Int
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.recompute import Group, LayerRun
 
@@ -48,7 +48,7 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
     gpipe: all M (Huang et al. 2019). 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on
     every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3). Each counts as much as
     before its backward; what waits in torch 2.13 keeps more, as the first part frees nothing and leaves gradients for
-    the second (`tests/train/test_pipeline_witness.py`). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
+    the second (`tests/engine/train/test_pipeline_witness.py`). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
     Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs); one more where forwards run
     together with backwards (overlap has ``experts``).
 

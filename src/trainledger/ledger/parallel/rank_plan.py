@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import reduce
 from operator import mul
 
-from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.record import Group
@@ -16,6 +15,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.model.parameters import Part, leaves_of
 from trainledger.ledger.parallel.pipeline import Chunk, chunks_of, cut, ends_apart, standing_apart
 from trainledger.ledger.parallel.tensor import local_model
+from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.recompute import LayerRun, layer_runs
 from trainledger.spec.run import Run

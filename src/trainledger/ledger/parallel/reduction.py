@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.record import Group
@@ -15,6 +14,7 @@ from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.parallel.rank_plan import RankPlan
+from trainledger.spec.dtypes import nbytes_in
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
 

@@ -26,7 +26,7 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
 
     Key-value heads that are fewer than the ranks are held by several of them.
 
-    >>> from trainledger.api.load import model
+    >>> from trainledger.answers.load import model
     >>> rank = local_model(model("llama-3-8b", **{"attention.n_kv_heads": 2}), 4)
     >>> rank.attention.n_heads, rank.kv_heads, rank.head_size, rank.feed_forward.d_ff, rank.padded_vocab
     (8, 1, 128, 3584, 32064)

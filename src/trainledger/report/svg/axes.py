@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, log10
 from typing import Any
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 
 _ROOM = 0.05  # of an axis beyond its values
 

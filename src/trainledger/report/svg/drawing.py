@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.document import Figure
+from trainledger.report.document import Figure
 from trainledger.report.style import DARK, GREY, key_of, untitled
 from trainledger.report.svg.axis_lines import draw_flat, draw_grid, draw_upright
 from trainledger.report.svg.bars import draw_bars

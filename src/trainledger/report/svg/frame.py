@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.report.svg.axes import Axis
 from trainledger.report.svg.elements import LINE, SMALL, folded_to, lines_of, width_of
 from trainledger.report.svg.ticks import Tick, ticks_of
+from trainledger.spec.frozen import frozen
 
 EDGE = 6  # pixels around all
 TICK = 6  # pixels from an axis to the words of its ticks

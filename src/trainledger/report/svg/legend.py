@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.frozen import frozen
 from trainledger.report.style import COLOURS, DARK
 from trainledger.report.svg.bars import is_bar
 from trainledger.report.svg.curves import colour_of, modes_of
 from trainledger.report.svg.elements import LINE, SMALL, element, folded_to, lines_of, text, width_of
 from trainledger.report.svg.markers import symbol, symbol_style
 from trainledger.report.svg.paint import paint
+from trainledger.spec.frozen import frozen
 
 _SIGN, _SPACE, _APART = 20, 6, 20  # pixels of a sign, of the space after it, and between two names
 _ROW = 20

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.document import Figure
-from trainledger.frozen import frozen
+from trainledger.report.document import Figure
 from trainledger.report.svg.axes import Axis, Extent, axis_of, has_range, kind_of, place
 from trainledger.report.svg.bars import Bar, bars_of, is_bar, is_upright
 from trainledger.report.svg.curves import modes_of, stacked
 from trainledger.report.svg.elements import lines_of
 from trainledger.report.svg.frame import axis_layout, title_of
+from trainledger.spec.frozen import frozen
 
 Trace = dict[str, Any]
 Kind = tuple[str, list[str]]  # linear, log or category, and the names of the last in their order

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.division import round_up
+from trainledger.spec.division import round_up
 from trainledger.spec.layout import AXES
 from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.frozen import frozen
+from trainledger.spec.frozen import frozen
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.tensor_facts import tensors_in
 

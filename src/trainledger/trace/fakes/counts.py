@@ -16,11 +16,11 @@ from torch import Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.division import ceil_div
+from trainledger.spec.division import ceil_div
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import counted
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.recorder.assumed_sizes import ASSUMED, BOUND, AssumedSizes
-from trainledger.units import counted
 
 aten = torch.ops.aten
 NAME = "nonzero"

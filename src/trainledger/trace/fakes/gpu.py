@@ -21,10 +21,10 @@ import torch
 import torch.amp.autocast_mode
 from torch import Tensor
 
+from trainledger.spec.units import GIGA
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.patches import Made, Patch, all_replaced, answering, around
 from trainledger.trace.recorder.source_lines import TORCH
-from trainledger.units import GIGA
 
 GPU_NBYTES = 80 * GIGA
 CAPABILITY = (9, 0)

@@ -18,9 +18,9 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainledger.spec.units import GIB
 from trainledger.trace.patches import all_replaced, around
 from trainledger.trace.recorder.tensor_facts import is_gpu
-from trainledger.units import GIB
 
 _MOST = 2**40  # elements of a file that is read
 _MOST_NBYTES = 4 * GIB  # of memory that is made for a program to write to; of more the values are not known

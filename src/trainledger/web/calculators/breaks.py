@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trainledger as tl
-from trainledger.document import Table
-from trainledger.plan.breaks import Break, Breaks
-from trainledger.plan.changes import value_of
-from trainledger.plan.limits import MEMORY
-from trainledger.plan.sizes import AXES
+from trainledger.forecast.plan.breaks import Break, Breaks
+from trainledger.forecast.plan.changes import value_of
+from trainledger.forecast.plan.limits import MEMORY
+from trainledger.forecast.plan.sizes import AXES
+from trainledger.report.document import Table
 from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.run import (

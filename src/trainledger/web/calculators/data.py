@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import trainledger as tl
-from trainledger.api.defaults import sharded
-from trainledger.api.load import Source, resolve
-from trainledger.plan.training_loop import TrainingLoop
-from trainledger.report.training_loop import (
+from trainledger.answers.defaults import sharded
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.pages.training_loop import (
     INTERVALS,
     SCHEDULE,
     headline,
@@ -18,6 +17,7 @@ from trainledger.report.training_loop import (
     schedule_figure,
     schedule_table,
 )
+from trainledger.forecast.plan.training_loop import TrainingLoop
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import SCHEDULES
 from trainledger.spec.run import Run

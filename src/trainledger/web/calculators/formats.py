@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
-from trainledger.report import formats as report
-from trainledger.report.format_figures import bits_figure, bits_table, steps_figure, uses_table
+from trainledger.answers.pages import formats as report
+from trainledger.answers.pages.format_figures import bits_figure, bits_table, steps_figure, uses_table
+from trainledger.spec.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
 from trainledger.tensors.blocks import InBlock, formats_and_blocks, in_block, is_format
 from trainledger.tensors.number import (
     FAMILIES,

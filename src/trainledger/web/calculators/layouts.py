@@ -8,16 +8,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import trainledger as tl
-from trainledger.api.defaults import SEARCH
-from trainledger.api.load import resolve
-from trainledger.api.recent import Recent
-from trainledger.document import Document, Section, Table, Text
-from trainledger.plan.layouts.grid import FIELDS, KNOWN
-from trainledger.plan.layouts.result import Layouts, ScoredLayout
-from trainledger.plan.plan import Plan
+from trainledger.answers.defaults import SEARCH
+from trainledger.answers.load import resolve
+from trainledger.answers.recent import Recent
+from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN
+from trainledger.forecast.plan.layouts.result import Layouts, ScoredLayout
+from trainledger.forecast.plan.plan import Plan
+from trainledger.report.document import Document, Section, Table, Text
 from trainledger.spec.overrides import value_of
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import format_nbytes, format_seconds
+from trainledger.spec.units import format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers
 from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU

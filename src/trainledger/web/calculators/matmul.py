@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger import catalog
-from trainledger.api.einsum_times import devices_named, einsum_times
-from trainledger.plan.napkin import short
-from trainledger.plan.quantity import read
-from trainledger.predict.einsum_time import DIMS, EinsumTime, swept
-from trainledger.report.einsum import causes_table, cut_text, einsum, times_table
-from trainledger.report.einsum_figures import roofline_figure, sweep_figure, sweep_table
-from trainledger.report.plan_figures import waterfall
+from trainledger.answers.einsum_times import devices_named, einsum_times
+from trainledger.answers.pages.einsum import causes_table, cut_text, einsum, times_table
+from trainledger.answers.pages.einsum_figures import roofline_figure, sweep_figure, sweep_table
+from trainledger.answers.pages.plan_figures import waterfall
+from trainledger.forecast.plan.napkin import short
+from trainledger.forecast.plan.quantity import read
+from trainledger.forecast.predict.einsum_time import DIMS, EinsumTime, swept
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import counted, format_flops_per_second, format_percent, format_seconds, parse_count
 from trainledger.tensors import einsum as einsums
 from trainledger.tensors.einsum import Einsum
 from trainledger.tensors.number import known_format
 from trainledger.tensors.tensor import read_shape
-from trainledger.units import counted, format_flops_per_second, format_percent, format_seconds, parse_count
 from trainledger.web.calculator import PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of
 
@@ -170,7 +170,7 @@ def _notes(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[str]:
 
 def _python(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, devices: str) -> str:
     return (
-        "from trainledger.api.einsum_times import devices_named, einsum_times\n"
+        "from trainledger.answers.einsum_times import devices_named, einsum_times\n"
         "from trainledger.tensors.einsum import einsum\n\n"
         f"one = einsum({equation!r}, {list(shapes)!r}, {dtype!r})\n"
         "print(one.flops, one.nbytes, one.intensity)\n"

@@ -11,21 +11,21 @@ from math import prod
 from typing import Any
 
 import trainledger as tl
-from trainledger.api.cost import planned, why_impossible
-from trainledger.document import Document, section
-from trainledger.explain import account as explained
-from trainledger.explain.account import Part
-from trainledger.explain.symbols import Symbolic
+from trainledger.answers.cost import planned, why_impossible
+from trainledger.answers.pages import interval
+from trainledger.answers.pages.device_memory import device_figure, device_table
+from trainledger.answers.pages.explain import account_terms
+from trainledger.answers.pages.memory import memory_lanes, phases_table
+from trainledger.answers.pages.peak import place
+from trainledger.answers.pages.published import NEAREST
+from trainledger.forecast.explain import account as explained
+from trainledger.forecast.explain.account import Part
+from trainledger.forecast.explain.symbols import Symbolic
+from trainledger.forecast.plan.fit import Found
+from trainledger.forecast.plan.plan import Plan
+from trainledger.forecast.plan.quantity import read
 from trainledger.ledger.memory.timeline import Moment, timeline
-from trainledger.plan.fit import Found
-from trainledger.plan.plan import Plan
-from trainledger.plan.quantity import read
-from trainledger.report import interval
-from trainledger.report.device_memory import device_figure, device_table
-from trainledger.report.explain import account_terms
-from trainledger.report.memory import memory_lanes, phases_table
-from trainledger.report.peak import place
-from trainledger.report.published import NEAREST
+from trainledger.report.document import Document, section
 from trainledger.spec.layout import AXES
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.precision import PRECISIONS
@@ -34,7 +34,7 @@ from trainledger.spec.recipe import ATTENTIONS
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse_toml
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
-from trainledger.units import counted, format_nbytes, format_percent, parse_count
+from trainledger.spec.units import counted, format_nbytes, format_percent, parse_count
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, one_of, powers, size_of, steps
 from trainledger.web.headlines import of_memory, of_time

@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import trainledger as tl
-from trainledger.api.load import resolve
-from trainledger.document import Document, section
-from trainledger.explain import account as explained
-from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model.forward_flops import SCORES, forward_flops
-from trainledger.ledger.model.parameters import ParameterCount, parameters
-from trainledger.plan.family import scaled
-from trainledger.report.explain import account_terms
-from trainledger.report.model import (
+from trainledger.answers.load import resolve
+from trainledger.answers.pages.explain import account_terms
+from trainledger.answers.pages.model import (
     components_figure,
     components_table,
     ordered,
@@ -22,11 +16,17 @@ from trainledger.report.model import (
     shares_table,
     title_of,
 )
-from trainledger.report.plain_data import plain, run_data
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.explain import account as explained
+from trainledger.forecast.plan.family import scaled
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.forward_flops import SCORES, forward_flops
+from trainledger.ledger.model.parameters import ParameterCount, parameters
+from trainledger.report.document import Document, section
 from trainledger.spec.layout import AXES
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
-from trainledger.units import format_count, format_flops, format_percent
+from trainledger.spec.units import format_count, format_flops, format_percent
 from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import FILE, YES_OR_NO, Field, Query, of_run, powers, steps
 from trainledger.web.run import (

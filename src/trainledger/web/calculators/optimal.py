@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.plan.optimal import LOSS_LAW, Choice, Optimal
-from trainledger.plan.scaling_law import LossLaw, laws
-from trainledger.report.optimal_figures import SHORT, trained_table
-from trainledger.units import format_count, format_flops
+from trainledger.answers.pages.optimal_figures import SHORT, trained_table
+from trainledger.forecast.plan.optimal import LOSS_LAW, Choice, Optimal
+from trainledger.forecast.plan.scaling_law import LossLaw, laws
+from trainledger.spec.units import format_count, format_flops
 from trainledger.web.calculator import PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of, powers, rising
 from trainledger.web.headlines import SIX_ND_MFU

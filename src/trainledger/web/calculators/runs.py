@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from trainledger.document import Document, Figure, Table, shown
-from trainledger.reconcile import Row
-from trainledger.report.reconciliation import document as report_of
-from trainledger.report.reconciliation import loss_curve
-from trainledger.report.record import RunRecord, is_run, read_run
-from trainledger.report.runs import document as listing_of
+from trainledger.answers.pages.reconciliation import document as report_of
+from trainledger.answers.pages.reconciliation import loss_curve
+from trainledger.answers.pages.record import RunRecord, is_run, read_run
+from trainledger.answers.pages.runs import document as listing_of
+from trainledger.observe.reconcile import Row
+from trainledger.report.document import Document, Figure, Table, shown
 from trainledger.report.style import COLOURS, arranged, line, points
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.runfile import read

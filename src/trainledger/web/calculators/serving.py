@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import trainledger as tl
-from trainledger.document import shown
-from trainledger.plan.serving import Inference
-from trainledger.report.serving import largest
+from trainledger.answers.pages.serving import largest
+from trainledger.forecast.plan.serving import Inference
+from trainledger.report.document import shown
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS
-from trainledger.units import counted, format_flops, format_nbytes, format_seconds
+from trainledger.spec.units import counted, format_flops, format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, size_of
 from trainledger.web.run import CLUSTER, MODEL, PASTED, of_pasted, python_of, settings_of, source_of, words_of

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainledger.document import Document
-from trainledger.dtypes import FORMATS, OTHER_NBYTES
-from trainledger.report import tensors as report
-from trainledger.report.storage import (
+from trainledger.answers.pages import tensors as report
+from trainledger.answers.pages.storage import (
     elements_figure,
     elements_table,
     storage_figure,
     storage_table,
     why_not_drawn,
 )
+from trainledger.report.document import Document
 from trainledger.report.table import sentence
+from trainledger.spec.dtypes import FORMATS, OTHER_NBYTES
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.chain import chain, places, read_index
 from trainledger.tensors.number import known_format

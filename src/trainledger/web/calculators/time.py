@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.api.cost import why_impossible as why_it_cannot_run
-from trainledger.api.defaults import sharded
-from trainledger.api.load import resolve
+from trainledger.answers.cost import why_impossible as why_it_cannot_run
+from trainledger.answers.defaults import sharded
+from trainledger.answers.load import resolve
+from trainledger.answers.pages.plan_figures import waterfall, waterfall_table
+from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
+from trainledger.forecast.plan.plan import Plan, counted_by
+from trainledger.forecast.predict.forecast import Bar
+from trainledger.forecast.predict.roofline import SHEET_NAMES
 from trainledger.ledger.rules_of_thumb import RULES, training_flops
-from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
-from trainledger.plan.plan import Plan, counted_by
-from trainledger.predict.forecast import Bar
-from trainledger.predict.roofline import SHEET_NAMES
-from trainledger.report.plan_figures import waterfall, waterfall_table
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import KILO, format_count, format_percent, format_seconds
+from trainledger.spec.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
 from trainledger.web.headlines import ATTENTION_MFU, OF_ATTENTION_MFU, SIX_ND_MFU

@@ -1,0 +1,181 @@
+"""What a run costs before it starts: its account, its forecast, its plan, and two of them compared.
+
+``run`` is whatever `load` takes, with ``overrides`` as there; a named model whose length is not given is one step long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainledger import catalog
+from trainledger.answers.defaults import is_one_step, with_length
+from trainledger.answers.load import Progress, Source, checked_model, resolve
+from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.source import also
+from trainledger.forecast.plan.plan import Plan, counted_by, make_plan, of_one_step, with_notes
+from trainledger.forecast.plan.quantity import read
+from trainledger.forecast.predict import predict as forecasts
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.ledger import step
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.parameters import ParameterCount
+from trainledger.ledger.model.parameters import parameters as parameters_of
+from trainledger.spec.cluster import Device
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import Overrides
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.spec.units import format_nbytes, parse_count
+
+if TYPE_CHECKING:
+    from trainledger.forecast.plan.compare import Comparison
+    from trainledger.forecast.plan.training_loop import TrainingLoop
+    from trainledger.forecast.predict.step import OnDevice
+
+
+def account(run: Source, overrides: Overrides = (), *, backend: str | None = None) -> Ledger:
+    """The closed-form ledger of one optimizer step of one rank, in a pipeline one of the first stage.
+
+    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
+    `InvalidInput` where the run's fields contradict each other; runs whose sizes are arrays or symbols are not checked
+    (`ledger.step.account`).
+    """
+    if not (isinstance(run, Run) and any(_has_open_sizes(each) for each in (run.model, run.recipe, run.layout))):
+        run = _counted(run, overrides)
+    return step.account(run, backend=kernels_of(run) if backend is None else backend)
+
+
+def _has_open_sizes(part: object) -> bool:
+    """Whether a size is an array or a symbol."""
+    sizes = getattr(part, "__dict__", {}).values()
+    return any(hasattr(each, "shape") or hasattr(each, "free_symbols") for each in sizes)
+
+
+def _counted(run: Source, overrides: Overrides) -> Run:
+    """The run, checked; the devices of a layout that is written by hand need not be counted."""
+    try:
+        return resolve(run, overrides)
+    except InvalidInput as error:
+        first, *others = error.problems
+        if not isinstance(run, Run) or others or first.field != "cluster.count" or not isinstance(first.nearest, int):
+            raise
+        return resolve(replace(run, cluster=replace(run.cluster, count=first.nearest)), overrides)
+
+
+def parameters(spec: ModelSpec) -> ParameterCount:
+    """The number of parameters of a model, by component (`ledger.model.parameters`).
+
+    Raises `InvalidInput` where fields of the model contradict each other; a model whose sizes are arrays or symbols
+    is not checked.
+
+    >>> from trainledger.answers.load import model
+    >>> parameters(model("gpt2")).total
+    124439808
+    """
+    if not isinstance(spec, ModelSpec):
+        rule = f"must be a ModelSpec, not {type(spec).__name__}; trainledger.model makes one of a model's name"
+        raise InvalidInput([Problem("model", None, f"{rule}, and a Run has its own as run.model")])
+    return parameters_of(spec if _has_open_sizes(spec) else checked_model(spec))
+
+
+def predict(run: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Forecast:
+    """The forecast of a run, from its closed-form ledger and its machine: steps, times, memory and MFU.
+
+    Raises `InvalidInput` where a field breaks a rule of the run file, as `trainledger.load` does.
+    """
+    run = resolve(run, overrides, progress=progress)
+    forecast = predicted(run)
+    return forecasts.of_one_step(run, forecast) if is_one_step(run) else forecast
+
+
+def predicted(run: Run) -> Forecast:
+    """As `predict`, of a run that was checked before."""
+    return forecasts.predict(run, machine_of(run), backend=kernels_of(run))
+
+
+def plan(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    device: str | None = None,
+    count: int | str | None = None,
+    mfu: float | str = 0.5,
+    convention: str = "dense",
+    progress: Progress | None = None,
+) -> Plan:
+    """FLOPs, memory, times, MFU and bottleneck of a run before it starts, in closed form; raises `InvalidInput`.
+
+    ``device`` and ``count`` are short for the overrides cluster.device and cluster.count. ``mfu`` is for the napkin's
+    days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
+    """
+    run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
+    return planned(run, mfu=mfu, convention=convention)
+
+
+def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
+    """As `plan`, of a run that was checked before."""
+    made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
+    if convention != made.convention:
+        made = counted_by(made, convention)
+    if is_one_step(run):
+        made = of_one_step(made)
+    return with_notes(made, list(run.origin.notes))
+
+
+def loop(
+    run: Source, overrides: Overrides = (), *, corpus: int | str | None = None, progress: Progress | None = None
+) -> TrainingLoop:
+    """A run's steps, epochs, learning rates, tokens on disk, checkpoints, and what its loader must deliver.
+
+    ``corpus`` is how many tokens of text there are (by default as many as are trained on). A model whose length is not
+    given is trained on 20 tokens for each parameter. Raises `InvalidInput`.
+    """
+    from trainledger.forecast.plan.training_loop import training_loop
+
+    problems: list[Problem] = []
+    tokens = read("corpus", corpus, parse_count, problems, least=1)
+    if problems:
+        raise InvalidInput(problems)
+    run = with_length(resolve(run, overrides, progress=progress))
+    machine = machine_of(run)
+    ledger, ranks = forecasts.accounts_of(run, backend=kernels_of(run))
+    return training_loop(run, ledger, forecasts.forecast(run, ledger, machine, ranks=ranks), machine, tokens)
+
+
+def why_impossible(plan: Plan) -> Problem | None:
+    """Why a run cannot be trained as planned, with what would help; None where it can, or where that is not known."""
+    forecast = plan.forecast
+    if forecast.impossible:
+        rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
+        near = None if plan.run.recipe.lora is not None else "layout=auto"
+        return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
+    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
+        return None
+    needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+    rule = f"does not fit: a device needs {needed} and has {usable} usable"
+    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
+
+
+def compare(a: Source, b: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Comparison:
+    """Two runs side by side: the fields that differ, what each costs, and which causes make the difference.
+
+    ``overrides`` change both. Raises `InvalidInput`.
+    """
+    from trainledger.forecast.plan.compare import compare as found
+
+    one, other = (resolve(each, overrides, progress=progress) for each in (a, b))
+    return found(one, predict(one), other, predict(other))
+
+
+def on_device(ledger: Ledger, device: Device | str) -> OnDevice:
+    """The memory and time of a traced step on a device of the catalog (`forecast.predict.step`).
+
+    Collectives of a rank are named in the notes and not timed. Raises `InvalidInput`.
+    """
+    from trainledger.forecast.predict.step import on_device as timed
+
+    if not isinstance(ledger, Ledger):
+        rule = f"must be a Ledger, such as of trainledger.trace, not {type(ledger).__name__}"
+        raise InvalidInput([Problem("ledger", None, rule)])
+    return timed(ledger, device if isinstance(device, Device) else catalog.device(str(device), "device"))

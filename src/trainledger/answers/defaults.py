@@ -1,0 +1,229 @@
+"""The run of a model that is named alone: what each question assumes of its recipe and its layout.
+
+On one device that is one full-length sequence in bf16 autocast, one step; with adapters all weights are in bf16. On
+several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step. What
+fits is asked of sharded states and small batches, and questions about a whole run assume 20 tokens for each parameter.
+Every field that is assumed is named in `Run.origin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log2, prod
+from typing import Any
+
+from trainledger import catalog
+from trainledger.answers.machine import THIS_MACHINE, kernels_of
+from trainledger.answers.source import Overrides, by_field, config_notes, known_device, model_section, parsed
+from trainledger.ledger.model.parameters import parameters
+from trainledger.spec import runfile
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.difference import as_override
+from trainledger.spec.layout import AXES, NOT_SEARCHED
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import AUTO
+from trainledger.spec.parts import field_at
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Origin, Run
+from trainledger.spec.units import NotAQuantity, format_count, parse_count
+
+BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
+# Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
+# arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
+TRAINED_LENGTH = 8192
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
+PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
+
+
+def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PLAN) -> Run:
+    """A model of the catalog, of a config.json or made by hand, under the recipe that its purpose assumes.
+
+    Its layout may be left to be searched for (``layout.auto``). Raises `InvalidInput`.
+    """
+    given = by_field(overrides)
+    section, fields = model_section(named)
+    cluster = _cluster(overrides)
+    layout = _layout(given, cluster, purpose)
+    auto = layout.get("auto", False)
+    small = purpose == FIT and not auto
+    spread = purpose != SERVE and not small and (cluster.count > 1 or (auto and cluster.device != THIS_MACHINE))
+    adapters = any(each.startswith("recipe.lora") for each in given)
+    precision = _precision(cluster, adapters, sharded=cluster.count > 1 if small else spread)
+    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": precision}
+    if "recipe.tokens" not in given:
+        recipe["steps"] = 1
+    if spread:  # which every layout can divide, until the batch is chosen
+        recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
+    if spread or small:
+        recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
+    if small:
+        recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
+    table = {"model": section, "recipe": recipe, "layout": layout}
+    run = parsed(table, overrides)
+    more = _attention(run, "cuda" if spread else kernels_of(run))
+    if spread and "recipe.global_batch" not in given:
+        more["global_batch"] = default_batch(run)
+    if more:
+        recipe |= more
+        run = parsed(table, overrides)
+    assumed = [f"recipe.{name}" for name in recipe] + [f"layout.{name}" for name in layout if name != "auto"]
+    origin = Origin(
+        source=named.name if isinstance(named, ModelSpec) else named,
+        explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
+        assumed=tuple(each for each in assumed if each not in given),
+        notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
+    )
+    return replace(run, origin=origin)
+
+
+def _precision(cluster: Cluster, adapters: bool, *, sharded: bool) -> str:
+    """bf16 autocast, or shards in bf16; fp16 autocast on a device without bf16; frozen weights are in bf16."""
+    if adapters:
+        return "bf16"
+    peaks = {} if cluster.device == THIS_MACHINE else catalog.device(cluster.device).peak_flops_per_second
+    if "bf16" not in peaks and "fp16" in peaks:
+        return "fp16-mixed"
+    return "bf16-sharded" if sharded else "bf16-mixed"
+
+
+def _cluster(overrides: Overrides) -> Cluster:
+    """The cluster that overrides name; one device where they are wrong, which the whole run is refused for."""
+    of_cluster = {name: value for name, value in by_field(overrides).items() if name.startswith("cluster.")}
+    if not isinstance(overrides, Mapping):
+        of_cluster = [f"{name}={value}" for name, value in of_cluster.items()]  # type: ignore[assignment]
+    try:
+        cluster: Cluster = runfile.section_of("cluster", of_cluster)
+        return replace(cluster, device=known_device(cluster.device))
+    except InvalidInput:
+        return Cluster()
+
+
+def asks_for_layout(given: Mapping[str, Any]) -> bool:
+    """Whether overrides ask for a search of the layout."""
+    return given.get("layout") == AUTO or given.get("layout.auto") in (True, "true")
+
+
+def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[str, Any]:
+    """The ``[layout]`` that is assumed: a search where the axes that are given leave devices over.
+
+    Not with a field that the search cannot keep, or where the search is off (``layout.auto=false``).
+    """
+    if asks_for_layout(given) or purpose == SEARCH:
+        return {"auto": True}
+    if cluster.count == 1 or purpose == SERVE:
+        return {}
+    if purpose == FIT:
+        others = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
+        return {} if any(name.startswith(others) for name in given) else {"shard": cluster.count}
+    if any(name in given for name in ("layout", "layout.auto", *(f"layout.{each}" for each in NOT_SEARCHED))):
+        return {}
+    return {"auto": True} if prod(_size(given.get(f"layout.{axis}")) for axis in AXES) < cluster.count else {}
+
+
+def _attention(run: Run, kernels: str) -> dict[str, Any]:
+    """The field of a kernel for scores that PyTorch's own fused attention does not compute (`MultiHead.custom_scores`).
+
+    Flash kernels compute them, on accelerators and in 16 bits.
+    """
+    if not run.model.attention.custom_scores:
+        return {}
+    return {"attention": "flash" if kernels != "cpu" and run.recipe.precision.low else "math"}
+
+
+def default_batch(run: Run) -> int:
+    """Sequences of a step: about `BATCH_TOKENS`, with as many for each device, so that states alone can be sharded.
+
+    Those of a device are 1 to 7 times a power of two, as they come in micro-batches of equal size. For more devices
+    than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two; where a
+    layout is given, each data rank has at least one for each stage.
+    """
+    micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
+    whole: int = 2 ** max(0, (BATCH_TOKENS // run.recipe.seq_len).bit_length() - 1)
+    wanted = max(1, whole // micro_batch)
+    if count <= wanted:
+        fine = 1 << max(0, (wanted // count).bit_length() - 3)
+        return round(wanted / count / fine) * fine * count * micro_batch
+    odd = count // (count & -count)
+    each_step = odd << max(0, round(log2(wanted / odd)))
+    unit = 1 if run.layout.auto else run.layout.data_ranks * run.layout.pipeline
+    return max(1, each_step // unit) * unit * micro_batch
+
+
+def with_length(run: Run) -> Run:
+    """The run with 20 tokens for each parameter, where it is one step long because its length was assumed.
+
+    Not of adapters, which are trained on far fewer.
+    """
+    origin = run.origin
+    if "recipe.steps" not in origin.assumed or run.recipe.lora is not None:
+        return run
+    tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
+    assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)
+    return replace(
+        run, recipe=replace(run.recipe, steps=None, tokens=tokens), origin=replace(origin, assumed=assumed)
+    )  # fmt: skip
+
+
+def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What spreads a named model over its devices without a search, as ``--set`` takes it, the given overrides last.
+
+    What the given axes of the layout leave of the devices shards parameters, gradients and optimizer state (FSDP); a
+    micro-batch is one sequence, and each replica has as many as make a step of about `BATCH_TOKENS`, at least one.
+    Raises `InvalidInput`.
+
+    >>> sharded("llama-3-8b", ["cluster.device=h100-sxm", "cluster.count=64", "layout.tensor=8"])[1:5]
+    ('recipe.precision=bf16-sharded', 'recipe.micro_batch=1', 'layout.shard=8', 'recipe.global_batch=512')
+    """
+    given = by_field(overrides)
+    free = [each for each in overrides if not each.startswith("layout")]
+    run = run_of_model(named, [*free, "layout.auto=true"])
+    replicate, *others = (_size(given.get(f"layout.{name}")) for name in ("replicate", "tensor", "pipeline", "context"))
+    shard, micro_batch = max(1, run.cluster.count // (replicate * prod(others))), run.recipe.micro_batch or 1
+    replicas = shard * replicate * micro_batch
+    global_batch = max(1, run.recipe.global_batch // replicas) * replicas
+    made = {
+        each: _field(run, each) for each in run.origin.assumed if each not in ("recipe.steps", "recipe.global_batch")
+    }
+    made = {name: getattr(each, "kind", each) for name, each in made.items()}
+    made |= {"recipe.micro_batch": micro_batch, "layout.shard": shard, "recipe.global_batch": global_batch}
+    if shard * replicate * prod(others) != run.cluster.count:  # which is refused, not searched for
+        made["layout.auto"] = False
+    return *(as_override(name, each) for name, each in made.items() if name not in given), *overrides
+
+
+def _size(given: Any) -> int:
+    """The size of an axis that is given; 1 where it is not, or is none, which reading the run refuses."""
+    try:
+        return max(1, 1 if given is None else parse_count(str(given)))
+    except NotAQuantity:
+        return 1
+
+
+def is_one_step(run: Run) -> bool:
+    """Whether the run is one step long because its length was assumed."""
+    return "recipe.steps" in run.origin.assumed
+
+
+def assumptions(run: Run) -> str:
+    """What was assumed of a model that was named alone, as a sentence; empty where nothing was.
+
+    >>> run = run_of_model("gpt2", ["recipe.seq_len=512"])
+    >>> assumptions(run)
+    'recipe.global_batch=1, recipe.precision=bf16-mixed, recipe.steps=1'
+    """
+    recipe, more = run.recipe, {}
+    if recipe.global_batch > 1:
+        more["recipe.global_batch"] = f" ({format_count(recipe.tokens_per_step)} tokens in a step)"
+    if recipe.seq_len < run.model.max_seq_len:
+        more["recipe.seq_len"] = f" (of {run.model.max_seq_len:,} that the model takes)"
+    if recipe.tokens is not None:
+        more["recipe.tokens"] = (
+            f" ({format_count(recipe.tokens)}, {TOKENS_PER_PARAMETER} for each parameter: Hoffmann et al. 2022)"
+        )
+    return ", ".join(as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed)
+
+
+def _field(run: Run, named: str) -> Any:
+    section, _, path = named.partition(".")
+    return field_at(getattr(run, section), path)

@@ -1,0 +1,126 @@
+"""The search of a layout for a run that asks for one, and why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainledger.answers.defaults import default_batch
+from trainledger.answers.machine import THIS_MACHINE, kernels_of, machine_of
+from trainledger.answers.recent import Recent
+from trainledger.forecast.plan.layouts.diagnostics import diagnose
+from trainledger.forecast.plan.layouts.grid import fixed_by, whole
+from trainledger.forecast.plan.layouts.result import Layouts
+from trainledger.forecast.plan.layouts.search import search
+from trainledger.forecast.predict.roofline import NoRate
+from trainledger.ledger.step import account
+from trainledger.spec.cluster import Device
+from trainledger.spec.layout import NOT_SEARCHED
+from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.run import Run
+from trainledger.spec.units import counted
+
+Progress = Callable[[str, int, int], None]
+# A search may take half a minute, and `plan` asks for the same run several times; a server asks for many runs.
+_FOUND: Recent[Any, Run] = Recent(64)
+
+
+def with_layout(run: Run, *, written: Collection[str] = (), progress: Progress | None = None) -> Run:
+    """The run with the simplest of the quickest layouts, where it asks for a search (``layout.auto``).
+
+    That is `Layouts.simplest`: a pipeline is not worth a percent that predictions cannot resolve. What the run
+    says of its layout, its micro-batch or its recomputation is kept: all that is not as by default, and the fields that
+    are ``written`` (`runfile.written`). ``progress`` hears of the search as in `questions.layouts`. Raises
+    `InvalidInput` where nothing fits.
+    """
+    fixed = fixed_by(run, written)
+    key = (run, *fixed.items())
+    found = _FOUND.get(key)
+    if found is None:
+        # Of one device whose rates are not known there is nothing to find.
+        alone = run.cluster.count == 1 and not fixed_by(run) and run.cluster.device == THIS_MACHINE
+        found = replace(run, layout=replace(run.layout, auto=False)) if alone else _searched(run, fixed, progress)
+        _FOUND.keep(key, found)
+    searched = not (found.layout.alone and found.recipe.micro_batch is None)
+    return replace(found, origin=replace(run.origin, searched=searched))
+
+
+def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> Run:
+    rule = "is not searched for, so it cannot be combined with auto: leave it out"
+    odd = {name: getattr(run.layout, name) for name in NOT_SEARCHED}
+    if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
+        raise InvalidInput(problems)
+    found = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
+    if found.interrupted:  # who asked for a run did not ask for the best layout until then
+        raise KeyboardInterrupt
+    if found.simplest is None:
+        why = why_no_layout(found, fixed, progress=progress)
+        more = " (trainledger layouts says all)" if run.recipe.lora is None or run.cluster.count == 1 else ""
+        raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
+    return found.simplest.run
+
+
+def spread(
+    run: Run,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 10,
+    limit_seconds: float = 30.0,
+    front: bool = True,
+    progress: Progress | None = None,
+) -> Layouts:
+    """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`.
+
+    ``front`` as in `search`.
+    """
+    run, count, name = whole(run), run.cluster.count, run.cluster.device
+    machine = machine_of(run)
+    if not isinstance(machine, Device):
+        rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
+        raise InvalidInput([Problem("cluster.device", name, rule)])
+    fabric = machine.fabric
+    if fabric is not None and fabric.network is None and count > fabric.devices_per_node:
+        rule = (
+            f"is not known of {name}, and {count:,} devices are more than the {fabric.devices_per_node} of a node; "
+            "name a link (trainledger catalog links) or set cluster.devices_per_node"
+        )
+        raise InvalidInput([Problem("cluster.network", None, rule)])
+    try:
+        return search(
+            run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
+            front=front, progress=progress,
+        )  # fmt: skip
+    except NoRate as reason:
+        raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
+
+
+def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progress | None = None) -> Problem:
+    """Why a search with ``fixed`` values found no layout, and the nearest values with which there is one."""
+    run = whole(found.run)
+    if found.fitting and not found.certain:
+        looked = f"by {counted(found.accounted, 'full account')} of {found.fitting:,} layouts that may fit"
+        rule = f"found none for {found.devices:,} x {run.cluster.device} {looked}; a longer time limit looks at more"
+        return Problem("layout", None, rule)
+
+    def fits(count: int) -> bool:
+        asked = replace(run, cluster=replace(run.cluster, count=count))
+        if "recipe.global_batch" in run.origin.assumed:
+            asked = replace(asked, recipe=replace(asked.recipe, global_batch=default_batch(asked)))
+        try:
+            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, progress=progress)
+        except InvalidInput:  # such as of a network that is not known
+            return False
+        if more.interrupted:
+            raise KeyboardInterrupt
+        return more.best is not None
+
+    alone = replace(run, recipe=replace(run.recipe, micro_batch=1, global_batch=1))
+    states = sum(nbytes for _, nbytes in account(alone, backend=kernels_of(run)).resident)
+    why = diagnose(found, fixed, fits, states // found.usable_nbytes if found.usable_nbytes else 1)
+    values = ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items())
+    rule = f"found no layout that fits {found.devices:,} x {run.cluster.device}"
+    rule += f" with {values}" if values and (found.allowed or not why.rule) else ""
+    rule += f": {why.rule}" if why.rule else ""
+    *some, last = why.nearest or ("",)
+    return Problem("layout", None, rule, f"{', '.join(some)} or {last}" if some else last or None)

@@ -1,0 +1,205 @@
+"""The document of an advice: the unchanged run, the changes that help, and what to change together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.answers.pages.heading import found_layout_section, of_run
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.pages.plan import impossible, on_one
+from trainledger.forecast.plan.advise import Advice, Advised, before_and_after
+from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
+from trainledger.report.document import Document, Figure, Item, Items, Section, notes, section, sections
+from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
+from trainledger.report.table import commands, sentence
+from trainledger.spec.difference import found_layout, pasted_overrides
+from trainledger.spec.units import GIGA, format_nbytes, format_percent, format_seconds
+
+_COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
+
+
+def document(advice: Advice, *, most: int = 10) -> Document:
+    """The unchanged run, the changes that help (``most`` of each kind), and what to change together."""
+    title = f"Changes of {advice.run.model.name}: time against memory"
+    same = [each for each in advice.alone if each.effect != RESULT]
+    other = [each for each in advice.alone if each.effect == RESULT]
+    return Document(
+        title=title,
+        sections=sections(
+            (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
+            found_layout_section(advice.run),
+            _ranked("Changes that do not affect the result", same, most),
+            _ranked("Changes of THE TRAINING RESULT: compare the loss of a short run first", other, most),
+            _together(advice),
+            notes(_remarks(advice)),
+        ),
+        about=(*of_run(advice.run), *_as_it_is(advice)),
+        data=lambda: _data(advice),
+        figures=lambda: figures(advice, title),
+    )
+
+
+def _ranked(title: str, found: Sequence[Advised], most: int) -> Section | None:
+    if not found:
+        return None
+    more = f"{len(found) - most} more gain less (--most {len(found)} or --json has them)."
+    return section(title, _numbered(found[:most]), more if len(found) > most else None)
+
+
+def _together(advice: Advice) -> Section | None:
+    """The changes to make one after the other, and all of them as one command."""
+    if not advice.together or (len(advice.together) == 1 and len(advice.together[0].sets) == 1):
+        return None
+    last = advice.together[-1]
+    gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
+    all_of_it = Items((Item(f"All of it: {gain}", commands(pasted_overrides(advice.run, last.run))),), numbered=False)
+    title = "Together, in this order; each compared with the one before it"
+    return section(title, _numbered(advice.together), all_of_it)
+
+
+def _remarks(advice: Advice) -> list[str]:
+    lines = list(advice.notes)
+    if not advice.alone:
+        lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
+    if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
+        lines.append(_unfit(advice))
+    if advice.run.cluster.count > 1 and advice.run.recipe.lora is None:
+        lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
+    tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
+    basis = advice.forecast.basis.get("step_seconds")
+    return [*lines, tail + (f" Basis of the times: {basis}." if basis else "")]
+
+
+def _unfit(advice: Advice) -> str:
+    """What is left where no change makes a run fit."""
+    left = []
+    if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
+        left.append("changes of what is trained, together (--any-result)")
+    if advice.run.recipe.lora is None:
+        left.append("more devices to shard over (trainledger layouts)")
+        left.append("adapters in place of all weights (recipe.lora)")
+    ways = f"{', '.join(left)}, or " if left else ""
+    return f"None of these changes makes it fit: it takes {ways}a smaller model (trainledger fit)."
+
+
+def _as_it_is(advice: Advice) -> list[str]:
+    forecast = advice.forecast
+    parts = []
+    if forecast.total_seconds is not None:
+        parts.append(f"{format_seconds(forecast.total_seconds)} in all")
+    if forecast.step_seconds is not None:
+        parts.append(f"{format_seconds(forecast.step_seconds)} a step{on_one(advice.run, forecast)}")
+    if forecast.device_nbytes is not None:
+        memory = f"{format_nbytes(forecast.device_nbytes)} on the peak rank"
+        if forecast.usable_nbytes is not None:
+            fits = "which fits in" if forecast.fits else "which does NOT fit in"
+            memory += f", {fits} {format_nbytes(forecast.usable_nbytes)} of usable memory"
+        parts.append(memory)
+    if not parts:
+        parts.append("time and memory of this machine are not known")
+    lines = [f"Impossible {impossible(advice.run, forecast)}."] if forecast.impossible else []
+    lines.append(f"{advice.run.model.name} as planned: {'; '.join(parts)}.")
+    if forecast.bottleneck is not None:
+        lines.append(sentence(forecast.bottleneck.sentence))
+    return lines
+
+
+def _numbered(found: Sequence[Advised]) -> Items:
+    def text(each: Advised) -> str:
+        effect = "" if each.effect == SAME else f"; {EFFECTS[each.effect]}"
+        cost = f"; {each.cost}" if each.cost else ""
+        return f"{each.what}: {_gain(each.seconds, each.nbytes, each.fits)}{effect}{cost}"
+
+    return Items(tuple(Item(text(each), commands(each.sets)) for each in found))
+
+
+def _gain(seconds: tuple[float | None, float | None], nbytes: tuple[int | None, int | None], fits: bool | None) -> str:
+    parts = []
+    if seconds[0] and seconds[1] is not None:
+        share = format_percent(seconds[1] / seconds[0] - 1, signed=True)
+        parts.append(f"time {share} ({format_seconds(seconds[0])} to {format_seconds(seconds[1])})")
+    elif seconds[1] is not None:
+        parts.append(f"{format_seconds(seconds[1])} in all")
+    if nbytes[0] and nbytes[1] is not None:
+        share = format_percent(nbytes[1] / nbytes[0] - 1, signed=True)
+        parts.append(f"memory {share} ({format_nbytes(nbytes[0])} to {format_nbytes(nbytes[1])})")
+    if fits is False:
+        parts.append("does NOT fit")
+    return ", ".join(parts)
+
+
+def _data(advice: Advice) -> dict[str, Any]:
+    forecast = advice.forecast
+    return {
+        "run": run_data(advice.run),
+        "layout": list(found_layout(advice.run)),
+        "goal": advice.goal,
+        **{name: getattr(forecast, name) for name in ("fits", "total_seconds", "step_seconds", "device_nbytes")},
+        "impossible": list(forecast.impossible),
+        "bottleneck": plain(forecast.bottleneck),
+        "alone": [_change_data(each) for each in advice.alone],
+        "together": [_change_data(each) for each in advice.together],
+        "tried": advice.tried,
+        "refused": advice.refused,
+        "notes": list(advice.notes),
+    }
+
+
+def _change_data(each: Advised) -> dict[str, Any]:
+    data: dict[str, Any] = plain(each, more={Advised: ("faster", "smaller")}, less={Advised: ("run", "forecast")})
+    data["set"] = data.pop("sets")
+    return {**data, "means": EFFECTS[each.effect], "step_seconds": each.forecast.step_seconds}
+
+
+def figures(advice: Advice, title: str) -> dict[str, Figure]:
+    """Time against memory of every change that helps, numbered, and the path of those together."""
+    drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
+    listed = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
+    if not listed:
+        return {}
+    scale, unit = _unit(max(each.seconds[0] or 0.0 for each in listed))
+    data = []
+    for effect, meaning in EFFECTS.items():
+        of_effect = [(number, each) for number, each in enumerate(listed, 1) if each.effect == effect]
+        if of_effect:
+            data.append(_markers(meaning, of_effect, _COLOUR_OF[effect], scale, unit))
+    start, first = listed[0].nbytes[0] or 0, listed[0].seconds[0] or 0.0
+    way = [each for each in advice.together if each.seconds[1] is not None and each.nbytes[1] is not None]
+    if way:
+        x = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in way)]
+        y = [first / scale, *((each.seconds[1] or 0.0) / scale for each in way)]
+        texts = ["as planned", *(" ".join(f"--set {one}" for one in each.sets) for each in way)]
+        style = {"line": {"color": "#999999", "dash": "dot"}, "marker": {"size": 6, "color": "#999999"}}
+        hover = "%{text}<extra></extra>"
+        data.append(points("together, in order", x, y, "lines+markers", text=texts, **style, hovertemplate=hover))
+    star, hover = {"size": 15, "symbol": "star", "color": "#000000"}, "as planned<extra></extra>"
+    data.append(points("as planned", [start / GIGA], [first / scale], marker=star, hovertemplate=hover))
+    layout = arranged(
+        title, "memory of the peak rank (GB)", f"time ({unit})", height=450, hovermode="closest",
+        meta={"key": [each.what for each in listed]},
+    )  # fmt: skip
+    memory = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in (*listed, *way))]
+    mark_usable(layout, advice.forecast.usable_nbytes, memory)
+    return {title: {"data": data, "layout": layout}}
+
+
+def _markers(
+    name: str, numbered: Sequence[tuple[int, Advised]], colour: str, scale: float, unit: str
+) -> dict[str, object]:
+    found = [each for _, each in numbered]
+    x = [(each.nbytes[1] or 0) / GIGA for each in found]
+    y = [(each.seconds[1] or 0.0) / scale for each in found]
+    amounts = f"%{{y:.4g}} {unit}, %{{x:.4g}} GB"
+    return points(
+        name, x, y, "markers+text", cliponaxis=False, text=[f"{number}" for number, _ in numbered],
+        textposition=by_turns(number for number, _ in numbered),
+        customdata=[[each.what, " ".join(f"--set {one}" for one in each.sets)] for each in found],
+        marker={"size": 11, "color": colour, "line": {"width": 1, "color": "white"}},
+        hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}<br>{amounts}<extra></extra>",
+    )  # fmt: skip
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    return next((each for each in units if seconds >= each[0]), (1e-3, "milliseconds"))

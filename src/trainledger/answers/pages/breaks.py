@@ -1,0 +1,169 @@
+"""The document of what breaks first when a run grows, along each axis, what warns on the way, and what to do then."""
+
+from __future__ import annotations
+
+from math import log10
+from typing import Any
+
+from trainledger.answers.pages.heading import found_layout_section, of_run
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.plan.breaks import RULE, Along, Break, Breaks
+from trainledger.forecast.plan.other_layouts import ContextRanks
+from trainledger.report.document import Document, Figure, Section, Table, Text, section, sections, shown
+from trainledger.report.style import COLOURS, GREY, arranged
+from trainledger.report.table import sentence
+from trainledger.spec.difference import found_layout
+from trainledger.spec.units import counted
+
+_ORDER = ("first", "second", "third")
+_NOT_KNOWN = {
+    "device memory": "device memory (its size is not known)",
+    "exposed communication": "exposed communication (one device, or no step time)",
+    "pipeline bubble": "the pipeline bubble (no step time)",
+    "data throughput": "waiting for data (no time of the run)",
+    "failures": "checkpoints and failures (no time of the run)",
+    "dataset exhausted": "the size of the dataset (--unique-tokens)",
+    "repetition": "",
+}
+
+
+def document(found: Breaks) -> Document:
+    """What is broken already, what breaks along each axis, the remedies, and what could not be judged."""
+    already = tuple(sentence(f"Broken already, as planned: {_broken(each)}. What to do: {each.remedy}")
+                    for each in found.already)  # fmt: skip
+    warned = tuple(f"Warning, as planned: {_broken(each)}" for each in found.warnings)
+    passed = [one for each in found.along for one in (*each.breaks, *each.warnings)]
+    remedies = {one.limit: one.remedy for one in passed if one.limit != RULE}
+    missing = [each for each in (_NOT_KNOWN.get(name, name) for name in found.unknown) if each]
+    return Document(
+        title=f"What breaks when {found.run.model.name} grows",
+        sections=sections(
+            found_layout_section(found.run),
+            *already,
+            *(sentence(f"{said}. What to do: {each.remedy}")
+              for said, each in zip(warned, found.warnings, strict=True)),
+            *(_along(each, "nothing else" if found.already else "nothing") for each in found.along),
+            section("What to do", (sentence(f"{name}: {each}") for name, each in remedies.items())),
+            sentence(f"Not checked, since unknown: {'; '.join(missing)}") if missing else None,
+        ),
+        about=(
+            *of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already),
+            *(f"{each}." for each in warned),
+        ),
+        data=lambda: _data(found),
+        figures=lambda: figures(found),
+    )  # fmt: skip
+
+
+def _broken(each: Break) -> str:
+    return f"{each.limit}. {_figures(each)}"
+
+
+def _along(each: Along, nothing: str) -> Section:
+    title = f"{each.axis}: {each.field} from {each.start:,}"
+    if each.carries:
+        title += f"; with it {each.carries}"
+    if not each.breaks and not each.warnings:
+        return section(title, (f"  {nothing} breaks up to {each.reached:,}", *_layout(each)))
+    named = [(_ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one) for at, one in enumerate(each.breaks)]
+    named += [("warning", one) for one in each.warnings]
+    rows = tuple(
+        (name, one.limit, one.holds or "-", one.breaks, one.factor, _figures(one))
+        for name, one in sorted(named, key=lambda each: each[1].breaks)
+    )
+    columns = ("", "breaks", "holds at", "not at", "grown", "why")
+    units = ("", "", "integer", "integer", "factor")
+    lines = [sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
+    lines += [sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
+    if not each.breaks:
+        lines.append(sentence(f"{nothing} breaks up to {each.reached:,}; a warning is no limit"))
+    elif len(each.breaks) < len(_ORDER) and each.reached > each.start:
+        lines.append(f"Nothing else up to {each.reached:,}.")
+    lines += _layout(each)
+    found = Table(each.axis, columns, rows, units=units, align="llrrrl")
+    return Section(title, (found, Text(tuple(lines))) if lines else (found,))
+
+
+def _layout(each: Along) -> list[str]:
+    """The layout at the largest value that fits, where it is not the planned one."""
+    sets = " ".join(f"--set {one}" for one in each.layout)
+    return [sentence(f"at {each.laid_out:,} the search selects {sets}")] if sets else []
+
+
+def _cure(each: Break, cure: ContextRanks) -> str:
+    """The context-parallel layout with which a limit holds further."""
+    sets = " ".join(f"--set {one}" for one in cure.changes)
+    return f"{each.limit}: context ranks hold it up to {cure.holds:,}, on {counted(cure.devices, 'device')}: {sets}"
+
+
+def _figures(each: Break) -> str:
+    """What is compared: as planned, when grown, and the most."""
+    if each.limit == RULE or each.planned is None or each.after is None or each.most is None:
+        return each.why
+    planned, after, most = (shown(value, each.unit) for value in (each.planned, each.after, each.most))
+    grown = each.why.partition("; ")[2]
+    more = f"; {grown}" if grown else ""
+    if not each.axis:
+        limit = f"warns from {most}" if each.warns else f"of {most} at most" if each.most else "and should be none"
+        return f"{after}, {limit} ({each.basis}): {each.why}"
+    limit = f"warns from {most}" if each.warns else f"at most {most}" if each.most else "should be none"
+    return f"{planned} as planned, {after} there; {limit}, {each.basis}{more}"
+
+
+def _data(found: Breaks) -> dict[str, Any]:
+    return {
+        "run": run_data(found.run),
+        "layout": list(found_layout(found.run)),
+        "already": [_break_data(each) for each in found.already],
+        "warnings": [_break_data(each) for each in found.warnings],
+        "along": [
+            plain(each) | {name: [_break_data(one) for one in getattr(each, name)] for name in ("breaks", "warnings")}
+            for each in found.along
+        ],
+        "not_judged": list(found.unknown),
+    }
+
+
+def _break_data(each: Break) -> dict[str, Any]:
+    data: dict[str, Any] = plain(each, more={Break: ("factor",)} if each.axis else None)
+    data["set"] = data.pop("changes")
+    return data
+
+
+def figures(found: Breaks) -> dict[str, Figure]:
+    """How far each axis can grow before which limit breaks, by title."""
+    names = list(dict.fromkeys(one.limit for each in found.along for one in each.breaks))
+    if not names:
+        return {}
+    rows = [each for each in found.along if each.breaks]
+    data = []
+    for at, name in enumerate(names):
+        points = [(each, one) for each in rows for one in each.breaks if one.limit == name]
+        # By turns above and below, as neighbours in a row may lie close together.
+        sides = ["bottom center" if each.breaks.index(one) % 2 else "top center" for each, one in points]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers+text", "name": name,
+                "x": [one.factor for _, one in points], "y": [f"{each.axis}<br>{each.start:,}" for each, _ in points],
+                "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides, "cliponaxis": False,
+                "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
+                "textfont": {"size": 11, "color": GREY},
+                "customdata": [
+                    [one.limit, one.field, f"{one.holds:,}" if one.holds else "-", f"{one.breaks:,}", _figures(one)]
+                    for _, one in points
+                ],
+                "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}: holds at %{customdata[2]}, "
+                                 "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",
+            }
+        )  # fmt: skip
+    layout = arranged(
+        f"What breaks when {found.run.model.name} grows", "times the planned value", height=130 + 70 * len(rows)
+    )
+    farthest = max(log10(each.factor) for row in rows for each in row.breaks)
+    layout["xaxis"] |= {
+        "type": "log", "dtick": 0.30103 * max(1, round(farthest / 0.30103 / 6)), "tickformat": ",~r",
+        # A label may be as wide as a telephone's tenth, on both sides of its point.
+        "range": [-0.12 * (farthest + 0.1), 1.15 * farthest + 0.1],
+    }  # fmt: skip
+    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
+    return {"What breaks": {"data": data, "layout": layout}}

@@ -1,0 +1,114 @@
+"""The documents of the catalog: its models, devices and links in tables, and one of them with all that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger import catalog
+from trainledger.forecast.plan.napkin import short
+from trainledger.report.document import Cell, Document, Table, sections
+from trainledger.spec.plain import to_plain
+
+KINDS = ("models", "devices", "links")
+
+
+def of_kinds(kinds: Sequence[str]) -> Document:
+    """A table of each kind; in JSON all that the catalog says of each."""
+    entries = {kind: {name: _entry(name) for name in _NAMES[kind]()} for kind in kinds}
+    made = {"models": _models, "devices": _devices, "links": _links}
+    tables = (made[kind](each) for kind, each in entries.items())
+    return Document("The catalog", sections(*tables), data=lambda: entries)
+
+
+def of_one(name: str) -> Document:
+    """All that the catalog says of a model, a device or a link; of a device also its ridge points."""
+    entry = _entry(name)
+    rows = tuple((key, _errors(value) if key == "errors" else _plain(value)) for key, value in entry.items() if value)
+    peaks = _peaks(name) if name in catalog.device_names() else None
+    return Document(
+        name,
+        sections(
+            Table(name, (name, ""), rows, align="ll"),
+            peaks,
+        ),
+        data=lambda: {name: entry},
+    )
+
+
+_NAMES = {"models": catalog.model_names, "devices": catalog.device_names, "links": catalog.link_names}
+
+
+def _entry(name: str) -> dict[str, Any]:
+    if name in catalog.model_names():
+        return catalog.model_entry(name)
+    entry: dict[str, Any] = to_plain(catalog.device(name) if name in catalog.device_names() else catalog.link(name))
+    return entry
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        if {"name", "value", "what"} <= value.keys():
+            return f"{value['name']} = {short(value['value'])} ({value['what']}; {value['source']})"
+        short_of = value.get("name") or value.get("what")  # what has a name is named: its parts are in --json
+        return str(short_of) if short_of else ", ".join(f"{key} = {_plain(each)}" for key, each in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(_plain(each) for each in value)
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def _errors(errors: dict[str, Any]) -> str:
+    """What predictions of a step were off by; the rest is in JSON."""
+    step = errors["step"]
+    return (
+        f"four of five of {step['rows']} published steps ({step['sources']} sources) took {step['low']:.3g} to "
+        f"{step['high']:.3g} times the prediction (--json has the errors of memory too)"
+    )
+
+
+def _peaks(name: str) -> Table:
+    """Each dense peak, its ratio to fp32's, and the ridge point: FLOPs per byte above which compute is the limit."""
+    device = catalog.device(name)
+    peaks, bandwidth = device.peak_flops_per_second, device.memory_bytes_per_second
+    rows = tuple(
+        (
+            dtype,
+            peak,
+            f"{peak / peaks['fp32']:.4g} x" if "fp32" in peaks else "",
+            "" if bandwidth is None else f"{peak / bandwidth:.4g}",
+        )
+        for dtype, peak in sorted(peaks.items(), key=lambda each: each[1])
+    )
+    columns = ("dtype", "dense peak", "of fp32", "ridge point, FLOP/byte")
+    return Table("peaks", columns, rows, units=("", "flops_per_second"), align="lrrr")
+
+
+def _models(entries: dict[str, dict[str, Any]]) -> Table:
+    rows = []
+    for name, entry in entries.items():
+        fields, attention = entry["model"], entry["model"]["attention"]
+        heads = f"{attention['n_heads']}/{attention.get('n_kv_heads', attention['n_heads'])}"
+        layers, width, vocab, longest = (fields[each] for each in ("n_layers", "d_model", "vocab_size", "max_seq_len"))
+        rows.append((name, entry["parameters"], layers, width, heads, fields["feed_forward"]["d_ff"], vocab, longest))
+    columns = ("model", "N", "layers", "d_model", "heads/kv", "d_ff", "vocab", "T max")
+    return Table("models", columns, tuple(rows), units=("", "count"), align="lrrrrrrr")
+
+
+def _devices(entries: dict[str, dict[str, Any]]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, entry in entries.items():
+        peaks = entry["peak_flops_per_second"]
+        best = "bf16" if "bf16" in peaks else "fp16"
+        power = f"{entry['power_watts']:.0f} W" if "power_watts" in entry else ""
+        rows.append((name, peaks[best], best, entry["memory_nbytes"], entry["memory_bytes_per_second"], power))
+    columns = ("device", "dense peak", "dtype", "memory", "bandwidth", "power")
+    units = ("", "flops_per_second", "", "nbytes", "nbytes_per_second")
+    return Table("devices", columns, tuple(rows), units=units, align="lrlrrr")
+
+
+def _links(entries: dict[str, dict[str, Any]]) -> Table:
+    rows = tuple(
+        (name, each["bytes_per_second"], f"{each['share']:.0%}", each["title"]) for name, each in entries.items()
+    )
+    units = ("", "nbytes_per_second")
+    return Table("links", ("link", "one way", "reached", ""), rows, units=units, align="lrrl")

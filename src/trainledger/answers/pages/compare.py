@@ -1,0 +1,230 @@
+"""The document of two plans compared: what they say differently, what they cost, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainledger.answers.pages.heading import of_run
+from trainledger.answers.pages.interval import chance, ends, fits
+from trainledger.answers.pages.plain_data import named, plain, run_data
+from trainledger.forecast.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
+from trainledger.report.document import (
+    Amount,
+    Cell,
+    Content,
+    Document,
+    Figure,
+    Section,
+    Table,
+    section,
+    sections,
+    shown,
+    signed,
+)
+from trainledger.report.style import COLOURS, around, bar_figure, bars, folded, mark
+from trainledger.report.table import sentence
+from trainledger.spec.units import GIGA, counted, format_nbytes, format_percent
+
+_NANO = 1e-9
+_NAMES = ("a", "b")
+
+
+def document(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
+    """Both runs; ``names`` are what they are called."""
+    body: list[Content] = ["The two runs have the same value in every field."]
+    if found.fields:
+        fields = tuple((each.field, _value(each.a), _value(each.b)) for each in found.fields)
+        body = [
+            Table("fields", ("field", "a", "b"), fields),
+            Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, found.rows)), align="lrrrr"),
+            _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
+            _split("Memory of the peak rank", found.memory, "nbytes") if found.memory else None,
+            map(sentence, _sentences(found)),
+        ]
+    return Document(
+        title="Two runs compared",
+        sections=sections([f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)], *body),
+        about=tuple(about(found, names)),
+        data=lambda: {"a": names[0], "b": names[1], **_data(found)},
+        figures=lambda: figures(found, names),
+    )
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _amount(value: float | None, unit: str) -> Cell:
+    """A number of a row; a count that is small enough in all its digits."""
+    if value is None:
+        return None
+    return Amount(value, "integer" if unit == "count" and abs(value) < 10**9 else unit)
+
+
+def _row(each: Row) -> tuple[Cell, ...]:
+    difference, relative, more = each.difference, "", ""
+    if difference is not None:
+        cell = _amount(difference, each.unit)
+        assert isinstance(cell, Amount)
+        more = signed(cell.value, cell.unit)
+        if each.unit == "share":
+            more = more.replace("%", "points")  # of shares; a percentage would be of one of them
+        elif each.a:
+            relative = format_percent(difference / each.a, signed=True)
+    return each.name, _amount(each.a, each.unit), _amount(each.b, each.unit), more, relative
+
+
+def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
+    rows = tuple(
+        (each.name, signed(each.a, unit).lstrip("+"), signed(each.b, unit).lstrip("+"), signed(each.difference, unit))
+        for each in (*(each for each in parts if each.a or each.b), _whole(parts))
+    )
+    return section(title, Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"))
+
+
+def _sentences(found: Comparison) -> Iterator[str]:
+    """Why: the largest differences that make up the whole one, and what qualifies the comparison."""
+    a, b = found.forecast_a, found.forecast_b
+    if found.times:
+        yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
+    if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:
+        yield _sure(found.ratio)
+    if a.money and b.money is not None and a.money != b.money:
+        more = "more" if b.money > a.money else "less"
+        share = format_percent(b.money / a.money - 1, signed=True)
+        yield f"{found.of}: b costs {shown(abs(b.money - a.money), 'amount')} {more} than a ({share})"
+    if found.memory:
+        yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
+    for letter, forecast in zip("ab", (a, b), strict=True):
+        if forecast.impossible:
+            why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
+            yield f"{why}; its step and its tokens/s are of one device alone"
+        if forecast.fits is False:
+            sure = "" if forecast.chance_of_fitting is None else f" (chance: {chance(forecast.chance_of_fitting)})"
+            yield f"{letter} does NOT fit in the memory of its device{sure}"
+        if forecast.step_seconds is None and forecast.notes:
+            yield f"{letter}: {forecast.notes[0]}"
+    without = [forecast.interruptions is None for forecast in (a, b)]
+    if found.times and without[0] != without[1] and None not in (a.goodput, b.goodput):
+        letter = "a" if without[0] else "b"
+        yield (
+            f"{letter} has no interruptions in it, as its device's rate of failures is not known "
+            "(cluster.mtbf_device_hours sets it): its goodput, days and cost look better than they are"
+        )
+    bases = {forecast.basis.get("step_seconds", "") for forecast in (a, b)} - {""}
+    if bases:
+        yield f"basis of the times: {' and '.join(sorted(bases))}"
+    if len(bases) > 1 and "bound" in bases:
+        letter, other = ("a", "b") if a.basis["step_seconds"] == "bound" else ("b", "a")
+        yield (
+            f"{letter}'s time is only a lower bound, what its device allows at best, and {other}'s is what programs "
+            "reach: their difference does not compare the two"
+        )
+
+
+def _sure(found: Ratio) -> str:
+    """Whether a difference of times is larger than what two published runs were off by together."""
+    pairs = f"pairs of published runs on {'one device' if found.one_device else 'two devices'}"
+    said = "larger" if found.decided else "smaller"
+    between = ends(found.interval, lambda value: f"{value:.3g}")
+    return f"this difference is {said} than its uncertainty: {found.predicted:.3g} of a's time ({between}; {pairs})"
+
+
+def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:
+    less, more, same = words
+    change, before = sum(each.difference for each in parts), sum(each.a for each in parts)
+    within = ROUNDING * before if unit == "nanoseconds" else 0  # bytes are exact
+    causes = [each for each in reasons(parts) if abs(each.difference) > within]
+    listed = ", ".join(f"{each.name} {signed(each.difference, unit)}" for each in causes[:4])
+    if rest := causes[4:]:
+        listed += f", {counted(len(rest), 'other')} {signed(sum(each.difference for each in rest), unit)}"
+    if abs(change) <= within:
+        text = f"{of}: b {verb} as {same} as a"
+    else:
+        share = f" ({format_percent(change / before, signed=True)})" if before else ""
+        text = f"{of}: b {verb} {shown(abs(change), unit)} {less if change < 0 else more} than a{share}"
+    return text + (f": {listed}" if listed else "")
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+    a, b = found.forecast_a, found.forecast_b
+    return {
+        "run": {"a": run_data(found.a), "b": run_data(found.b)},
+        "fields": plain(found.fields),
+        "rows": plain(found.rows, more={Row: ("difference",)}),
+        "fits": {"a": a.fits, "b": b.fits},
+        "time_of": found.of,
+        "nanoseconds": _parts_data(found.times),
+        "memory_nbytes": _parts_data(found.memory),
+        "basis": {"a": a.basis, "b": b.basis},
+        "ratio": None if found.ratio is None else plain(found.ratio, more={Ratio: ("decided",)}),
+        "intervals": {"a": plain(a.intervals), "b": plain(b.intervals)},
+        "notes": {"a": list(a.notes), "b": list(b.notes)},
+    }
+
+
+def _parts_data(parts: tuple[Part, ...]) -> dict[str, Any]:
+    return {"parts": plain(parts, more={Part: ("difference",)}), **named(_whole(parts), "a b difference")}
+
+
+def _whole(parts: tuple[Part, ...]) -> Part:
+    return Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
+
+
+def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figure]:
+    """The causes of the time and the categories of memory, a and b, by title."""
+    drawn = {}
+    if found.times:
+        largest = max(sum(each.a for each in found.times), sum(each.b for each in found.times)) * _NANO
+        scale, unit = next(
+            (each for each in ((86400.0, "days"), (3600.0, "hours"), (1.0, "seconds")) if largest >= each[0]),
+            (1e-3, "milliseconds"),
+        )
+        drawn[f"Time of {found.of}"] = _bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale)
+    if found.memory:
+        title = "Memory of the peak rank"
+        drawn[title] = _bars(title, "GB", found.memory, names, 1 / GIGA)
+        _draw_devices(drawn[title], found)
+    return drawn
+
+
+def _draw_devices(figure: Figure, found: Comparison) -> None:
+    """The usable memory of the devices where one side does not fit."""
+    layout, forecasts = figure["layout"], (found.forecast_a, found.forecast_b)
+    if all(each.fits is not False for each in forecasts):
+        return
+    usable: dict[int, list[str]] = {}
+    for letter, each in zip("ab", forecasts, strict=True):
+        if each.usable_nbytes is not None:
+            usable.setdefault(each.usable_nbytes, []).append(letter)
+    reach = [each for side in figure["data"] for each in side["x"]]
+    layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in usable)])}
+    for nbytes, letters in usable.items():
+        whose = "" if len(letters) == len(forecasts) else f"{letters[0]}: "
+        mark(layout, "v", nbytes / GIGA, f"{whose}{format_nbytes(nbytes)} usable")
+
+
+def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
+    """What the page of the figures says above them: both runs, and whether each fits its device."""
+    lines = []
+    for letter, name, run, forecast in zip(
+        "ab", names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
+    ):
+        lines += [f"{letter}: {name}", "; ".join(of_run(run))]
+        if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
+            needs, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+            lines.append(f"{letter} {fits(forecast)} {needs} on its peak rank, of {usable} usable")
+    return lines
+
+
+def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float) -> Figure:
+    shown = [*(each for each in parts if each.a or each.b), _whole(parts)]
+    rows, differences = [each.name for each in shown], [each.difference * scale for each in shown]
+    hover = f"%{{y}}: %{{x:.4g}} {unit}<br>b - a: %{{customdata:+.4g}} {unit}<extra></extra>"
+    data = [
+        bars(folded(f"{letter}: {name}"), rows, [getattr(each, letter) * scale for each in shown], COLOURS[at], hover,
+             customdata=differences)
+        for at, (letter, name) in enumerate(zip("ab", names, strict=True))
+    ]  # fmt: skip
+    return bar_figure(title, unit, rows, data, barmode="group")

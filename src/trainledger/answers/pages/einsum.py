@@ -1,0 +1,121 @@
+"""The document of an einsum: its steps, its totals, and its time on devices with their tiles and waves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainledger.answers.pages.plain_data import named, plain
+from trainledger.answers.pages.tensors import totals
+from trainledger.report.document import Cell, Content, Document, Table, sections
+from trainledger.report.table import sentence
+from trainledger.spec.units import (
+    counted,
+    format_flops,
+    format_flops_per_second,
+    format_nbytes,
+    format_percent,
+    format_seconds,
+)
+from trainledger.tensors.strided import list_text
+
+if TYPE_CHECKING:
+    from trainledger.forecast.predict.einsum_time import EinsumTime
+    from trainledger.forecast.predict.kernel import Tiling
+    from trainledger.tensors.einsum import Einsum
+
+
+def einsum(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
+    """An einsum: its steps, its totals, and what bounds it on devices (`answers.einsum_times.einsum_times`)."""
+    operands = " and ".join(map(list_text, one.operands))
+    steps = tuple(
+        (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)
+    )
+    several = len(one.steps) > 1
+    in_steps = Table("steps", ("step", "einsum", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
+    return Document(
+        title=one.equation,
+        sections=sections(
+            f"{one.equation}: {operands} to {list_text(one.shape)} in {one.dtype}",
+            in_steps if several else None,
+            totals(
+                ("FLOPs", one.flops, format_flops(one.flops)),
+                *([("all at once", one.at_once_flops, format_flops(one.at_once_flops))] if several else []),
+                ("bytes moved", one.nbytes, format_nbytes(one.nbytes)),
+                ("FLOPs per byte", f"{one.intensity:.4g}", ""),
+            ),
+            "No arithmetic: torch returns a view; bytes move only where the view is copied." if one.view else None,
+            *(_timed(one, times[0]) if len(times) == 1 else [times_table(times)] if times else []),
+        ),
+        data=lambda: _data(one, times),
+    )
+
+
+def _timed(one: Einsum, time: EinsumTime) -> Iterator[Content]:
+    """An einsum's least time on a device and what limits it, what is predicted, and how it is cut."""
+    compute, memory, bound = time.compute_seconds, time.memory_seconds, time.bound_seconds
+    if compute is None or memory is None or bound is None:
+        yield sentence(f"no time: {time.note}")
+        return
+    yield (
+        f"On {time.title} at least {format_seconds(bound)}, {time.bound}-bound: {format_seconds(compute)} to compute, "
+        f"{format_seconds(memory)} to move; the ridge point of {one.dtype} is {time.ridge:.4g} FLOP/byte."
+    )
+    if time.seconds is not None and time.flops_per_second is not None and time.peak_flops_per_second is not None:
+        share = time.flops_per_second / time.peak_flops_per_second
+        rate = f"{format_flops_per_second(time.flops_per_second)}, {format_percent(share)} of the peak"
+        yield f"Predicted {format_seconds(time.seconds)} (assumed rates): {rate}."
+        yield [cut_text(each) for each in time.tilings]
+        yield causes_table(time)
+
+
+def cut_text(cut: Tiling) -> str:
+    """How a matmul is cut, as a sentence.
+
+    >>> from trainledger.catalog import device
+    >>> from trainledger.forecast.predict.einsum_time import matmul, einsum_time
+    >>> print(cut_text(einsum_time([matmul((1, 4096, 4096, 4096), "bf16")], device("h100-sxm")).tilings[0]))
+    512 tiles of 256 x 128 in 4 waves of 132 multiprocessors, which are 97.0 % busy; filled to 100.0 %.
+    """
+    inner = "" if cut.split == 1 else f", the inner length in {cut.split} parts,"
+    waves = "waves that are assumed to be full"
+    if cut.workers > 1:
+        waves = (
+            f"{counted(cut.waves, 'wave')} of {cut.workers} multiprocessors, which are {format_percent(cut.busy)} busy"
+        )
+    needed = f"filled to {format_percent(cut.filled)}"
+    return f"{counted(cut.tiles, 'tile')} of {cut.rows} x {cut.columns}{inner} in {waves}; {needed}."
+
+
+def causes_table(time: EinsumTime) -> Table:
+    """What each cause adds to the time of the FLOPs at the peak, up to the predicted seconds."""
+    rows = [(each.cause, each.seconds) for each in time.bars if each.nanoseconds]
+    return Table("causes", ("cause", "time"), (*rows, ("in all", time.seconds)), units=("", "seconds"), align="lr")
+
+
+def times_table(times: Sequence[EinsumTime]) -> Table:
+    """Devices side by side: the bound, what limits it, and what is predicted with which tiles and waves."""
+    rows: list[tuple[Cell, ...]] = []
+    for each in times:
+        reached = None
+        if each.flops_per_second is not None and each.peak_flops_per_second is not None:
+            reached = each.flops_per_second / each.peak_flops_per_second
+        waves = ", ".join(f"{cut.waves}" for cut in each.tilings)
+        bound = each.bound or "no rate"
+        rows.append((each.device, each.bound_seconds, bound, each.ridge, each.seconds, reached, waves))
+    columns = ("device", "at least", "bound by", "ridge", "predicted", "of peak", "waves")
+    return Table("devices", columns, tuple(rows), ("", "seconds", "", "amount", "seconds", "share"), align="lrlrrrr")
+
+
+def _data(one: Einsum, times: Sequence[EinsumTime]) -> dict[str, Any]:
+    """An einsum in figures; seconds are those of the first device, null without one or a rate."""
+    from trainledger.forecast.predict.einsum_time import EinsumTime
+
+    found = {**plain(one), **named(one, "shape flops nbytes intensity view")}
+    found |= {"compute_seconds": None, "memory_seconds": None}
+    if times:
+        found |= named(times[0], "compute_seconds memory_seconds")
+        found |= {"devices": plain(times, more={EinsumTime: ["bound_seconds"]})}
+        if times[0].note:
+            found["note"] = times[0].note
+    return found

@@ -1,0 +1,210 @@
+"""The document of an explained account: every line with its formula, its numbers and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.answers.pages.heading import heading
+from trainledger.answers.pages.interval import of_memory, of_steps
+from trainledger.answers.pages.model import components_table
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.explain.account import Part
+from trainledger.forecast.explain.envelope import Envelope
+from trainledger.forecast.predict.device_memory import DeviceMemory
+from trainledger.forecast.predict.utilization import RooflineRow
+from trainledger.ledger.model.forward_flops import forward_flops
+from trainledger.ledger.model.parameters import parameters
+from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, notes, section, sections
+from trainledger.report.table import sentence
+from trainledger.spec.error_model import ErrorModel
+from trainledger.spec.run import Run
+from trainledger.spec.units import counted, format_nbytes, format_seconds
+
+UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
+_KEYS = UNITS | {"parameters": "parameters"}
+
+
+def document(
+    run: Run,
+    backend: str,
+    what: str,
+    parts: Sequence[Part],
+    *,
+    symbols: Mapping[str, tuple[int, str]] | None = None,
+    stage: int = 0,
+    held: DeviceMemory | None = None,
+    errors: ErrorModel | None = None,
+) -> Document:
+    """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters.
+
+    Of flops also those of a forward of one sequence by component of the model, beside its parameters.
+    ``held`` is what a device holds at the peak of memory, ``errors`` are those of predictions for its device, of memory
+    the ground of its interval.
+    """
+    symbols = symbols or {}
+    whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
+    letters = tuple((name, value, means) for name, (value, means) in symbols.items())
+    legend = Table("symbols", ("symbol", "value", "meaning"), letters, units=("", "integer"))
+    forward, by_component = {}, None
+    if what == "flops":
+        forward = forward_flops(run.model, run.recipe.seq_len, attention=run.recipe.attention)
+        of_model = components_table(parameters(run.model).by_component, forward)
+        by_component = section(f"Of the model, and of a forward of {run.recipe.seq_len:,} tokens", of_model)
+    return Document(
+        title=f"{what} of {run.model.name}",
+        sections=sections(
+            *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
+            by_component,
+            legend if letters else None,
+            *account_terms(what, parts),
+            None if held is None or held.tensors_alone else _in_all(held),
+            notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
+        ),
+        data=lambda: {
+            "account": what, "run": run_data(run),
+            "symbols": {name: value for name, (value, _) in symbols.items()}, "parts": _parts_data(what, parts),
+            **({"forward_flops": forward} if forward else {}),
+        },
+    )  # fmt: skip
+
+
+def _in_all(held: DeviceMemory) -> str:
+    """What a device holds at the peak, as a plan has it."""
+    tensors = held.lines[0].nbytes
+    return (
+        f"In all: {format_nbytes(held.nbytes)}, {format_nbytes(tensors)} of tensors at the peak and "
+        f"{format_nbytes(held.nbytes - tensors)} outside of them."
+    )
+
+
+def account_terms(what: str, parts: Sequence[Part]) -> tuple[Terms, ...]:
+    """The lines of each part of an account of memory, flops or parameters, and their sum."""
+    return tuple(_terms(part, UNITS[what]) for part in parts)
+
+
+def time_document(
+    run: Run,
+    backend: str,
+    parts: Sequence[Part],
+    rows: Sequence[RooflineRow],
+    *,
+    top: int,
+    errors: ErrorModel | None = None,
+) -> Document:
+    """A step by cause, its roofline by kind of operation, and its ``top`` longest operations.
+
+    ``errors`` are those of predictions for its device, the ground of the step's interval.
+    """
+    shown, others = longest(parts[1:], top)
+    ranks = f"The run has {run.layout.devices:,} devices; these are the operations of one rank of the slowest stage."
+    return Document(
+        title=f"time of {run.model.name}",
+        sections=sections(
+            *_whose(run, backend, ranks),
+            *(_terms(part, "seconds") for part in parts[:1]),
+            notes(map(sentence, of_steps(run, errors))) if errors is not None else None,
+            roofline(rows),
+            *(_terms(part, "seconds") for part in shown),
+            others,
+        ),
+        data=lambda: {
+            "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),
+            "roofline": plain(rows),
+        },
+    )  # fmt: skip
+
+
+def envelope_document(run: Run, backend: str, found: Envelope, means: str, *, stage: int = 0) -> Document:
+    """The peak over one size, its parts as expressions, and the largest size that fits."""
+    name = found.symbol
+    pieces = []
+    for piece in found.pieces:
+        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
+        pieces.append(f"peak = {piece.formula}   ({where}, at {piece.at})")
+    categories = tuple(f"{category} = {formula}" for category, formula in found.categories.items())
+    return Document(
+        title=f"memory of {run.model.name} over {name}",
+        sections=sections(
+            *_whose(run, backend, f"Of {run.layout.devices:,} devices, a rank of stage {stage}."),
+            f"{name}: {means}; from {found.exact_from} on. All bytes.",
+            categories,
+            pieces,
+            verdict(found) if found.memory_nbytes is not None else None,
+        ),
+        data=lambda: {"run": run_data(run), **plain(found)},
+    )
+
+
+def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
+    return (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
+
+
+def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """The parts of a time with the ``top`` longest of all their lines, their sums whole; a sentence on other lines."""
+    lines = sorted((each for part in parts for each in part.lines), key=lambda each: -each.value)
+    kept, left = {id(each) for each in lines[:top]}, lines[top:]
+    if not left:
+        return tuple(parts), ()
+    shown = tuple(replace(part, lines=tuple(each for each in part.lines if id(each) in kept)) for part in parts)
+    seconds = format_seconds(sum(each.value for each in left))
+    return shown, (f"{counted(len(left), 'other')}, {seconds} in all: --top {len(lines)} lists every one.",)
+
+
+def roofline(rows: Sequence[RooflineRow]) -> Table:
+    """What each kind of operation computes for a byte, where its format's ridge is, and what it reaches.
+
+    "waiting" is the device's, for the program to launch what comes next.
+    """
+    columns = ("operations", "FLOP/byte", "ridge", "bound by", "reached", "time", "share")
+    units = ("", "ratio", "rate", "", "", "seconds", "share")
+    return Table("roofline", columns, tuple(_roofline_row(each) for each in rows), units=units, align="lrrlrrr")
+
+
+def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
+    reached: Cell = Amount(each.bytes_per_second, "nbytes_per_second") if each.nbytes else None
+    if each.ridge is not None:
+        reached = Amount(each.flops_per_second, "flops_per_second")
+    waits = each.kind == "unknown" and each.bound == "overhead"  # a step's separate entry: `forecast.predict.step`
+    name = "waiting" if waits else f"{each.kind} {each.dtype}".strip()
+    return name, each.intensity, each.ridge, each.bound, reached, each.seconds, each.share
+
+
+def _terms(part: Part, unit: str) -> Terms:
+    terms = tuple(Term(each.what, each.value, each.basis, _formula(each), each.source) for each in part.lines)
+    return Terms(part.title, part.total, terms, unit)
+
+
+def _formula(line: Any) -> str:
+    numbers = f" = {line.numbers}" if line.numbers and line.numbers != line.formula else ""
+    return f"{line.formula}{numbers}"
+
+
+def verdict(found: Envelope) -> str:
+    """The largest size that fits, as a sentence."""
+    memory = format_nbytes(found.memory_nbytes or 0)
+    if not found.largest:
+        return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
+    assert found.nbytes_at_largest is not None
+    tensors = format_nbytes(found.nbytes_at_largest)
+    if found.most is not None and found.largest > found.most:
+        return f"All {found.most:,} positions of the model fit in {memory} ({found.largest:,} would)."
+    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
+
+
+def _range(name: str, first: int, last: int | None) -> str:
+    if last is None:
+        return f"{name} >= {first}"
+    return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
+
+
+def _parts_data(what: str, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The parts of an account; amounts are named by their unit."""
+    key, data = _KEYS[what], plain(parts)
+    for part in data:
+        part[key] = part.pop("total")
+        for line in part["lines"]:
+            line[key] = line.pop("value")
+    found: list[dict[str, Any]] = data
+    return found

@@ -1,0 +1,223 @@
+"""The document of what fits: a table of answers, and for the run and its best recipe what limits each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainledger.answers.pages.heading import model_line, of_run
+from trainledger.answers.pages.memory import COLOUR_OF
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
+from trainledger.forecast.plan.memory_check import MemoryUse
+from trainledger.forecast.predict.device_memory import TENSORS_ALONE
+from trainledger.ledger.model.parameters import parameters
+from trainledger.report.document import Amount, Cell, Document, Figure, Section, Table, section, sections
+from trainledger.report.style import COLOURS, GREY, bar_figure, bars, mark_usable
+from trainledger.report.table import sentence
+from trainledger.spec.run import Run
+from trainledger.spec.units import GIGA, counted, format_count, format_nbytes
+
+_DETAILED = ("model", "sequence", "micro-batch", "devices")
+_MOST_DEVICES = 6
+_COLUMNS = {
+    "model": ("largest model", "count"), "sequence": ("longest sequence", "integer"),
+    "micro-batch": ("micro-batch", "integer"), "devices": ("fewest devices", "integer"),
+    "memory": ("memory needed", "nbytes"),
+}  # fmt: skip
+_THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
+
+
+def document(fit: Fit) -> Document:
+    """All answers: the run itself, the table of recipes, and for the run and the last recipe what limits each."""
+    detailed = [fit.rows[0], *fit.rows[1:][-1:]]
+    changes = tuple(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}" for row in fit.rows[1:])
+    return Document(
+        title=f"What fits of {fit.run.model.name}",
+        sections=sections(
+            (*about(fit), *_devices(fit)),
+            _table(fit),
+            changes,
+            *(_limits(fit.run, row) for row in detailed),
+            sentence(f"Models are {fit.family}") if "model" in fit.rows[0].answers else None,
+        ),
+        about=tuple(about(fit)),
+        data=lambda: _data(fit),
+        figures=lambda: figures(fit),
+    )
+
+
+def about(fit: Fit) -> list[str]:
+    """Whose answers these are, and whether it fits unchanged."""
+    run, use = fit.run, fit.memory
+    fits = "fits" if use.fits else "does NOT fit"
+    usable = format_nbytes(use.usable_nbytes)
+    return [
+        model_line(run.model),
+        *of_run(run),
+        f"Without changes, {_rank(run, use)} needs {format_nbytes(use.nbytes)} and {fits} in {usable} of usable "
+        f"memory. {_largest(use)}",
+        *([sentence(TENSORS_ALONE)] if use.tensors_alone else []),
+    ]
+
+
+def _devices(fit: Fit) -> Iterator[str]:
+    if fit.devices:
+        named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
+        yield f"Devices on which it fits without changes, the smallest first: {named}."
+    elif fit.devices is not None:
+        yield "Without changes it fits on no device of the catalog."
+
+
+def _rank(run: Run, use: MemoryUse) -> str:
+    return "the device" if run.layout.alone else use.rank
+
+
+def _largest(use: MemoryUse) -> str:
+    largest, tensors = format_nbytes(use.by_category[use.category]), format_nbytes(use.peak_nbytes)
+    return f"The largest part of the {tensors} of tensors is {use.category} ({largest}), at {use.moment}."
+
+
+def _table(fit: Fit) -> Table:
+    asked = list(fit.rows[0].answers)
+
+    def cell(found: Found) -> Cell:
+        return "none" if found.size is None else Amount(found.size, _COLUMNS[found.question][1])
+
+    rows = tuple((row.name, *(cell(row.answers[name]) for name in asked)) for row in fit.rows)
+    return Table("answers", ("recipe", *(_COLUMNS[name][0] for name in asked)), rows, align="l" + "r" * len(asked))
+
+
+def _thing(question: str, size: int) -> str:
+    """A size in words: ``8 sequences``."""
+    if question == "model":
+        return f"{format_count(size)} parameters"
+    return counted(size, _THINGS[question]) if question in _THINGS else format_nbytes(size)
+
+
+def _limits(run: Run, row: Row) -> Section:
+    """For each question of a recipe: the answer, the next size and what it would need, and what fills the memory."""
+    title = "Without changes" if not row.settings else "With all of these changes"
+    lines = (_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
+    return section(title, lines)
+
+
+def _limit(run: Run, found: Found) -> str:
+    name = QUESTIONS[found.question]
+    text = f"{name[0].upper()}{name[1:]}: {'none fits' if found.size is None else _shape(found)}"
+    if found.beyond is not None and found.beyond_size is not None:
+        use = found.beyond
+        over = format_nbytes(use.nbytes - use.usable_nbytes)
+        largest = f"{use.category} {format_nbytes(use.by_category[use.category])}"
+        text += (
+            f"; {_thing(found.question, found.beyond_size)} would need {format_nbytes(use.nbytes)}, {over} too much: "
+            f"{largest} of {_rank(found.beyond_run or run, use)}, at {use.moment}"
+        )
+    elif found.size is not None:
+        text += "; nothing larger is tried" if found.question != "devices" else ""
+    if found.question == "micro-batch" and found.size is not None:
+        text += f" ({_batches(run, found, found.size)})"
+    elif found.note and found.question != "model":
+        text += f" ({found.note})"
+    return sentence(text)
+
+
+def _batches(run: Run, found: Found, micro_batch: int) -> str:
+    """The step that such micro-batches make, and the largest that keep the step of the run."""
+    batch, ranks = run.recipe.global_batch, run.layout.data_ranks
+    on_each = f", {batch // ranks:,} on each of {ranks:,} data ranks" if ranks > 1 else ""
+    text = f"the unchanged step has {counted(batch, 'sequence')}{on_each}; "
+    divided = "these" if ranks > 1 else "it"
+    text += f"the largest micro-batch that divides {divided} is {divides_batch(run, micro_batch)}"
+    if found.run is None or found.run.recipe.global_batch == batch:
+        return text
+    grown = counted(found.run.recipe.global_batch, "sequence")
+    return f"{found.run.grad_accum} in a step, as before, make it {grown}; {text}"
+
+
+def _shape(found: Found) -> str:
+    assert found.size is not None
+    text = _thing(found.question, found.size)
+    if found.question == "model" and found.run is not None:
+        spec = found.run.model
+        sizes = f"{spec.n_layers} layers, {spec.attention.n_heads} heads, d_ff {spec.feed_forward.d_ff}"
+        text += f" (d_model {spec.d_model}, {sizes})"
+    return text
+
+
+def _data(fit: Fit) -> dict[str, Any]:
+    return {
+        "run": run_data(fit.run),
+        "memory": _memory_data(fit.memory),
+        "family": fit.family,
+        "devices_that_hold_it": plain(fit.devices),
+        "rows": [
+            {
+                "recipe": row.name,
+                "set": list(row.settings),
+                "answers": {name: _found_data(fit.run, found) for name, found in row.answers.items()},
+            }
+            for row in fit.rows
+        ],
+    }
+
+
+def _found_data(run: Run, found: Found) -> dict[str, Any]:
+    data = {
+        "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
+        "memory": _memory_data(found.memory), "beyond_size": found.beyond_size, "beyond": _memory_data(found.beyond),
+    }  # fmt: skip
+    if found.run is not None:
+        data["model"] = model_data(found.run)
+    if found.question == "micro-batch" and found.size is not None:
+        data["divides_the_global_batch"] = divides_batch(run, found.size)
+    return data
+
+
+def model_data(run: Run) -> dict[str, Any]:
+    """The shape of a run's model."""
+    spec = run.model
+    return {
+        "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
+        "n_heads": spec.attention.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.feed_forward.d_ff,
+    }  # fmt: skip
+
+
+def _memory_data(use: MemoryUse | None) -> Any:
+    return plain(use, more={MemoryUse: ("fits", "category", "rank")})
+
+
+def figures(fit: Fit) -> dict[str, Figure]:
+    """The memory that each recipe needs and what is usable, and the largest that fits of each."""
+    uses = {row.name: found.memory for row in fit.rows if (found := row.answers.get("memory")) and found.memory}
+    drawn = {"memory": _memory_figure(fit, uses or {fit.rows[0].name: fit.memory})}
+    for name in _DETAILED:
+        sizes = [row.answers[name].size or 0 for row in fit.rows if name in row.answers]
+        if any(sizes):
+            drawn[name] = _sizes_figure(name, [row.name for row in fit.rows], sizes)
+    return drawn
+
+
+def _memory_figure(fit: Fit, uses: dict[str, MemoryUse]) -> Figure:
+    categories = list(dict.fromkeys(name for each in uses.values() for name in each.by_category))
+    parts = {name: [each.by_category.get(name, 0) for each in uses.values()] for name in categories}
+    parts["outside the tensors"] = [each.nbytes - each.peak_nbytes for each in uses.values()]
+    data = [
+        bars(name, list(uses), [each / GIGA for each in nbytes], COLOUR_OF.get(name, GREY),
+             "%{x:.2f} GB of " + name + "<extra>%{y}</extra>")
+        for name, nbytes in parts.items()
+        if any(nbytes)
+    ]  # fmt: skip
+    title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
+    figure = bar_figure(title, "memory of the peak rank (GB)", uses, data, barmode="stack")
+    figure["layout"]["legend"] |= {"traceorder": "normal"}
+    mark_usable(figure["layout"], fit.memory.usable_nbytes, [0.0, *(each.nbytes / GIGA for each in uses.values())])
+    return figure
+
+
+def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
+    texts = [_thing(question, size) if size else "none fits" for size in sizes]
+    unit = "parameters" if question == "model" else f"{_THINGS[question]}s"
+    style = {"text": texts, "textposition": "auto", "textangle": 0, "showlegend": False}
+    data = bars("", names, sizes, COLOURS[0], "%{text}<extra>%{y}</extra>", **style)
+    return bar_figure(QUESTIONS[question], unit, names, [data])

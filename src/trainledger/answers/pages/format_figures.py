@@ -1,0 +1,132 @@
+"""Number formats drawn: the bits of a number in each, and how finely each steps from its smallest to its largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from trainledger.report.cells import Cell, cell_figure
+from trainledger.report.document import Figure, Table
+from trainledger.report.style import COLOURS, arranged, points
+from trainledger.spec.division import ceil_div
+from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded
+from trainledger.tensors.blocks import InBlock
+from trainledger.tensors.number import WHOLE, Whole
+
+COLUMNS = 32  # bits in a row of cells
+SIGN, EXPONENT, MANTISSA, INTEGER = "sign", "exponent", "mantissa", "integer"
+_HUES = {SIGN: COLOURS[5], EXPONENT: COLOURS[1], MANTISSA: COLOURS[0], INTEGER: COLOURS[2]}
+_STEP_TITLE = "How finely formats step"
+_LOW, _HIGH, _AROUND = 2.0**-32, 2.0**20, 8  # magnitudes that the figure of steps shows; and around the number
+_FINEST = 1e-8  # a step over its magnitude
+
+Bits = tuple[str, list[tuple[str, str, str]]]  # the name of a row; of each bit its group, 0 or 1, and what it says
+
+
+def bits_figure(
+    number: float, formats: Sequence[NumberFormat], whole: Sequence[Whole], blocks: Sequence[InBlock], title: str
+) -> Figure:
+    """The bits of a number in each format, sign, exponent and mantissa in their colours; each says what it is worth."""
+    cells, names, row = [], {}, 0
+    for name, bits in _rows(number, formats, whole, blocks):
+        names[row] = name
+        for at, (group, bit, said) in enumerate(bits):
+            place = row + at // COLUMNS
+            cells.append(Cell(at % COLUMNS, place, _HUES[group], bit, f"{name}, {said}", group))
+        row += ceil_div(len(bits), COLUMNS)
+    return cell_figure(title, "bits, the sign first", cells, COLUMNS, names)
+
+
+def bits_table(
+    number: float, formats: Sequence[NumberFormat], whole: Sequence[Whole], blocks: Sequence[InBlock]
+) -> Table:
+    """The same bits as text."""
+    rows = []
+    for name, bits in _rows(number, formats, whole, blocks):
+        parts = {group: "".join(bit for of, bit, _ in bits if of == group) for group in _HUES}
+        rows.append((name, parts[SIGN], parts[EXPONENT], parts[MANTISSA] or parts[INTEGER]))
+    return Table("bits", ("format", SIGN, EXPONENT, "mantissa or integer"), tuple(rows), align="llll")
+
+
+def _rows(
+    number: float, formats: Sequence[NumberFormat], whole: Sequence[Whole], blocks: Sequence[InBlock]
+) -> Iterator[Bits]:
+    for one in formats:
+        yield one.name, list(_floating(one.rounded(number)))
+    for each in whole:
+        if bits := each.bits_of(number):
+            yield each.name, list(_integer(bits, signed=each.signed))
+    for block in blocks:
+        element, name = FORMATS.get(block.format.element), block.format.name
+        own = _integer(block.bits, signed=block.format.element != "nf4")
+        if element is not None:
+            own = _floating(element.rounded(block.element))
+        yield f"{name} block" if name in WHOLE else name, list(own)
+
+
+def _floating(one: Rounded) -> Iterator[tuple[str, str, str]]:
+    """The bits of a number with what each is worth."""
+    sign, exponent, mantissa = one.bits
+    yield SIGN, sign, "sign: minus" if sign == "1" else "sign: plus"
+    bias, subnormal = one.format.bias, int(exponent, 2) == 0
+    power = (1 if subnormal else int(exponent, 2)) - bias
+    said = f"2^{power}" + (", as all bits 0 are: no leading 1" if subnormal else f" = 2^({int(exponent, 2)} - {bias})")
+    said = said if math.isfinite(one.value) else "all bits 1 are infinity"
+    for at, bit in enumerate(exponent):
+        yield EXPONENT, bit, f"exponent bit worth {2 ** (len(exponent) - 1 - at):,}: {said}"
+    for at, bit in enumerate(mantissa):
+        yield MANTISSA, bit, f"mantissa bit worth 2^{power - 1 - at}"
+
+
+def _integer(bits: str, *, signed: bool) -> Iterator[tuple[str, str, str]]:
+    for at, bit in enumerate(bits):
+        worth = 2 ** (len(bits) - 1 - at)
+        minus = "-" if signed and at == 0 else ""
+        yield INTEGER, bit, f"bit worth {minus}{worth:,}"
+
+
+def steps_figure(formats: Sequence[NumberFormat], number: float | None = None) -> Figure:
+    """The step to the next value as a share of the value, over its magnitude, from the smallest value to the largest.
+
+    A format steps evenly below its smallest normal value, so that the share grows until all is rounded to zero; above
+    it is at most machine epsilon. Where ``number`` is given, a point shows its own step in each format that holds it.
+    Of several formats those that step more finely than the figure shows are left out.
+    """
+    size = abs(number) if number else 1.0
+    low, high = min(_LOW, size / _AROUND), max(_HIGH, size * _AROUND)
+    drawn = [each for each in formats if each.epsilon >= _FINEST] or formats
+    data = []
+    for at, one in enumerate(drawn):
+        corners = (one.smallest_subnormal, one.smallest_normal, one.largest)
+        sizes = [min(max(each, low), high) for each in corners]
+        colour = COLOURS[at % len(COLOURS)]
+        data.append(
+            points(
+                one.name, sizes, [max(one.epsilon, one.smallest_subnormal / each) for each in sizes], "lines",
+                line={"color": colour},
+                hovertemplate=f"{one.name}: steps of at most %{{y:.3g}} of %{{x:.3g}}<extra></extra>",
+            )
+        )  # fmt: skip
+        if number and (held := one.rounded(number)).fate not in ("overflow", "underflow"):
+            said = f"{number:g} in {one.name}: {held.value:.9g}, {held.fate}, step {held.spacing:.4g}"
+            data.append(
+                points(
+                    one.name, [size], [held.spacing / size], marker={"color": colour, "size": 9}, showlegend=False,
+                    hovertemplate=f"{said}<extra></extra>",
+                )
+            )  # fmt: skip
+    layout = arranged(_STEP_TITLE, "magnitude", "step / magnitude")
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] |= {"type": "log", "exponentformat": "power"}
+    return {"data": data, "layout": layout}
+
+
+def uses_table(formats: Sequence[NumberFormat]) -> Table:
+    """Where each format underflows and overflows, its relative step, and what it is used for."""
+    rows = tuple(
+        (each.name, f"{each.smallest_subnormal:.4g}", f"{each.smallest_normal:.4g}", f"{each.largest:.5g}",
+         f"{each.epsilon:.4g}", each.suits)
+        for each in formats
+    )  # fmt: skip
+    columns = ("format", "smallest subnormal", "smallest normal", "largest", "machine epsilon", "used for")
+    return Table("formats", columns, rows, align="lrrrrl")

@@ -1,0 +1,112 @@
+"""The lines above an account that say whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from trainledger.ledger.model.parameters import parameters
+from trainledger.report.document import Item, Items, Section, section
+from trainledger.report.table import commands, wrapped
+from trainledger.spec.data import BLOCK_ROWS, dealt
+from trainledger.spec.difference import found_layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.run import Run
+from trainledger.spec.units import counted, format_count, format_percent
+
+_FEW = 8  # numbers that are shown one by one
+
+
+def heading(run: Run, backend: str) -> str:
+    """The model, the devices, a step and whose kernels run it (``backend``: of `spec.kernels`), in at most 80 columns.
+
+    >>> from trainledger.answers.load import load
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 512, "global_batch": 4, "steps": 1}})
+    >>> print(heading(run, "cpu"))
+    gpt2 on this-machine, with the kernels of a CPU: 4 sequences of 512 tokens a
+    step, fp32, adamw
+    """
+    cluster, recipe = run.cluster, run.recipe
+    where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
+    kernels = ", with the kernels of a CPU" if backend == "cpu" else ""
+    step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
+    return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}")
+
+
+def model_line(model: ModelSpec, adapters: int | None = None) -> str:
+    """A model's name and size: its active parameters where they are fewer, and those of ``adapters``.
+
+    >>> from trainledger.answers.load import model
+    >>> model_line(model("gpt2"))
+    'gpt2: 124,439,808 parameters, 12 layers, hidden size 768'
+    """
+    count = parameters(model)
+    active = "" if count.active == count.total else f" ({count.active:,} active)"
+    more = "" if adapters is None else f" + {adapters:,} in adapters (only these are trained)"
+    size = f"{counted(model.n_layers, 'layer')}, hidden size {model.d_model:,}"
+    return f"{model.name}: {count.total:,} parameters{active}{more}, {size}"
+
+
+def of_run(run: Run) -> tuple[str, ...]:
+    """What a step of a run is, in lines of any width: its sequences, its recipe, its devices and its layout.
+
+    >>> from trainledger.answers.load import load
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 4, "steps": 1}})
+    >>> of_run(run)[0]
+    'A step: 4 sequences of 8 tokens'
+    """
+    recipe = run.recipe
+    batches = f", in {run.grad_accum} micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
+    sequences = counted(recipe.global_batch, "sequence")
+    within = " within documents" if recipe.documents is not None else ""
+    return (
+        f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
+        f"{recipe.precision.kind}, {recipe.optimizer.kind} ({recipe.optimizer.implementation}), {recipe.attention} "
+        f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
+        *_devices(run),
+        *_mixture(run),
+    )
+
+
+def found_layout_section(run: Run) -> Section | None:
+    """The layout that a search selected, as it is pasted; None where there was no search."""
+    sets = found_layout(run)
+    item = Item("The layout that the search selected:", commands(sets))
+    return section("", Items((item,), numbered=False)) if sets else None
+
+
+def _mixture(run: Run) -> Iterator[str]:
+    """How many tokens the run takes of each source of a mixture; how many epochs that are, their text says."""
+    if run.data.mixture:
+        tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+        shares = [each / BLOCK_ROWS for each in dealt(BLOCK_ROWS, run.data.weights)]
+        said = [f"{name} {format_count(round(share * tokens))} ({format_percent(share)})"
+                for (name, _), share in zip(run.data.mixture, shares, strict=True)]  # fmt: skip
+        yield f"Tokens of each source: {', '.join(said)}"
+
+
+def _devices(run: Run) -> Iterator[str]:
+    """On what it runs, and how it is spread: what was said, defaults left out."""
+    cluster, layout = run.cluster, run.layout
+    if cluster.device != "this-machine" or cluster.count > 1:
+        yield f"{cluster.count:,} x {cluster.device}"
+    if not layout.alone:
+        said = [f"{each.name} {_folded(getattr(layout, each.name))}" for each in fields(layout)
+                if getattr(layout, each.name) != each.default]  # fmt: skip
+        yield f"Layout: {', '.join(said)}"
+
+
+def _folded(value: object) -> str:
+    """A field's value, of a long row of numbers each with how often it comes.
+
+    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b"), _folded(None)
+    ('0, 126 x 1, 0', '4, 4, 3', '1f1b', 'none')
+    """
+    if not isinstance(value, tuple):
+        return "none" if value is None else str(value)
+    from itertools import groupby
+
+    if len(value) <= _FEW:
+        return ", ".join(map(str, value))
+    runs = [(each, len(list(same))) for each, same in groupby(value)]
+    return ", ".join(str(each) if times == 1 else f"{times} x {each}" for each, times in runs)

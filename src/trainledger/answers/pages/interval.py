@@ -1,0 +1,132 @@
+"""Intervals and chances in words: between what published runs find a prediction, and from how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from string import ascii_letters
+
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import SURE, Interval, middle_of_memory, peaks_like, unlike
+from trainledger.forecast.predict.interval import of_memory as of_peak
+from trainledger.forecast.predict.roofline import Machine
+from trainledger.spec.cluster import Device
+from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, StepErrors
+from trainledger.spec.run import Run
+from trainledger.spec.units import counted, format_nbytes
+
+_SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
+_UNITS = f" {ascii_letters}"
+_DIGITS = 3  # of an end: more would be noise
+_TIMED_BY = {
+    "own": "", "other": " by the constants of another device (no step on this one is published)",
+    "bound": " by the data sheet alone (no constants of this device are known)",
+}  # fmt: skip
+
+
+def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str:
+    """The interval of a quantity, to follow its number; empty where it has none.
+
+    >>> from trainledger.spec.units import format_seconds
+    >>> between(Forecast(intervals={"step_seconds": Interval(1.2134, 1.718)}), "step_seconds", format_seconds)
+    ' (80 %: 1.21 to 1.72 s)'
+    """
+    found = forecast.intervals.get(name)
+    return "" if found is None else f" ({ends(found, write)})"
+
+
+def ends(found: Interval, write: Callable[[float], str]) -> str:
+    """Both ends with the share that lies between them; a unit that they have in common once."""
+    low, high = (_rounded(write(each)) for each in (found.low, found.high))
+    number, _, unit = low.partition(" ")
+    return f"{_SHARE}: {number if unit and high.endswith(f' {unit}') else low} to {high}"
+
+
+def _rounded(text: str) -> str:
+    """A number with its unit, in `_DIGITS` digits."""
+    number = text.rstrip(_UNITS)
+    value = float(f"{float(number.replace(',', '')):.{_DIGITS}g}")
+    return (f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:,.0f}") + text[len(number) :]
+
+
+def chance(value: float) -> str:
+    """A chance in whole percent, never certain.
+
+    >>> chance(0.974), chance(0.9991), chance(1e-4)
+    ('97 %', 'over 99 %', 'under 1 %')
+    """
+    percent = round(100 * value)
+    return f"{percent} %" if 1 <= percent <= 99 else "over 99 %" if percent > 99 else "under 1 %"
+
+
+def fits(forecast: Forecast) -> str:
+    """Whether a run fits, to be followed by what it needs, with the chance of it where that is known."""
+    if forecast.fits is False:
+        return "does NOT fit:"
+    return "fits:" if forecast.chance_of_fitting is None else f"fits (chance {chance(forecast.chance_of_fitting)}):"
+
+
+def room(forecast: Forecast) -> str:
+    """What to leave free for a chance of `SURE`; empty where that is not known, or is free already."""
+    if forecast.margin_nbytes is None or forecast.chance_of_fitting is None or forecast.chance_of_fitting >= SURE:
+        return ""
+    less = "" if forecast.fits else f"; chance that it fits: {chance(forecast.chance_of_fitting)}"
+    return f"{less}; a {_SURE} chance needs {_rounded(format_nbytes(forecast.margin_nbytes))} free"
+
+
+def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:
+    """What the intervals of a plan hold, and why they are wider where they are."""
+    if not isinstance(machine, Device) or machine.errors is None:
+        return
+    errors = machine.errors
+    yield (
+        f"{_SHARE}: intervals hold four of five published runs, each predicted without its source "
+        f"({_steps(errors.step)}; {_peaks(peaks_like(run, errors))}); trainledger explain says more"
+    )
+    if of_peak(run, errors).low > 1:
+        yield (
+            f"the interval of the memory is above its prediction: half of the published peaks "
+            f"{'with adapters ' if run.recipe.lora else ''}are at least {middle_of_memory(run, errors):.3g} times "
+            "the predicted ones"
+        )
+    yield from _wider(run, errors)
+
+
+def of_steps(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """What the interval of a step rests on."""
+    step, by = errors.step, _TIMED_BY[errors.step.basis]
+    yield (
+        f"the interval of a step: {_SHARE} of {_steps(step)} took {step.low:.3g} to {step.high:.3g} times the "
+        f"predicted time{by}, each predicted without its source, with equal weight for each source"
+    )
+    yield from _wider(run, errors)
+
+
+def of_memory(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """What the interval of the memory rests on."""
+    found = of_peak(run, errors)
+    yield (
+        f"the interval of the memory: by Student's t over {_peaks(peaks_like(run, errors))}, {_SHARE} of the peaks of "
+        f"another source are {found.low:.3g} to {found.high:.3g} times the predicted ones"
+    )
+    yield from _wider(run, errors)
+
+
+def _wider(run: Run, errors: ErrorModel) -> Iterator[str]:
+    """Why intervals are wider than those of published runs."""
+    without = {"times": unlike(run, errors.steps_seen), "memory": unlike(run, errors.memory_seen)}
+    if without["times"] == without["memory"]:
+        without = {"times and memory": without["times"]}
+    for what, kinds in without.items():
+        if kinds:
+            yield (
+                f"no published run has {', '.join(kinds)}: intervals of {what} are {errors.widening:.2g} times as "
+                "wide (of logarithms), as for a device without published runs"
+            )
+
+
+def _steps(errors: StepErrors) -> str:
+    return f"{counted(errors.rows, 'step')} of {counted(errors.sources, 'source')}"
+
+
+def _peaks(errors: MemoryErrors) -> str:
+    return f"{counted(errors.rows, 'peak')} of memory of {counted(errors.sources, 'source')}"

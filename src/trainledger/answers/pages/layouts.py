@@ -1,0 +1,264 @@
+"""The document of a search of layouts: the quickest that fit, the Pareto front, and why others are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainledger import catalog
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
+from trainledger.forecast.predict.device_memory import TENSORS_ALONE
+from trainledger.report.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
+from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
+from trainledger.report.table import pasted, sentence
+from trainledger.spec.difference import as_override
+from trainledger.spec.error_model import SHARE
+from trainledger.spec.layout import Layout, overlaps
+from trainledger.spec.plain import to_plain
+from trainledger.spec.units import GIGA, counted, format_count, format_percent, format_seconds
+
+_SHOWN = 12  # reasons that are listed
+_COLUMNS = ("step", "MFU", "memory", "TP", "CP", "PP", "EP", "DP", "Z", "B", "recompute")
+_UNITS = ("seconds", "share", "nbytes")
+_LEGEND = (
+    "TP, CP, EP: tensor, context and expert ranks (sp: sequence parallelism). PP: pipeline stages, V chunks each, and "
+    "the schedule. DP: replicate x shard. Z: the ZeRO stage; 3k keeps parameters gathered from forward to backward. "
+    "B: the micro-batch. recompute: activation checkpointing (part: selective)."
+)
+
+
+def document(found: Layouts) -> Document:
+    """The search and what it found."""
+    return Document(
+        title=f"Layouts of {found.run.model.name}",
+        sections=sections(
+            about(found),
+            *_ranked(found),
+            _rejected(found) if found.rejected else None,
+            notes(_how(found)),
+        ),
+        about=tuple(about(found)),
+        data=lambda: _data(found),
+        figures=lambda: figures(found),
+    )
+
+
+def _ranked(found: Layouts) -> Iterator[Section]:
+    if found.best is None:
+        yield section("", _none(found))
+        return
+    bounds = " by their bounds" if found.basis == "bound" else ""
+    remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found), *_told_apart(found))
+    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked), remarks)
+    simplest = found.simplest or found.best
+    if simplest == found.best:
+        yield _to_paste(f"The best{bounds}, to paste into a run file", simplest)
+    else:
+        title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
+        yield section(title, _table("simplest", [simplest]))
+        yield _to_paste("This one, which layout=auto takes, to paste into a run file", simplest)
+    if len(found.pareto) > 1:
+        yield section("Less memory for a longer step (Pareto front)", _table("pareto", found.pareto))
+
+
+def _to_paste(title: str, layout: ScoredLayout) -> Section:
+    return section(title, [""], Code(pasted(layout.toml)))
+
+
+def about(found: Layouts) -> list[str]:
+    """Whose layouts these are, and of how many."""
+    recipe = found.run.recipe
+    batch = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
+    return [
+        f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision.kind}, "
+        f"{recipe.optimizer.kind}",
+        f"{found.searched:,} layouts; {found.allowed:,} obey the rules, {found.fitting:,} of these may fit",
+    ]
+
+
+def _none(found: Layouts) -> str:
+    """Why there is no layout, and what helps where one thing prevents most."""
+    if found.fitting and not found.certain:
+        return f"No layout that fits was found before the time limit; {counted(found.accounted, 'account')} made."
+    if found.allowed:
+        return f"None of them fits {found.devices:,} x {found.device}."
+    helps = ""
+    if found.run.model.n_mtp_layers:
+        helps = " Without its multi-token prediction the model can be spread: --set model.n_mtp_layers=0."
+    below = "; the reasons are below" if found.rejected else ""
+    return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
+
+
+def _table(name: str, some: Sequence[ScoredLayout]) -> Table:
+    return Table(name, _COLUMNS, tuple(_row(each) for each in some), units=_UNITS, align="rrrllllllrl")
+
+
+def _row(each: ScoredLayout) -> tuple[Cell, ...]:
+    layout, recipe = each.run.layout, each.run.recipe
+    pipeline = str(layout.pipeline)
+    if layout.pipeline > 1:
+        schedule = {"interleaved": f"x{layout.virtual_stages}V", "zero-bubble": " zb"}
+        pipeline += schedule.get(layout.schedule, f" {layout.schedule}")
+    zero = "-"
+    if layout.shard_ranks > 1:
+        zero = f"{layout.zero}k" if layout.zero == 3 and not layout.reshards else str(layout.zero)
+    context = str(layout.context) + (" a2a" if layout.context > 1 and layout.context_kind != "ring" else "")
+    return (
+        each.seconds, each.mfu, each.device_nbytes, f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}",
+        context, pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
+        {"selective": "part"}.get(recipe.activation_checkpointing.kind, recipe.activation_checkpointing.kind),
+    )  # fmt: skip
+
+
+def _experts(layout: Layout) -> str:
+    """Expert ranks; n: tokens are sent once to each node, b: overlapped with another micro-batch."""
+    how = "n" * layout.sends_to_nodes + "b" * overlaps(layout, "experts")
+    return f"{layout.expert} {how}".rstrip()
+
+
+def _of_experts(found: Layouts) -> Iterator[str]:
+    """What n and b mean, as ``--set`` takes it, where a layout has them."""
+    every = [each.run.layout for each in (*found.ranked, *found.pareto)]
+    overlapped = next((each for each in every if overlaps(each, "experts")), None)
+    said = []
+    if any(each.sends_to_nodes for each in every):
+        said.append("n: --set layout.expert_send=nodes, tokens sent once to each node (as DeepEP does)")
+    if overlapped is not None:
+        override = as_override("layout.overlap", overlapped.overlap)
+        said.append(f"b: --set '{override}', overlapped with another micro-batch (DualPipe, Megatron Core)")
+    yield from said
+    if said:
+        yield (
+            "Unless the run says otherwise the search selects these, the quickest in nearly every layout; "
+            "--fix expert_send=copies and --fix overlap=gradients search the others."
+        )
+
+
+def _of_a_sheet(found: Layouts) -> Iterator[str]:
+    """What qualifies the numbers of a device of which only the data sheet is known."""
+    if found.basis == "bound":
+        yield (
+            f"Steps and MFU are bounds from the peaks of {found.device}'s data sheet: no run is faster, most are "
+            "slower, and not all layouts by as much."
+        )
+    if found.best is not None and found.best.device_nbytes == found.best.peak_nbytes:
+        yield sentence(TENSORS_ALONE)
+
+
+def _told_apart(found: Layouts) -> Iterator[str]:
+    """How far steps of two layouts must differ to be distinguished."""
+    if found.basis != "bound" and found.device in catalog.device_names():
+        off = catalog.errors(found.device).one_device.ratio - 1
+        yield (
+            f"Steps less than {format_percent(off)} apart are within the error of comparing two published runs on one "
+            f"device ({SHARE:.0%} of pairs)."
+        ).replace("80%", "80 %")
+
+
+def _rejected(found: Layouts) -> Table:
+    reasons = _alike(found.rejected)
+    shown, rest = reasons[:_SHOWN], reasons[_SHOWN:]
+    rows: list[tuple[Cell, ...]] = [(count, reason) for reason, count in shown]
+    if rest:
+        rows.append((sum(count for _, count in rest), f"{counted(len(rest), 'other reason')} (--json has all)"))
+    return Table("rejected", ("layouts", "why not"), tuple(rows), units=("integer",), align="rl")
+
+
+def _alike(rejected: Sequence[Rejected]) -> list[tuple[str, int]]:
+    """Reasons and how many layouts each keeps out, most first; those that differ in one size are one, with its range.
+
+    >>> _alike([Rejected("of the 8 ranks", 3), Rejected("does not fit", 4), Rejected("of the 32 ranks", 2)])
+    [('of the 8 to 32 ranks', 5), ('does not fit', 4)]
+    """
+    kinds: dict[tuple[str, ...], list[Rejected]] = {}
+    for each in rejected:
+        before, size, after = _size_in(each.reason)
+        kinds.setdefault((before, after) if size else (each.reason,), []).append(each)
+    found = []
+    for kind, same in kinds.items():
+        reason = same[0].reason
+        if len(same) > 1 and len(kind) == 2:
+            sizes = sorted(int(_size_in(each.reason)[1]) for each in same)
+            reason = f"{kind[0]}{sizes[0]} to {sizes[-1]}{kind[1]}"
+        found.append((reason, sum(each.count for each in same)))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def _size_in(reason: str) -> tuple[str, str, str]:
+    """A reason in three parts: before the number of "the 8 ranks" or "the 8 heads", the number, and the rest."""
+    found = re.search(r"(?<=\bthe )\d+(?= )", reason)
+    return (reason[: found.start()], found[0], reason[found.end() :]) if found else (reason, "", "")
+
+
+def _how(found: Layouts) -> Iterator[str]:
+    rate = format_count(round(found.layouts_per_second))
+    yield (
+        f"CPU time: {format_seconds(found.preparing_seconds)} to build the grid and the parts that layouts are made "
+        f"of; {format_seconds(found.bounding_seconds)} to bound the memory and time of {found.allowed:,} layouts "
+        f"({rate} per second); {format_seconds(found.accounting_seconds)} for "
+        f"{counted(found.accounted, 'full account')}, the best first."
+    )
+    for what, gap in (("time", found.seconds_gap), ("memory", found.nbytes_gap)):
+        if gap is not None:
+            yield f"Their bounds of {what} were {_apart(gap)} below the account."
+    if found.best is not None and found.certain:
+        yield "No other layout can be among the ranked, if bounds hold as they did for these."
+    yield from (sentence(each) for each in found.notes)
+
+
+def _apart(gap: Gap) -> str:
+    least, middle, most = (format_percent(each) for each in (gap.least, gap.median, gap.most))
+    return f"{least} to {most} (median {middle})"
+
+
+def _data(found: Layouts) -> dict[str, Any]:
+    data: dict[str, Any] = plain(found, more={Layouts: ("layouts_per_second",)}, less={Layouts: _OF_LAYOUTS})
+    data["device_title"] = data.pop("device")
+    del data["devices"]
+    return {
+        **data,
+        "run": run_data(found.run),
+        "ranked": [_layout_data(each) for each in found.ranked],
+        "simplest": None if found.simplest is None else _layout_data(found.simplest),
+        "pareto": [_layout_data(each) for each in found.pareto],
+    }
+
+
+_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto")
+
+
+def _layout_data(each: ScoredLayout) -> dict[str, Any]:
+    recipe = each.run.recipe
+    return {
+        "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
+        "activation_checkpointing": recipe.activation_checkpointing.kind, "set": list(each.settings),
+        "step_seconds": each.seconds, **plain(each, less={ScoredLayout: ("run", "seconds")}),
+    }  # fmt: skip
+
+
+def figures(found: Layouts) -> dict[str, Figure]:
+    """Step time against memory: the ranked layouts, and the Pareto front, numbered, with what its layouts are."""
+    if not found.ranked:
+        return {}
+    data = [
+        _points("quickest", found.ranked, COLOURS[4], "markers"),
+        _points("Pareto front", found.pareto, COLOURS[0], "lines+markers+text"),
+    ]
+    numbers = range(1, len(found.pareto) + 1)
+    data[1] |= {"text": [f"{each}" for each in numbers], "textposition": by_turns(numbers)}
+    layout = arranged(
+        f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the peak rank (GB)",
+        "step (seconds)", meta={"key": [each.title for each in found.pareto]},
+    )  # fmt: skip
+    memory = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
+    mark_usable(layout, found.usable_nbytes, memory)
+    return {"Step time against memory": {"data": data, "layout": layout}}
+
+
+def _points(name: str, some: Sequence[ScoredLayout], colour: str, mode: str) -> dict[str, Any]:
+    x, y = [each.device_nbytes / GIGA for each in some], [each.seconds for each in some]
+    style = {"marker": {"color": colour, "size": 8}, "line": {"color": colour}, "cliponaxis": False}
+    hover = "%{customdata}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>"
+    return points(name, x, y, mode, customdata=[each.title for each in some], **style, hovertemplate=hover)

@@ -1,0 +1,305 @@
+"""The document of a served model: its memory, one forward, its time, and the costs and gains of a larger batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log10
+from typing import Any
+
+from trainledger.answers.pages.device_memory import memory_data, verdict
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference
+from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
+from trainledger.report.document import Amount, Cell, Document, Figure, Section, Table, notes, section, sections
+from trainledger.report.style import COLOURS, GREY, arranged, mark
+from trainledger.report.table import sentence
+from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
+from trainledger.spec.units import (
+    GIGA,
+    KIB,
+    KILO,
+    counted,
+    format_gigabytes,
+    format_nbytes,
+    format_seconds,
+)
+
+_ALWAYS = 3  # columns of the table of batches that are never empty
+_BOUND, _EXPECTED = COLOURS[0], COLOURS[1]
+
+
+def document(found: Inference) -> Document:
+    """The whole account of one forward."""
+    return Document(
+        title=f"{found.run.model.name}, served",
+        sections=sections(
+            head(found),
+            _memory(found),
+            _forward(found),
+            _time(found) if found.time is not None else None,
+            _batches(found) if found.batches else None,
+            notes(map(sentence, found.notes)),
+        ),
+        about=tuple(about(found)),
+        data=lambda: _data(found),
+        figures=lambda: figures(found),
+    )
+
+
+def head(found: Inference) -> Iterator[str]:
+    """What is served and in which formats, a line each."""
+    serving, tensor = found.serving, found.run.layout.tensor
+    sequences = counted(serving.batch, "sequence")
+    if serving.phase == "prefill":
+        yield f"{found.run.model.name}, prefill: the {serving.context:,} tokens of each of {sequences}"
+    else:
+        yield f"{found.run.model.name}, decode: one more token of {sequences}, the last of {serving.context:,}"
+    weights, cache = WEIGHT_FORMATS[serving.weights], CACHE_FORMATS[serving.cache]
+    which = " (experts only)" if serving.quantized == "experts" and serving.weights not in WHOLE else ""
+    yield f"Weights in {serving.weights}{which}: {weights.title}; cache in {serving.cache}: {cache.title}"
+    if tensor > 1:
+        yield f"On {tensor} tensor ranks; what follows is one of them"
+
+
+def _memory(found: Inference) -> Section:
+    weights, serving = found.weights, found.serving
+    amounts: list[tuple[str, int | None]] = []
+    if weights.codes:
+        amounts += [(f"weights in {serving.weights}", weights.codes), ("their scales", weights.scales)]
+        amounts.append(("weights that are not quantized", weights.whole))
+    peak = found.ledger.peak().nbytes
+    amounts += [("all weights", weights.nbytes), ("KV cache", found.cache_nbytes)]
+    amounts.append(("activations and buffers", peak - weights.nbytes - found.cache_nbytes))
+    lines, device = [_token_line(found)], found.memory
+    if device is not None:
+        amounts.append(("outside the tensors", None if device.tensors_alone else device.nbytes - peak))
+        amounts.append(("in all", device.nbytes))
+        lines += [sentence(TENSORS_ALONE)] if device.tensors_alone else []
+        lines += [verdict(device.nbytes, device)] if device.usable_nbytes is not None else []
+    rows: list[tuple[Cell, ...]] = [
+        (name, "not counted", None) if nbytes is None else (name, Amount(nbytes, "nbytes"), nbytes)
+        for name, nbytes in amounts
+    ]
+    table = Table("memory", ("memory", "", "bytes"), tuple(rows), units=("", "", "integer"), align="lrr")
+    return section("", table, lines)
+
+
+def _token_line(found: Inference) -> str:
+    one = f"One token takes {found.token_nbytes:,} bytes ({found.token_nbytes / KIB:.4g} KiB) of the KV cache"
+    if found.run.layout.tensor > 1:
+        one += f" of a rank, {found.whole_token_nbytes / KIB:.4g} KiB of the whole model's"
+    if found.run.model.attention.window is not None:
+        one += f"; layers with a window keep at most {found.run.model.attention.window:,} tokens"
+    return one + "."
+
+
+def _forward(found: Inference) -> Table:
+    everything = sum(found.moved_nbytes.values())
+    rows: list[tuple[Cell, ...]] = [
+        (name, Amount(nbytes, "nbytes"), nbytes / everything) for name, nbytes in found.moved_nbytes.items()
+    ]
+    ridge = "" if found.ridge is None else f"ridge {found.ridge:.4g}"
+    rows += [
+        ("moved in all", Amount(everything, "nbytes"), None),
+        ("FLOPs of matmuls", Amount(found.ledger.matmul_flops, "flops"), None),
+        ("FLOPs per byte", f"{found.intensity:.4g}", ridge),
+    ]
+    return Table("one forward", ("one forward", "", ""), tuple(rows), units=("", "", "share"), align="lrr")
+
+
+def _time(found: Inference) -> Iterator[str]:
+    time, serving = found.time, found.serving
+    assert time is not None
+    rate = found.bound_tokens_per_second
+    assert rate is not None
+    sheet = time.basis == "bound"
+    least, most = ("at least", "at most") if sheet else ("about", "about")
+    yield (
+        f"On {found.device} {least} {format_seconds(time.bound_seconds)}, {time.limit}-bound: "
+        f"{most} {_rate(rate)} tokens/s"
+        + (
+            f", {_rate(rate / serving.batch)} of each sequence"
+            if serving.batch > 1 and serving.phase == "decode"
+            else ""
+        )
+        + "."
+    )
+    rates = "the data sheet" if sheet else "the measured rates"
+    link_seconds = format_seconds(time.bound_seconds_by_limit["links"])
+    links = f", and {_between(found)}: {link_seconds} of it" if found.collectives else ""
+    yield f"This bound has matmuls and attention at {rates} and all other operations fused into them{links}."
+    expected, between = found.expected_tokens_per_second, time.expected_link_seconds
+    if time.expected_seconds is not None and expected is not None:
+        yield (
+            f"Expected with one kernel for each operation, at calibrated rates: "
+            f"{format_seconds(time.expected_seconds)}, {_rate(expected)} tokens/s"
+            + (f"; {_between(found)} take {format_seconds(between)} of it" if between else "")
+            + "."
+        )
+
+
+def _between(found: Inference) -> str:
+    """The collectives of tensor ranks in one forward, such as ``161 all-reduces between tensor ranks``."""
+    named = [counted(times, name.replace("_", "-")) for name, times in found.collectives.items()]
+    return f"{' and '.join(named)} between tensor ranks"
+
+
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.4g}" if tokens_per_second < 9999.5 else f"{tokens_per_second:,.0f}"
+
+
+def _batches(found: Inference) -> Section:
+    rows = [_row(each) for each in found.batches]
+    measured = any(each.time is not None and each.time.basis != "bound" for each in found.batches)
+    columns = ("batch", "KV cache", "memory", "about" if measured else "at least", "tokens/s", "bound", "")
+    filled = [at for at in range(len(columns)) if at < _ALWAYS or any(row[at] not in ("", None) for row in rows)]
+    table = Table(
+        "batches", tuple(columns[at] for at in filled), tuple(tuple(row[at] for at in filled) for row in rows),
+        units=tuple(("integer", "nbytes", "", "seconds", "", "", "")[at] for at in filled),
+        align="".join("rrrrrll"[at] for at in filled),
+    )  # fmt: skip
+    return section("", table, None if found.largest_batch is None else largest(found.largest_batch))
+
+
+def largest(batch: int) -> str:
+    """A sentence for the largest batch that fits, 0 where none does; more than `MOST_BATCH` are not tried.
+
+    >>> largest(61), largest(0)
+    ('The largest batch that fits is 61.', 'Not even one sequence fits.')
+    """
+    if batch == MOST_BATCH:
+        return f"A batch of {batch:,} fits; larger ones are not tried."
+    return f"The largest batch that fits is {batch:,}." if batch else "Not even one sequence fits."
+
+
+def _row(each: BatchRow) -> tuple[Cell, ...]:
+    fits = {True: "", False: "too large", None: ""}[each.fits]
+    memory = format_gigabytes(each.device_nbytes)
+    if each.time is None or each.bound_tokens_per_second is None:
+        return each.batch, each.cache_nbytes, memory, None, "", "", fits
+    rate = _rate(each.bound_tokens_per_second)
+    return each.batch, each.cache_nbytes, memory, each.time.bound_seconds, rate, each.time.limit, fits
+
+
+def _data(found: Inference) -> dict[str, Any]:
+    weights = {f"{name}_nbytes": nbytes for name, nbytes in vars(found.weights).items()}
+    return {
+        "run": run_data(found.run), "serving": plain(found.serving), "device_title": found.device,
+        "parameters": found.ledger.parameters, "weights": {**weights, "nbytes": found.weights.nbytes},
+        "cache_nbytes": found.cache_nbytes, "cache_token_nbytes": found.token_nbytes,
+        "cache_token_nbytes_of_all_ranks": found.whole_token_nbytes, "peak_nbytes": found.ledger.peak().nbytes,
+        "device_memory": memory_data(found.memory), "fits": found.fits, "moved_nbytes": found.moved_nbytes,
+        "matmul_flops": found.ledger.matmul_flops, "intensity": found.intensity, "ridge": found.ridge,
+        "time": plain(found.time), "bound_tokens_per_second": found.bound_tokens_per_second,
+        "expected_tokens_per_second": found.expected_tokens_per_second, "collectives": found.collectives,
+        "batches": plain(found.batches), "largest_batch": found.largest_batch, "notes": list(found.notes),
+    }  # fmt: skip
+
+
+def figures(found: Inference) -> dict[str, Figure]:
+    """By title: the time of a forward and the tokens per second of each batch, where times are known, and its memory.
+
+    Batches that do not fit have no times here; the first of them is drawn with the memory it would need.
+    """
+    drawn: dict[str, Figure] = {}
+    timed = [each for each in found.batches if each.time is not None and each.fits is not False]
+    if timed:
+        drawn["Batch and latency"] = _latency(found, timed)
+        drawn["Latency and tokens per second"] = _throughput(found, timed)
+    if found.batches:
+        drawn["Batch and memory"] = _memory_figure(found)
+    return drawn
+
+
+def about(found: Inference) -> list[str]:
+    """What the page of the figures says above them: what is served, on what, and the largest batch."""
+    lines = [f"{each}." for each in head(found)]
+    if found.device:
+        lines.append(f"On {found.device}.")
+    if found.largest_batch is not None:
+        lines.append(largest(found.largest_batch))
+    return lines
+
+
+def _curves(found: Inference, rows: list[BatchRow]) -> Iterator[tuple[str, str, list[float], list[float]]]:
+    """The bound and the expectation, where there is one: name, colour, milliseconds and tokens per second."""
+    times = [each.time for each in rows if each.time is not None]
+    rates = [each.bound_tokens_per_second or 0.0 for each in rows]
+    sheet = times[0].basis == "bound"
+    least = "at least, by the data sheet" if sheet else "matmuls and attention at measured rates"
+    yield least, _BOUND, [each.bound_seconds * KILO for each in times], rates
+    expected = [each.expected_seconds for each in times if each.expected_seconds is not None]
+    if len(expected) == len(times):
+        rates = [each.expected_tokens_per_second or 0.0 for each in rows]
+        yield "expected", _EXPECTED, [each * KILO for each in expected], rates
+
+
+def _latency(found: Inference, rows: list[BatchRow]) -> Figure:
+    batches = [each.batch for each in rows]
+    data = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True, "x": batches,
+            "y": milliseconds, "line": {"color": colour}, "customdata": rates,
+            "hovertemplate": "batch %{x:,}: %{y:.4g} ms, %{customdata:,.4g} tokens/s<extra></extra>",
+        }
+        for name, colour, milliseconds, rates in _curves(found, rows)
+    ]  # fmt: skip
+    what = "one token of each sequence" if found.serving.phase == "decode" else "all tokens of all sequences"
+    layout = arranged(f"{found.run.model.name}: {what}", "sequences at once", "milliseconds")
+    apart = [each for each, after in zip(batches, [*batches[1:], 0], strict=True) if not each < after < 1.5 * each]
+    layout["xaxis"] |= {"type": "log", "range": _room(batches), "tickvals": apart, "tickformat": ",d"}
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    return {"data": data, "layout": layout}
+
+
+def _throughput(found: Inference, rows: list[BatchRow]) -> Figure:
+    places = ("top left", "bottom right")
+    data = [
+        {
+            "type": "scatter", "mode": "lines+markers+text", "name": name, "x": milliseconds, "y": rates,
+            "showlegend": True, "cliponaxis": False, "line": {"color": colour},
+            "text": [f"{each.batch:,}" for each in rows], "textposition": places[at],
+            "hovertemplate": "batch %{text}: %{x:.4g} ms, %{y:,.4g} tokens/s<extra></extra>",
+        }
+        for at, (name, colour, milliseconds, rates) in enumerate(_curves(found, rows))
+    ]  # fmt: skip
+    title = f"{found.run.model.name}: each point a batch"
+    layout = arranged(title, "milliseconds of a forward", "tokens per second of all sequences")
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] |= {"rangemode": "tozero"}
+    return {"data": data, "layout": layout}
+
+
+def _memory_figure(found: Inference) -> Figure:
+    beyond = [at for at, each in enumerate(found.batches) if each.fits is False]
+    rows = found.batches[: beyond[0] + 1] if beyond else found.batches
+    names = [f"{each.batch:,}" for each in rows]
+    parts = {
+        "weights": [found.weights.nbytes for _ in rows],
+        "KV cache": [each.cache_nbytes for each in rows],
+        "activations, and outside the tensors": [
+            each.device_nbytes - each.cache_nbytes - found.weights.nbytes for each in rows
+        ],
+    }
+    colours = (COLOURS[0], COLOURS[1], GREY)
+    data = [
+        {
+            "type": "bar", "name": name, "x": names, "y": [each / GIGA for each in nbytes],
+            "marker": {"color": colour}, "hovertemplate": "%{y:.3f} GB of " + name + "<extra>batch %{x}</extra>",
+        }
+        for (name, nbytes), colour in zip(parts.items(), colours, strict=True)
+    ]  # fmt: skip
+    layout = arranged(f"{found.run.model.name}: memory", "sequences at once", "memory (GB)", barmode="stack")
+    layout["xaxis"] |= {"type": "category"}
+    layout["legend"] |= {"traceorder": "normal"}
+    if found.memory is not None and found.memory.usable_nbytes is not None:
+        usable = found.memory.usable_nbytes
+        mark(layout, "h", usable / GIGA, f"{format_nbytes(usable)} {of_a_device(found.memory)}")
+    return {"data": data, "layout": layout}
+
+
+def _room(values: list[int]) -> list[float]:
+    """The ends of a logarithmic axis with a little room on both sides, in powers of ten."""
+    low, high = log10(min(values)), log10(max(values))
+    room = max(high - low, 1.0) / 20
+    return [low - room, high + room]

@@ -1,0 +1,156 @@
+"""The document of a training loop, and its figures: the learning rate, and what an interval of checkpoints costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainledger.answers.pages.plain_data import named, plain, run_data
+from trainledger.forecast.plan.training_loop import Checkpointing, TrainingLoop
+from trainledger.report.document import Cell, Document, Figure, Table, notes, section, sections
+from trainledger.report.style import COLOURS, arranged, points
+from trainledger.report.table import sentence
+from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_count, format_nbytes, format_seconds
+
+_NAMES = {
+    "tokens_per_step": "tokens of a step", "micro_batches": "micro-batches", "corpus_nbytes": "corpus on disk",
+    "checkpoint_nbytes": "checkpoint", "checkpoint_every": "checkpoint every", "loader_tokens_per_second": "loader",
+    "loader_nbytes_per_second": "loader reads",
+}  # fmt: skip
+_PLAIN = (
+    "tokens_per_step micro_batches steps tokens corpus_tokens epochs token_dtype corpus_nbytes checkpoint_nbytes "
+    "checkpoint_every checkpoint_seconds checkpoints step_seconds loader_tokens_per_second loader_nbytes_per_second"
+)
+SCHEDULE, INTERVALS = "The learning rate over the steps", "What the interval between checkpoints costs"
+
+
+def document(answer: TrainingLoop) -> Document:
+    """Steps and tokens with their formulas, the corpus on disk, checkpoints, and what loaders must deliver."""
+    rows = tuple((_NAMES.get(each.name, each.name), each.formula, each.numbers) for each in answer.formulas)
+    return Document(
+        title=headline(answer),
+        sections=sections(
+            headline(answer),
+            Table("formulas", ("", "formula", "with its numbers"), rows, align="lll"),
+            section("The corpus as tokens on disk", corpus_table(answer)),
+            section("Learning rate", schedule_table(answer, 6)),
+            section("Checkpoints", *_checkpoints(answer)),
+            notes(sentence(each) for each in answer.notes),
+        ),
+        data=lambda: _data(answer),
+        figures=lambda: figures(answer),
+    )
+
+
+def headline(answer: TrainingLoop) -> str:
+    """The loop in one line."""
+    every = "" if answer.checkpoint_every is None else f", a checkpoint every {answer.checkpoint_every:,}"
+    steps = f"{counted(answer.steps, 'step')} of {format_count(answer.tokens_per_step)} tokens"
+    epochs = "1 epoch" if answer.epochs == 1 else f"{answer.epochs:.3g} epochs"
+    return f"{answer.run.model.name}: {steps}, {epochs}{every}"
+
+
+def figures(answer: TrainingLoop) -> dict[str, Figure]:
+    """What there is to draw, by title."""
+    found = {SCHEDULE: schedule_figure(answer)}
+    if answer.checkpointing is not None and answer.checkpointing.lost:
+        found[INTERVALS] = interval_figure(answer, answer.checkpointing)
+    return found
+
+
+def corpus_table(answer: TrainingLoop) -> Table:
+    """Bytes of the corpus by format of a token, and which of them the vocabulary allows."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, nbytes in answer.corpus_nbytes.items():
+        vocabulary = f"{answer.run.model.vocab_size:,}"
+        said = f"the smallest for a vocabulary of {vocabulary}" if name == answer.token_dtype else ""
+        if name == "uint16" != answer.token_dtype:
+            said = f"too small for a vocabulary of {vocabulary}"
+        rows.append((name, answer.corpus_tokens, nbytes, said))
+    return Table(
+        "corpus", ("tokens as", "tokens", "bytes", ""), tuple(rows), units=("", "count", "nbytes"), align="lrrl"
+    )
+
+
+def schedule_table(answer: TrainingLoop, most: int = 24) -> Table:
+    """The learning rate at some steps, the first and the last among them."""
+    every = answer.learning_rates
+    chosen = sorted({round(at * (len(every) - 1) / max(1, most - 1)) for at in range(most)})
+    rows = tuple((every[at][0], every[at][0] * answer.tokens_per_step, f"{every[at][1]:.4g}") for at in chosen)
+    return Table(
+        "learning rate", ("step", "tokens before", "learning rate"), rows, units=("integer", "count"), align="rrr"
+    )
+
+
+def _checkpoints(answer: TrainingLoop) -> Iterator[str | Table]:
+    yield f"{format_nbytes(answer.checkpoint_nbytes)} each, {counted(answer.checkpoints, 'time')} in the run."
+    saved = answer.checkpointing
+    if saved is None:
+        return
+    yield Table(
+        "checkpoints", ("", "time"),
+        (
+            ("saving holds the run up", saved.pause_seconds),
+            ("mean time between interruptions", saved.mtbf_seconds),
+            ("each costs, in addition to lost work", saved.restart_seconds),
+            ("best interval, first order (Young)", saved.young_seconds),
+            ("best interval (Daly)", saved.daly_seconds),
+        ),
+        units=("", "seconds"), align="lr",
+    )  # fmt: skip
+
+
+def interval_table(saved: Checkpointing) -> Table:
+    """What intervals between checkpoints add to the time of steps."""
+    columns = ("work between checkpoints", "time added")
+    return Table("intervals", columns, saved.lost, units=("seconds", "share"), align="rr")
+
+
+def schedule_figure(answer: TrainingLoop) -> Figure:
+    """The learning rate over the steps."""
+    steps, rates = [each for each, _ in answer.learning_rates], [rate for _, rate in answer.learning_rates]
+    hover = "step %{x:,}: %{y:.4g}<extra></extra>"
+    data = [points("learning rate", steps, rates, "lines", hovertemplate=hover, showlegend=False)]
+    layout = arranged(SCHEDULE, "step", "learning rate", height=300)
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    return {"data": data, "layout": layout}
+
+
+def interval_figure(answer: TrainingLoop, saved: Checkpointing) -> Figure:
+    """The time that checkpoints and interruptions add, over the interval between checkpoints, with the best marked."""
+    hours = [interval / SECONDS_PER_HOUR for interval, _ in saved.lost]
+    said = [f"every {format_seconds(interval)}: {100 * lost:.3g} % more time" for interval, lost in saved.lost]
+    data = [
+        points(
+            "time added", hours, [100 * lost for _, lost in saved.lost], "lines", text=said, showlegend=False,
+            line={"color": COLOURS[0]}, hovertemplate="%{text}<extra></extra>",
+        )
+    ]  # fmt: skip
+    layout = arranged(INTERVALS, "hours of work between checkpoints", "time added (%)", height=320)
+    layout["xaxis"] |= {"type": "log"}
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    marks = {"Young": saved.young_seconds, "Daly": saved.daly_seconds}
+    if answer.checkpoint_every is not None and answer.step_seconds is not None:
+        marks["this run"] = answer.checkpoint_every * answer.step_seconds
+    colours = dict(zip(marks, (COLOURS[1], COLOURS[2], COLOURS[5]), strict=False))
+    for name, seconds in marks.items():
+        near = min(saved.lost, key=lambda each: abs(each[0] - seconds))
+        data.append(
+            points(
+                name, [seconds / SECONDS_PER_HOUR], [100 * near[1]], marker={"color": colours[name], "size": 9},
+                hovertemplate=f"{name}: every {format_seconds(seconds)}<extra></extra>",
+            )
+        )  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _data(answer: TrainingLoop) -> dict[str, Any]:
+    saved = answer.checkpointing
+    return {
+        **named(answer, _PLAIN),
+        "learning_rates": [list(each) for each in answer.learning_rates],
+        "checkpointing": None if saved is None else plain(saved),
+        "formulas": {each.name: vars(each) for each in answer.formulas},
+        "notes": list(answer.notes),
+        "run": run_data(answer.run),
+    }

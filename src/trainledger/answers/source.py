@@ -1,0 +1,145 @@
+"""What names a run: a run file, a model of the catalog, a Hugging Face config.json, or sections in a dict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger import catalog
+from trainledger.answers.machine import THIS_MACHINE
+from trainledger.spec import runfile
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.overrides import Overrides as AnyOverrides
+from trainledger.spec.parts import explicit, fields_of
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+Overrides = Mapping[str, Any] | Sequence[str]
+
+
+def is_run_file(named: str) -> bool:
+    """Whether a run file is named, even one that does not exist; a name alone may be a model's."""
+    if named.endswith(".json"):
+        return False
+    if named.endswith(".toml") or os.path.isfile(named):
+        return True
+    if os.path.isdir(named):
+        return named.lower() not in catalog.model_names()
+    return os.sep in named and not catalog.is_hub_id(named)
+
+
+def is_code(named: str) -> bool:
+    """Whether code is named: a file of Python, or ``package.module:name``."""
+    path, _, name = named.partition(":")
+    return path.endswith(".py") or (name.isidentifier() and not is_run_file(named))
+
+
+def refuse_code(named: str) -> None:
+    """Raise `InvalidInput` where code is named, whose step `trace` accounts for."""
+    if not is_code(named):
+        return
+    path, _, name = named.partition(":")
+    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if not all(each.isidentifier() for each in module.split(".")):
+        module = "package.module"
+    rule = "is code, but a run file or a model is expected; trainledger trace accounts for a step of code and times it"
+    near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
+    raise InvalidInput([Problem("RUN", named, rule, near)])
+
+
+def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The ``[model]`` section of a model that is given alone, and its fields."""
+    if isinstance(named, ModelSpec):
+        return explicit(named), fields_of(named)
+    if named.endswith(".json"):
+        return {"config": named}, config_fields(named)
+    return {"preset": named}, catalog.model(named)
+
+
+def parsed(table: Mapping[str, Any], overrides: AnyOverrides, where: str = "") -> Run:
+    """The run of a table of sections, its device by the catalog's name; raises `InvalidInput`."""
+    try:
+        run = _checked(table, overrides, where)
+    except InvalidInput as error:
+        section = table.get("model")
+        named = section.get("preset") if isinstance(section, Mapping) else getattr(section, "name", None)
+        preset = by_field(listed(overrides)).get("model.preset", named)
+        raise _with_longer_models(error, preset) if preset in catalog.model_names() else error from None
+    device = known_device(run.cluster.device)
+    return run if device == run.cluster.device else replace(run, cluster=replace(run.cluster, device=device))
+
+
+def _checked(table: Mapping[str, Any], overrides: AnyOverrides, where: str = "") -> Run:
+    return runfile.parse(
+        table,
+        overrides,
+        presets=catalog.model,
+        from_config=config_fields,
+        devices=known_device,
+        networks=catalog.link,
+        where=where,
+    )
+
+
+def _with_longer_models(error: InvalidInput, preset: str) -> InvalidInput:
+    """The same problems; that of a sequence too long for a catalog model names a model of its family that takes it."""
+    from trainledger.forecast.plan.other_layouts import longer_model
+
+    def answered(each: Problem) -> Problem:
+        if each.field != "recipe.seq_len" or "model.max_seq_len" not in each.rule or not isinstance(each.value, int):
+            return each
+        alone = {"model": {"preset": preset}, "recipe": {"seq_len": 128, "global_batch": 1, "steps": 1}}
+        name = longer_model(_checked(alone, ()).model, each.value)
+        return each if name is None else replace(each, rule=f"{each.rule} ({name} has more positions)")
+
+    return InvalidInput([answered(each) for each in error.problems], error.where)
+
+
+def known_device(name: str) -> str:
+    """The catalog's name of a device; raises `InvalidInput`."""
+    if name == THIS_MACHINE:
+        return name
+    return catalog.known_as(name, catalog.device_names(), "cluster.device")
+
+
+def listed(overrides: AnyOverrides) -> Overrides:
+    """Overrides that can be read more than once."""
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):  # the reader says what is wrong with them
+        return [overrides]
+    return overrides if isinstance(overrides, Mapping) else list(overrides)
+
+
+def also(overrides: AnyOverrides, more: Mapping[str, Any]) -> Overrides:
+    """Overrides with further ones after them, those that are None left out."""
+    more, given = {name: each for name, each in more.items() if each is not None}, listed(overrides)
+    if isinstance(given, Mapping):
+        return {**given, **more}
+    return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
+
+
+def by_field(overrides: Overrides) -> dict[str, Any]:
+    """Overrides by the field that each names: values, or their text."""
+    if isinstance(overrides, Mapping):
+        return {str(name): value for name, value in overrides.items()}
+    pairs = (each.partition("=") for each in overrides if isinstance(each, str))
+    return {name.strip(): text.strip() for name, _, text in pairs}
+
+
+def config_fields(path: str) -> dict[str, Any]:
+    """The `ModelSpec` fields of a Hugging Face config.json; raises `InvalidInput`."""
+    from pathlib import Path
+
+    from trainledger.spec.convert.huggingface import from_config, read_json
+
+    return explicit(from_config(read_json(Path(path)), path))
+
+
+def config_notes(path: str) -> tuple[str, ...]:
+    """Sentences on what a Hugging Face config.json says that an account does not hold; raises `InvalidInput`."""
+    from pathlib import Path
+
+    from trainledger.spec.convert.huggingface import left_out, read_json
+
+    return tuple(left_out(read_json(Path(path))))

@@ -1,0 +1,1 @@
+"""The training engine: model, data, steps on one device and many."""

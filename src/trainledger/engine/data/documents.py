@@ -1,0 +1,256 @@
+"""Documents out of a piece of a corpus, one at a time, never a whole file that is large.
+
+A document is a small text file, a piece of a large one, or a record of JSONL or Parquet. Bytes that are not
+UTF-8, and halves of surrogate pairs in JSON, become U+FFFD, and the document says where the first of them stood:
+real corpora contain some, and one bad byte must not end a preparation of hours.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from trainledger.engine.data.document import (
+    Document,
+    Segment,
+    clean,
+    imported,
+    missing_field,
+    problem_of_reading,
+    text_documents,
+)
+from trainledger.engine.data.files import file_problem
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.units import KIB, MIB
+
+LONGEST_LINE_NBYTES = 256 * MIB  # of a compressed file: a record is in memory at once
+MOST_EXPANSION = 500  # text shrinks some 3 to 20 times, equal lines 100 to 300; a gzip bomb 1,000
+FREE_NBYTES = 64 * MIB  # decompressed before the expansion is judged
+ROWS_AT_ONCE = 256  # of a Parquet file
+
+
+def documents(segment: Segment, text_field: str) -> Iterator[Document]:
+    """The documents of a segment in order, those without text left out.
+
+    Raises InvalidInput naming file and offset or line for what cannot be read.
+    """
+    try:
+        present = os.stat(segment.path).st_size
+        if present != segment.file_nbytes:
+            rule = f"has {present} bytes and had {segment.file_nbytes} when preparing began: it is being changed"
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "prepare again when it is not")])
+        if segment.kind == "parquet":
+            found = _rows(segment, text_field)
+        else:
+            found = _records(segment, text_field) if segment.kind == "jsonl" else text_documents(segment)
+        for document in found:
+            if document.text:
+                yield document
+    except OSError as error:
+        raise problem_of_reading(segment.path, error) from None
+
+
+def held_out(utf8: bytes, fraction: float) -> bool:
+    """Whether a document is held out, decided by a keyed hash of its text: equal documents never part."""
+    return split_hash(utf8) < fraction
+
+
+def split_hash(utf8: bytes) -> float:
+    """A document's place in [0, 1), uniform over documents."""
+    digest = hashlib.blake2b(utf8, digest_size=8, key=b"trainledger: held out").digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+# JSON lines.
+
+
+def _records(segment: Segment, text_field: str) -> Iterator[Document]:
+    number = 0
+    for number, (offset, line) in enumerate(_lines(segment), 1):
+        place = f"{segment.path}:{number}"
+        if segment.start:
+            place = f"{segment.path} byte {offset}"
+        try:
+            decoded, repaired = line.decode("utf-8-sig" if offset == 0 else "utf-8"), ""
+        except UnicodeDecodeError as error:
+            decoded, repaired = line.decode(errors="replace"), f"{place}, {error.start} bytes into the line"
+        if not decoded.strip():
+            continue
+        try:
+            record = json.loads(decoded)
+        except (ValueError, RecursionError) as error:
+            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise _bad_line(segment, offset, number, f"is not JSON: {why}", "data.path") from None
+        if not isinstance(record, dict):
+            rule = f"is a JSON {_json_kind(record)}, not an object with a field {text_field!r}"
+            raise _bad_line(segment, offset, number, rule, "data.path")
+        if text_field not in record:
+            raise _bad_line(segment, offset, number, missing_field(text_field, list(record)), "data.text_field")
+        text = record[text_field]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            rule = f"its field {text_field!r} is a JSON {_json_kind(text)}, not text"
+            raise _bad_line(segment, offset, number, rule, "data.text_field")
+        text, had_halves = clean(text)
+        yield Document(text, place, repaired or (place if had_halves else ""), (offset, 0))
+
+
+def _json_kind(value: object) -> str:
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), "null")
+
+
+def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str) -> InvalidInput:
+    if segment.start:  # lines before the segment were not read, so they are counted now
+        with open(segment.path, "rb") as file:
+            remaining = offset
+            number = 1
+            while remaining and (block := file.read(min(MIB, remaining))):
+                number += block.count(b"\n")
+                remaining -= len(block)
+    return InvalidInput([file_problem(field, f"{segment.path}:{number}", f"{rule} (the line begins at byte {offset})")])
+
+
+def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the segment, with the byte of the (decompressed) file where each begins."""
+    if not segment.compression:
+        with open(segment.path, "rb") as file:
+            # A line belongs to the segment in which it begins: the one running into this segment is read over.
+            offset = 0
+            if segment.start:
+                file.seek(segment.start - 1)
+                offset = segment.start - 1 + len(file.readline())
+            while offset < segment.stop and (line := file.readline()):
+                yield offset, line
+                offset += len(line)
+        return
+    offset, kept = 0, bytearray()
+    for chunk in _decompressed(segment):
+        first, *others = chunk.split(b"\n")
+        kept += first
+        if len(kept) > LONGEST_LINE_NBYTES:
+            rule = f"has a line of more than {LONGEST_LINE_NBYTES} bytes (it begins at byte {offset})"
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "one record a line")])
+        for following in others:
+            yield offset, bytes(kept)
+            offset += len(kept) + 1
+            kept = bytearray(following)
+    if kept:
+        yield offset, bytes(kept)
+
+
+def _decompressed(segment: Segment) -> Iterator[bytes]:
+    """The bytes of a gzip or Zstandard file in pieces of at most a few MiB."""
+    with open(segment.path, "rb") as file:
+        pieces = _gunzipped(file) if segment.compression == "gz" else _unzstandard(file)
+        nbytes = 0
+        try:
+            for piece in pieces:
+                yield piece
+                nbytes += len(piece)
+                if nbytes > FREE_NBYTES and nbytes > MOST_EXPANSION * file.tell():
+                    rule = f"expands more than {MOST_EXPANSION} times when it is decompressed, which no text does"
+                    raise InvalidInput([file_problem("data.path", segment.path, rule, "leave it out")])
+        except (EOFError, gzip.BadGzipFile, zlib.error, _DamagedError) as error:
+            cut = isinstance(error, EOFError)
+            what = "is truncated: its compressed stream ends" if cut else f"is corrupt ({error}): decompressing failed"
+            rule = f"{what} by byte {file.tell()} of {segment.file_nbytes}"
+            raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
+
+
+class _DamagedError(Exception):
+    """What zstandard says of a bad frame."""
+
+
+def _gunzipped(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as stream:
+        while piece := stream.read(MIB):
+            yield piece
+
+
+def _unzstandard(file: BinaryIO) -> Iterator[bytes]:
+    # stream_reader ends quietly on a truncated frame, so the frames are followed by hand.
+    zstandard = imported("zstandard", file.name)
+    frame = None
+    pending = b""
+    while pending or (pending := file.read(16 * KIB)):
+        if frame is None:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            yield frame.decompress(pending)
+        except zstandard.ZstdError as error:
+            raise _DamagedError(str(error)) from None
+        pending = frame.unused_data if frame.eof else b""
+        if frame.eof:
+            frame = None
+    if frame is not None:
+        raise EOFError
+
+
+# Parquet.
+
+
+def row_groups(path: str) -> int:
+    """Row groups in a Parquet file, at least one."""
+    with _opened(path) as file:
+        return max(1, int(file.num_row_groups))
+
+
+def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
+    """The documents of a segment's row groups, a few rows in memory at a time; null texts are left out."""
+    arrow = imported("pyarrow", segment.path)
+    with _opened(segment.path) as file:
+        fields = list(file.schema_arrow.names)
+        if text_field not in fields:
+            rule = missing_field(text_field, fields)
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
+        kind = file.schema_arrow.field(text_field).type
+        if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+            rule = f"its column {text_field!r} holds {kind}, not text"
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
+        for group in range(segment.start, min(segment.stop, file.num_row_groups)):
+            row = 0
+            batches = file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[text_field], use_threads=False)
+            while True:
+                try:
+                    batch = next(batches, None)
+                except (arrow.ArrowException, OSError) as error:
+                    what = str(error).splitlines()[0]
+                    rule = f"is corrupt in row group {group} after row {row}: {what}"
+                    raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
+                if batch is None:
+                    break
+                # Arrow does not check that its text is UTF-8, so the bytes are decoded here.
+                for cell in batch.column(0).cast(_binary_like(arrow, kind)):
+                    value = cell.as_py()
+                    if value is not None:
+                        yield _row_document(value, f"{segment.path} row group {group} row {row}", (group, row))
+                    row += 1
+
+
+def _row_document(utf8: bytes, place: str, at: tuple[int, int]) -> Document:
+    try:
+        text, repaired = utf8.decode(), ""
+    except UnicodeDecodeError as error:
+        text, repaired = utf8.decode(errors="replace"), f"{place}, {error.start} bytes into the text"
+    return Document(clean(text)[0], place, repaired, at)
+
+
+def _binary_like(arrow: Any, kind: Any) -> Any:
+    return arrow.large_binary() if arrow.types.is_large_string(kind) else arrow.binary()
+
+
+def _opened(path: str) -> Any:
+    arrow, parquet = imported("pyarrow", path), imported("pyarrow.parquet", path)
+    try:
+        # Buffered reading decodes a column page by page; without it a whole row group is read at once.
+        return parquet.ParquetFile(path, buffer_size=MIB, pre_buffer=False)
+    except arrow.ArrowException as error:
+        rule = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
+        raise InvalidInput([file_problem("data.path", path, rule)]) from None

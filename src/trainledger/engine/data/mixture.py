@@ -1,0 +1,174 @@
+"""Several token stores as one: which source each row of a batch comes from, a pure function of data, seed and row.
+
+Rows are counted over the whole run: row 5 of step 2 is 2 x the global batch + 5. Every `BLOCK_ROWS` rows have the same
+number of sequences from each source, in an order drawn by the seed and the number of the block. So how many rows of a
+source precede a row is a sum, and each source has separate epochs without a state. A corpus alone is a
+mixture of one source.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.engine.data.prepare import prepare_each
+from trainledger.engine.data.sampler import Places, permute, read_sequences, sequences_at, validation_batch
+from trainledger.engine.data.store import Tokens, TokenStore, check_lengths, check_vocabulary
+from trainledger.engine.data.tokenizer import Tokenizer
+from trainledger.spec.data import BLOCK_ROWS, DataSpec, dealt
+from trainledger.spec.problem import InvalidInput, Problem
+
+
+@dataclass(frozen=True)
+class Source:
+    """A token store, its name (empty where there is no other), and how many of `BLOCK_ROWS` sequences are from it."""
+
+    name: str
+    store: TokenStore
+    rows: int
+
+    @property
+    def share(self) -> float:
+        """The share of all sequences that are from it."""
+        return self.rows / BLOCK_ROWS
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sources in the order of their names, tokenized alike; mixtures with equal fingerprints give equal batches."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        if len(self.sources) == 1:
+            return self.sources[0].store.fingerprint
+        identity = [[each.name, each.rows, each.store.fingerprint] for each in self.sources]
+        return hashlib.sha256(json.dumps({"rows": BLOCK_ROWS, "sources": identity}).encode()).hexdigest()
+
+    @property
+    def unigram_entropy_nats(self) -> float:
+        """Loss of a model that knows of each source only how often each token occurs in it."""
+        return sum(each.share * each.store.unigram_entropy_nats for each in self.sources)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all sources; raises InvalidInput as that of a store does."""
+        return self.sources[0].store.tokenizer()
+
+    def check_vocabulary(self, model_vocab_size: int) -> None:
+        """Raise InvalidInput where the model's vocabulary is smaller than the data's."""
+        check_vocabulary(self.sources[0].store, model_vocab_size)
+
+    def check_lengths(self, seq_len: int) -> None:
+        """Raise InvalidInput for each source of which a split is shorter than a sequence and the token after it."""
+        problems: list[Problem] = []
+        for each in self.sources:
+            try:
+                check_lengths(each.store, seq_len, each.name)
+            except InvalidInput as error:
+                problems.extend(error.problems)
+        if problems:
+            raise InvalidInput(problems)
+
+    def verify(self) -> None:
+        """Compare every file with its SHA-256; raises InvalidInput as the store that differs does."""
+        for each in self.sources:
+            each.store.verify()
+
+    def evaluated(self, sequences: int, seq_len: int) -> Mapping[str, int]:
+        """How many held-out sequences of each source an evaluation of so many takes: as the sources are mixed, at
+        least one of each, and no more than there are."""
+        wanted = dealt(sequences, [each.rows for each in self.sources])
+        return {
+            each.name: min(max(count, 1), each.store.validation.sequences(seq_len))
+            for each, count in zip(self.sources, wanted, strict=True)
+        }
+
+    def epochs(self, rows: int, *, seed: int, seq_len: int) -> Mapping[str, float]:
+        """How often the first so many rows go through the sequences of each source."""
+        _, taken = self._rows(seed, rows, 0)
+        found = {}
+        for at, each in enumerate(self.sources):
+            found[each.name] = taken[at] / each.store.train.sequences(seq_len)
+        return found
+
+    def sequences(
+        self, *, seed: int, begin: int, count: int, seq_len: int
+    ) -> Iterator[tuple[Source, npt.NDArray[np.int64], Places]]:
+        """Of each source that has rows ``begin`` to ``begin + count``: which of them, counted from ``begin``, and the
+        number of the sequence in each."""
+        chosen, before = self._rows(seed, begin, count)
+        for at, each in enumerate(self.sources):
+            rows = np.flatnonzero(chosen == at)
+            n = each.store.train.sequences(seq_len)
+            if len(rows):
+                yield each, rows, sequences_at(n, seed=seed, begin=before[at], count=len(rows), name=each.name)
+
+    def _rows(self, seed: int, begin: int, count: int) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """The source of each row by its number, and how many rows of each source precede them."""
+        block, first = divmod(begin, BLOCK_ROWS)
+        last = (begin + count - 1) // BLOCK_ROWS if count else block
+        whole = np.concatenate([self._block(seed, each) for each in range(block, last + 1)])
+        before = [block * each.rows + int((whole[:first] == at).sum()) for at, each in enumerate(self.sources)]
+        return whole[first : first + count], before
+
+    def _block(self, seed: int, block: int) -> npt.NDArray[np.int64]:
+        return _order(tuple(each.rows for each in self.sources), seed, block)
+
+
+@functools.lru_cache(maxsize=16)
+def _order(rows: tuple[int, ...], seed: int, block: int) -> npt.NDArray[np.int64]:
+    """The source of each row of a block, by its number."""
+    if len(rows) == 1:
+        return np.zeros(BLOCK_ROWS, dtype=np.int64)
+    places = permute(np.arange(BLOCK_ROWS, dtype=np.uint64), BLOCK_ROWS, f"trainledger mixture {seed} {block}".encode())
+    return np.repeat(np.arange(len(rows)), rows)[places.astype(np.int64)]
+
+
+def alone(store: TokenStore) -> Mixture:
+    """A corpus that is not mixed with others."""
+    return Mixture((Source("", store, BLOCK_ROWS),))
+
+
+def open_mixture(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: int | None = None) -> Mixture:
+    """The token stores of all sources with their shares, made where they do not exist yet.
+
+    Arguments and errors are those of `prepare`. Other weights find the same stores.
+    """
+    stores = prepare_each(data, vocab_size=vocab_size, progress=progress, workers=workers)
+    names, rows = (name for name, _ in data.sources), dealt(BLOCK_ROWS, data.weights)
+    return Mixture(tuple(map(Source, names, stores, rows)))
+
+
+def mixed_batch(
+    mixture: Mixture, *, seed: int, step: int, global_batch: int, seq_len: int, rank: int = 0, ranks: int = 1
+) -> Tokens:
+    """The batch of a step, or the rows of it that belong to one of ``ranks`` ranks: [B / ranks, T + 1] tokens.
+
+    Raises InvalidInput where a token is outside the vocabulary.
+    """
+    if global_batch % ranks:
+        raise ValueError(f"a global batch of {global_batch} does not split over {ranks} ranks")
+    count = global_batch // ranks
+    begin = step * global_batch + rank * count
+    dtype = mixture.sources[0].store.train.dtype  # one tokenizer made the tokens of all
+    batch: Tokens = np.empty((count, seq_len + 1), dtype=dtype)
+    for source, rows, sequences in mixture.sequences(seed=seed, begin=begin, count=count, seq_len=seq_len):
+        found = read_sequences(source.store.train, sequences, seq_len)
+        if len(rows) == count:
+            return found
+        batch[rows] = found
+    return batch
+
+
+def held_out_batches(mixture: Mixture, name: str, *, count: int, at_once: int, seq_len: int) -> Iterator[Tokens]:
+    """The first ``count`` held-out sequences of a source in their fixed order, some at once: [B, T + 1]."""
+    (source,) = (each for each in mixture.sources if each.name == name)
+    for first in range(0, count, at_once):
+        yield validation_batch(source.store, first=first, count=min(at_once, count - first), seq_len=seq_len)

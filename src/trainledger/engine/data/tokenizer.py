@@ -1,0 +1,226 @@
+"""Tokenizers: bytes, byte-level BPE trained on the corpus, any tokenizer.json.
+
+A tokenizer is named by the SHA-256 of its definition, so that tokens are never read with another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.spec.durable import parse_json
+from trainledger.spec.problem import InvalidInput, Problem
+
+Ids = npt.NDArray[np.uint32]
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+BYTE_VALUES = 256
+ENCODED_AT_ONCE = 2**18  # characters
+LARGEST_ID = 10**8 - 1  # as model.vocab_size
+SAMPLE = "A tokenizer's first words: 1 + 1 = 2; \u00e9\u4e16\U0001f600.\n\tx\0"  # what it must be able to encode
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """A token is a byte of UTF-8; one more token, 256, ends a document.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode(["né"])[0].tolist(), tokenizer.vocab_size
+    ([110, 195, 169], 257)
+    >>> tokenizer.decode([110, 195, 169, 256])
+    'né<|endoftext|>'
+    """
+
+    name: ClassVar[str] = "bytes"
+    vocab_size: ClassVar[int] = BYTE_VALUES + 1
+    end_id: ClassVar[int] = BYTE_VALUES
+
+    @property
+    def definition(self) -> str:
+        return json.dumps({"bytes": {"end_id": self.end_id}})
+
+    @property
+    def fingerprint(self) -> str:
+        return _fingerprint(self.definition)
+
+    def encode(self, texts: list[str]) -> list[Ids]:
+        """The tokens of each text, without an end."""
+        return [np.frombuffer(each.encode(), dtype=np.uint8).astype(np.uint32) for each in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        text = b"".join(END_TOKENS[0].encode() if each == self.end_id else bytes([each]) for each in ids)
+        return text.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class JsonTokenizer:
+    """The tokenizer of a tokenizer.json's text, run by the `tokenizers` package."""
+
+    name: str
+    definition: str
+    end_id: int
+
+    @cached_property
+    def _engine(self) -> Any:
+        with _refused(self.name, "is not a tokenizer"):
+            engine = _engine_of(self.definition)
+        # A document that spells out <|endoftext|> gets the letters, not the token.
+        engine.encode_special_tokens = True
+        return engine
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return 1 + int(max(self._engine.get_vocab(with_added_tokens=True).values()))
+
+    @property
+    def fingerprint(self) -> str:
+        return _fingerprint(f"{self.definition} {self.end_id}")
+
+    def encode(self, texts: list[str]) -> list[Ids]:
+        """The tokens of each text, without an end; a text over 262,144 characters is encoded in parts that end
+        at a line end, because an encoding takes some hundred bytes of memory per token."""
+        short = iter(self._encode_together([each for each in texts if len(each) <= ENCODED_AT_ONCE]))
+        return [
+            next(short)
+            if len(each) <= ENCODED_AT_ONCE
+            else np.concatenate([self._encode_together([part])[0] for part in _parts(each)])
+            for each in texts
+        ]
+
+    def _encode_together(self, texts: list[str]) -> list[Ids]:
+        engine = self._engine
+        with _refused(self.name, "cannot encode this corpus"):
+            encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.uint32) for each in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens, special tokens included."""
+        engine = self._engine
+        with _refused(self.name, "cannot decode these tokens"):
+            return str(engine.decode(list(ids), skip_special_tokens=False))
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """The tokenizer.json of a byte-level BPE with at most ``vocab_size`` tokens, <|endoftext|> the first.
+
+    The same texts in the same order give the same definition.
+    """
+    tokenizers = _tokenizers()
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_TOKENS[0]],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine.train_from_iterator(texts, trainer)
+    return _canonical(engine.to_str())
+
+
+def read_tokenizer(path: str, end_token: str | None) -> JsonTokenizer:
+    """The tokenizer of a tokenizer.json, or of a directory that holds one.
+
+    Raises InvalidInput where there is no such file, it is no tokenizer, or it lacks the end-of-document token.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    try:
+        definition = _canonical(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"({error.strerror})" if isinstance(error, OSError) else f"is not JSON ({error})"
+        rule = f'is neither "bytes" nor "bpe" nor a tokenizer.json that can be read: {file} {why}'
+        raise InvalidInput([Problem("data.tokenizer", path, rule, '"bytes"')]) from None
+    return json_tokenizer(path, definition, end_token)
+
+
+def json_tokenizer(name: str, definition: str, end_token: str | None = None) -> JsonTokenizer:
+    """The tokenizer of a definition, with the token that ends its documents found."""
+    with _refused(name, "is not a tokenizer"):
+        engine = _engine_of(definition)
+        vocabulary = engine.get_vocab(with_added_tokens=True)
+        engine.encode_batch_fast([SAMPLE], add_special_tokens=False)
+    largest = max(vocabulary.values(), default=-1)
+    if not 0 <= largest <= LARGEST_ID:
+        rule = f"has {largest:,} as its largest token id, and at most {LARGEST_ID:,} works"
+        if not vocabulary:
+            rule = "has no tokens"
+        raise InvalidInput([Problem("data.tokenizer", name, rule, '"bytes"')])
+    wanted = END_TOKENS if end_token is None else (end_token,)
+    for token in wanted:
+        end_id = engine.token_to_id(token)
+        if end_id is not None:
+            return JsonTokenizer(name, definition, end_id)
+    added = sorted(each.content for each in engine.get_added_tokens_decoder().values())
+    rule = f"is not a token of {name}, whose added tokens are {', '.join(added[:20]) or 'none'}"
+    value = end_token if end_token is not None else " or ".join(END_TOKENS)
+    raise InvalidInput([Problem("data.end_token", value, rule, added[0] if added else None)])
+
+
+@contextmanager
+def _refused(name: str, rule: str) -> Iterator[None]:
+    """Say in a sentence what the tokenizers package refuses.
+
+    It raises plain Exception, and where its own code panics a BaseException of a class that it does not export.
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput([Problem("data.tokenizer", name, f"{rule}: {reason}", '"bytes"')]) from None
+
+
+def _engine_of(definition: str) -> Any:
+    return _tokenizers().Tokenizer.from_str(definition)
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        rule = "needs the package tokenizers, which is not installed"
+        raise InvalidInput([Problem("data.tokenizer", "bpe", rule, '"bytes"')]) from None
+    return tokenizers
+
+
+def _canonical(definition: str) -> str:
+    """A tokenizer.json as one line without truncation and padding, which are no part of a vocabulary."""
+    fields = parse_json(definition)
+    if not isinstance(fields, dict):
+        raise ValueError("it holds no object")
+    return json.dumps(fields | {"truncation": None, "padding": None}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parts(text: str) -> list[str]:
+    parts = []
+    start = 0
+    while len(text) - start > ENCODED_AT_ONCE:
+        stop = text.rfind("\n", start, start + ENCODED_AT_ONCE) + 1
+        if stop <= start:
+            stop = start + ENCODED_AT_ONCE
+        parts.append(text[start:stop])
+        start = stop
+    return [*parts, text[start:]]
+
+
+def _fingerprint(definition: str) -> str:
+    return hashlib.sha256(definition.encode()).hexdigest()

@@ -1,0 +1,254 @@
+"""Causal self-attention with query, key and value heads, and its core: in one fused kernel or unfused.
+
+Shapes: B sequences, T tokens (queries), S keys, D d_model, H query heads, G key-value heads, K query and key width, W
+value width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainledger.engine.nn.cache import LayerCache
+from trainledger.engine.nn.checkpointing import again
+from trainledger.engine.nn.norm import norm_of
+from trainledger.engine.nn.positions import Angles, rotate
+from trainledger.spec.layers import LayerKind
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores become probabilities, and what computes it: ``sdpa``, ``flash``, ``efficient`` or ``math``."""
+
+    implementation: str
+    scale: float
+    softcap: float | None = None
+    dropout: float = 0.0
+    again: bool = False  # recomputed in backward: of the core only queries, keys and values are kept
+
+
+def scores_of(spec: ModelSpec, implementation: str, dropout: float) -> Scores:
+    """The choices of a spec; scores are multiplied by 1 / sqrt(K) unless it says otherwise."""
+    scale = 1 / math.sqrt(spec.head_size) if spec.attention.scale is None else spec.attention.scale
+    return Scores(implementation, scale, spec.attention.softcap, dropout)
+
+
+def usual(spec: ModelSpec) -> str:
+    """The fastest implementation that can do what the spec asks for on every device."""
+    return "math" if spec.attention.custom_scores else "sdpa"
+
+
+def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Problem]:
+    """What this implementation cannot do on this kind of device, with a kernel that can."""
+    if implementation == "math":
+        return
+    where, given = "recipe.attention", implementation
+    if implementation != "sdpa" and device == "cpu":
+        yield Problem(where, given, "is a kernel of accelerators, not of a CPU", usual(spec))
+        return
+    if spec.attention.custom_scores:
+        yield Problem(where, given, f"PyTorch has no such kernel with {spec.attention.custom_scores}", "math")
+    if implementation == "flash":
+        if spec.attention.window is not None or spec.positions.kind == "alibi":
+            what = "a window" if spec.attention.window is not None else "ALiBi"
+            yield Problem(where, given, f"PyTorch's flash kernel has no mask here, which {what} needs", "sdpa")
+        if spec.value_size != spec.head_size:
+            yield Problem(where, given, "PyTorch's flash kernel has values as wide as keys only", "sdpa")
+
+
+def attend(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores, sinks_H: Tensor | None = None
+) -> Tensor:
+    """Each query's mixture of the values it may see, [B, T, H W]; ``mask`` is what `Masks` made."""
+    if scores.again:
+        core = partial(attend, mask=mask, scores=replace(scores, again=False), sinks_H=sinks_H)
+        return again(core, q_BTHK, k_BTGK, v_BTGW, random=scores.dropout > 0)
+    fused = scores.implementation != "math" and not (scores.dropout and q_BTHK.device.type == "cpu")
+    if fused:
+        assert scores.softcap is None
+        assert sinks_H is None
+        return scaled_dot_product(q_BTHK, k_BTGK, v_BTGW, mask, scores)
+    assert mask is not None or q_BTHK.shape[1] == 1, "unfused attention has a mask"
+    return written_out(q_BTHK, k_BTGK, v_BTGW, mask, scores, sinks_H)
+
+
+def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """PyTorch's fused attention; scores are never stored. Without a mask it is causal; a lone query sees all keys."""
+    n_heads, width = q_BTHK.shape[2], v_BTGW.shape[-1]
+    grouped = n_heads != k_BTGK.shape[2]
+    if q_BTHK.device.type == "cpu":
+        q_BTHK, k_BTGK, v_BTGW = equally_wide(q_BTHK, k_BTGK, v_BTGW)
+    q_BHTK, k_BGTK, v_BGTW = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGW))
+    if grouped and q_BTHK.device.type != "cpu" and (mask is not None or q_BTHK.dtype == torch.float32):
+        # The kernel that takes masks and fp32 there has no key-value heads shared by queries.
+        k_BGTK, v_BGTW = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTW))
+        grouped = False
+
+    causal = mask is None and q_BTHK.shape[1] == k_BTGK.shape[1]
+
+    def run() -> Tensor:
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGTK, v_BGTW, attn_mask=mask, is_causal=causal, dropout_p=scores.dropout,
+            scale=scores.scale, enable_gqa=grouped,
+        )  # fmt: skip
+
+    if scores.implementation == "sdpa":
+        y_BHTW = run()
+    else:
+        with sdpa_kernel(_BACKENDS[scores.implementation]):
+            y_BHTW = run()
+    if y_BHTW.shape[-1] != width:
+        return y_BHTW[..., :width].transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(-2)
+    return y_BHTW.transpose(1, 2).flatten(-2)
+
+
+def equally_wide(*heads: Tensor) -> Iterator[Tensor]:
+    """Queries, keys and values padded with zeros to one width, which the fused kernel of a CPU wants."""
+    widest = max(each.shape[-1] for each in heads)
+    return (each if each.shape[-1] == widest else F.pad(each, (0, widest - each.shape[-1])) for each in heads)
+
+
+def written_out(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores, sinks_H: Tensor | None = None
+) -> Tensor:
+    """The same, one operation after the other, with scores and probabilities as tensors of [B, H, T, S]."""
+    n_heads = q_BTHK.shape[2]
+    q_BHTK, k_BHSK = heads_first(q_BTHK, n_heads), heads_first(k_BTGK, n_heads)
+    if scores.softcap is None:
+        scores_BHTS = (q_BHTK @ k_BHSK.transpose(-1, -2)) * scores.scale
+    else:
+        scores_BHTS = (q_BHTK @ k_BHSK.transpose(-1, -2)) * (scores.scale / scores.softcap)
+        scores_BHTS = scores_BHTS.tanh() * scores.softcap
+    if mask is not None:
+        scores_BHTS = scores_BHTS + mask
+    if sinks_H is None:
+        weights_BHTS = scores_BHTS.softmax(dim=-1)
+    else:
+        # One more key for each head that takes probability and has no value (OpenAI 2025, gpt-oss).
+        sink_BHT1 = sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(*scores_BHTS.shape[:-1], 1)
+        scores_BHTS = torch.cat((scores_BHTS, sink_BHT1), dim=-1)
+        del sink_BHT1
+        weights_BHTS = scores_BHTS.softmax(dim=-1)[..., :-1]
+    del scores_BHTS
+    if scores.dropout:
+        # Unlike F.dropout on a CPU, this keeps a mask of one byte per element.
+        weights_BHTS = torch.native_dropout(weights_BHTS, scores.dropout, True)[0]
+    y_BHTW = with_gradient_in_order(weights_BHTS @ heads_first(v_BTGW, n_heads))
+    return y_BHTW.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(-2)
+
+
+def heads(x_BTC: Tensor, width: int) -> Tensor:
+    """The last dim as heads of a width, [B, T, H, K]."""
+    x_BTHK: Tensor = x_BTC.unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
+    return x_BTHK
+
+
+def heads_first(x_BTGK: Tensor, n_heads: int) -> Tensor:
+    """A copy with heads before tokens, as batched matmuls want it, [B, H, T, K]; shared ones repeated."""
+    x_BGTK = with_gradient_in_order(x_BTGK).transpose(1, 2)
+    repeats = n_heads // x_BGTK.shape[1]
+    if repeats == 1:
+        return x_BGTK.clone(memory_format=torch.contiguous_format)
+    x_BGRTK = x_BGTK[:, :, None].expand(-1, -1, repeats, -1, -1)
+    return x_BGRTK.clone(memory_format=torch.contiguous_format).flatten(1, 2)
+
+
+class _GradientInOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.clone(memory_format=torch.contiguous_format)
+
+
+def with_gradient_in_order(x: Tensor) -> Tensor:
+    """x itself; its gradient is copied into the order of x's dims, whatever order a batched matmul gave it.
+
+    Otherwise each operation before would pass the strange order on, until one copies because it must.
+    """
+    y: Tensor = _GradientInOrder.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Scores, Tensor | None], Tensor]  # as `attend`
+Shared = tuple[Angles | None, Tensor | None]  # what all layers of a kind share: rotary angles, and a mask
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention.
+
+    ``implementation`` is ``sdpa``, ``math``, ``flash`` or ``efficient``; `InvalidInput` where it cannot do what the
+    spec asks for on the device of the weights.
+    """
+
+    def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        D, K = spec.d_model, spec.head_size
+        self.head_size, self.qk_norm = K, spec.attention.qk_norm
+        self.interleaved = spec.rope is not None and spec.rope.interleaved
+        self.dropout = dropout
+        self.cache: LayerCache | None = None
+        self.attend: Attend = attend
+        self.scores = scores_of(spec, implementation, 0.0)
+        self.scores_in_training = scores_of(spec, implementation, dropout)
+        self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
+        self.q_proj = nn.Linear(D, spec.attention.n_heads * K, bias=spec.attention.bias)
+        self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
+        self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
+        self.o_proj = nn.Linear(spec.attention.n_heads * K, D, bias=spec.output_bias)
+        wide = spec.attention.qk_norm == "width"
+        self.q_norm = norm_of(spec, spec.attention.n_heads * K if wide else K) if spec.attention.qk_norm else None
+        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if spec.attention.qk_norm else None
+        refuse(spec, implementation, self.q_proj.weight)
+
+    def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
+        """Each token's mixture of the values that it sees; [B, T, D] in and out."""
+        angles, mask = shared
+        q_BTHK = self._heads(self.q_proj(x_BTD), self.q_norm)
+        k_BTGK = self._heads(self.k_proj(x_BTD), self.k_norm)
+        v_BTGK = heads(self.v_proj(x_BTD), self.head_size)
+        if angles is not None:
+            q_BTHK = rotate(q_BTHK, angles, interleaved=self.interleaved)
+            k_BTGK = rotate(k_BTGK, angles, interleaved=self.interleaved)
+        if self.cache is not None:
+            k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
+        scores = self.scores_in_training if self.training else self.scores
+        y_BTC = self.attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
+        if self.cache is not None and y_BTC.shape[1] == 1:
+            y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the matmul would be a batch of small ones
+        y_BTD: Tensor = self.o_proj(y_BTC)
+        return y_BTD
+
+    def _heads(self, x_BTC: Tensor, norm: nn.Module | None) -> Tensor:
+        """[B, T, H K] to heads, normalized: the whole width before they are split, or each of them."""
+        if norm is not None and self.qk_norm == "width":
+            x_BTC = norm(x_BTC).type_as(x_BTC)
+        x_BTHK = heads(x_BTC, self.head_size)
+        if norm is not None and self.qk_norm == "head":
+            x_BTHK = norm(x_BTHK).type_as(x_BTHK)
+        return x_BTHK
+
+
+def refuse(spec: ModelSpec, implementation: str, weight: Tensor) -> None:
+    """Raise `InvalidInput` where this implementation cannot run on the weight's device; none runs on ``meta``."""
+    problems = [] if weight.is_meta else list(refusals(spec, implementation, weight.device.type))
+    if problems:
+        raise InvalidInput(problems)

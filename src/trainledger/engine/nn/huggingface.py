@@ -1,0 +1,199 @@
+"""Hugging Face directories in and out: config.json and safetensors that ``transformers`` opens with equal logits.
+
+Only names and layouts differ: names are in the family's record, layouts in `huggingface_names`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainledger.engine.nn.huggingface_names import Piece, as_modules, pieces, shapes_in_files
+from trainledger.engine.nn.mtp import MTP
+from trainledger.engine.nn.transformer import Transformer
+from trainledger.engine.nn.weights import (
+    FILE,
+    Stored,
+    assemble,
+    faults,
+    held,
+    refuse,
+    shapes,
+    stored_in,
+    whole_directory,
+)
+from trainledger.spec.convert.huggingface import FAMILIES, from_config, read_json, to_config
+from trainledger.spec.convert.huggingface.family import Names
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem, shown
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
+STACKED = ("experts.gate_up_proj", "experts.up_proj")  # experts as the modules of transformers 5 have them
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Tables that older versions saved and newer ones compute: causal masks, rotary frequencies.
+_COMPUTED = re.compile(
+    r"h\.\d+\.attn\.(masked_)?bias|layers\.\d+\.attention\.(masked_)?bias|"
+    r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq"
+)
+
+
+@dataclass(frozen=True)
+class TokenizerText:
+    """A tokenizer as an export carries it: the text of tokenizer.json, and the token that ends a document."""
+
+    definition: str
+    end_id: int
+    end_token: str
+
+
+def export_model(
+    model: Transformer,
+    directory: Path,
+    dtype: str = "fp32",
+    *,
+    tokenizer: TokenizerText | None = None,
+    force: bool = False,
+    model_type: str | None = None,
+) -> str:
+    """Write a directory that ``transformers`` opens, and give its model type.
+
+    It holds config.json, model.safetensors, and the tokenizer if given; it appears whole or not at all.
+    ``dtype`` is fp32 or bf16 (rounded to nearest). ``force`` replaces an earlier export. ``model_type`` chooses
+    among several that express the model. Modules of multi-token prediction are left out: transformers' models have
+    none. `InvalidInput` where transformers has no such model or the directory is in use.
+    """
+    kind = DTYPES[dtype]
+    config = to_config(model.spec.served, str(kind).removeprefix("torch."), model_type)
+    with whole_directory(directory, force=force, ours=WRITTEN) as partial:
+        save_file(_their_tensors(model, kind, config["model_type"]), partial / FILE, metadata={"format": "pt"})
+        if tokenizer is not None:
+            config["eos_token_id"] = tokenizer.end_id
+            (partial / TOKENIZER).write_text(tokenizer.definition, encoding="utf-8")
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
+            _write_json(partial / TOKENIZER_CONFIG, settings | {"model_max_length": model.spec.max_seq_len})
+        _write_json(partial / CONFIG, config)
+    return str(config["model_type"])
+
+
+def import_model(directory: Path) -> Transformer:
+    """The model of a Hugging Face directory, in fp32 on the CPU; `InvalidInput` says all that does not fit."""
+    if not directory.is_dir():
+        rule = f"is not a directory with {CONFIG} and {FILE}"
+        raise InvalidInput([Problem(directory.name, None, rule)], str(directory.parent))
+    config = read_json(directory / CONFIG)
+    spec, model_type = from_config(config, str(directory / CONFIG), for_weights=True), config["model_type"]
+    if spec.name == model_type and directory.resolve().name.isprintable():
+        spec = replace(spec, name=directory.resolve().name[:100])
+    names = FAMILIES[model_type].names.of(spec)
+    found = _bare(stored_in(_files(directory)), names, str(directory))
+    if spec.n_layers > len(found):
+        rule = f"is more than the {len(found)} tensors in the directory"
+        raise InvalidInput([Problem("number of layers", spec.n_layers, rule)], str(directory))
+    if any(name.endswith(STACKED) for name in found):
+        names = as_modules(names)
+    head = found.pop(f"{names.head}.weight", None) if spec.tie_embeddings else None
+    ours = shapes(spec)
+    parts = list(pieces(names, spec, ours))
+    wanted = {name: shape for each in parts for name, shape in shapes_in_files(each, ours).items()}
+    if _predicts_ahead(config):
+        found = {name: each for name, each in found.items() if name in wanted or not _is_ahead(name, names, spec)}
+    refuse(faults(wanted, found), str(directory))
+    tensors = {name: tensor for each in parts for name, tensor in _our_tensors(each, found)}
+    if head is not None and not torch.equal(head.read(), tensors["embed_tokens.weight"]):
+        rule = "differs from the input embedding, though config.json says tie_word_embeddings = true"
+        raise InvalidInput([Problem(head.name, None, rule)], str(directory))
+    return assemble(spec, tensors)
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> dict[str, Tensor]:
+    names = FAMILIES[model_type].names.of(model.spec)
+    ours = {name: each for name, each in held(model).items() if not name.startswith(MTP)}
+    tensors: dict[str, Tensor] = {}
+    for each in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
+        found = each.form.theirs([ours[name].detach().to("cpu", dtype) for name in each.ours])
+        for name, tensor in zip(each.theirs, found, strict=True):
+            tensors[_full(name, names)] = tensor.contiguous()
+    return tensors
+
+
+def _our_tensors(piece: Piece, found: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+    ours = piece.form.ours([found[name].read() for name in piece.theirs])
+    alone = len(ours) == 1
+    for name, tensor in zip(piece.ours, ours, strict=True):
+        yield name, tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _full(name: str, names: Names) -> str:
+    """Their name with the prefix, which the head alone is without."""
+    return name if name.startswith(f"{names.head}.") else names.prefix + name
+
+
+def _predicts_ahead(config: Mapping[str, object]) -> bool:
+    return bool(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"))
+
+
+def _is_ahead(name: str, names: Names, spec: ModelSpec) -> bool:
+    """Whether a tensor belongs to a module of multi-token prediction, which follow the last layer."""
+    parts = name.split(".")
+    return parts[0] == names.layers and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) >= spec.n_layers
+
+
+def _bare(found: dict[str, Stored], names: Names, where: str) -> dict[str, Stored]:
+    """The tensors by their names without the prefix, which some files leave out; computed tables dropped."""
+    bare: dict[str, Stored] = {}
+    outer = names.prefix.partition(".")[2]  # older files of some families leave out the first part only
+    for name, each in found.items():
+        short = name.removeprefix(names.prefix)
+        if short == name and outer:
+            short = name.removeprefix(outer)
+        if names.other_head is not None and short.startswith(f"{names.other_head}."):
+            short = names.head + short.removeprefix(names.other_head)
+        if _COMPUTED.fullmatch(short):
+            continue
+        if short in bare:
+            raise InvalidInput([Problem(shown(name), None, f"is also there as {bare[short].name}")], where)
+        bare[short] = each
+    return bare
+
+
+def _files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory: the one, or the shards of the index."""
+    if (directory / FILE).is_file():
+        return [directory / FILE]
+    if (directory / INDEX).is_file():
+        return sorted(_shards(directory))
+    pickles = sorted(each.name for each in directory.glob("*.bin"))
+    if pickles:
+        rule = f"is a pickle, which can run code and is never opened; convert it to {FILE} (safetensors)"
+        raise InvalidInput([Problem(pickles[0], None, rule)], str(directory))
+    raise InvalidInput([Problem(FILE, None, f"is not there, and no {INDEX} either")], str(directory))
+
+
+def _shards(directory: Path) -> Iterator[Path]:
+    where = str(directory / INDEX)
+    names = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise InvalidInput([Problem("weight_map", names, "must say in which file each tensor is")], where)
+    if not all(isinstance(each, str) for each in names.values()):
+        raise InvalidInput([Problem("weight_map", None, "must hold file names")], where)
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            rule = "must be the name of a .safetensors file in the same directory"
+            raise InvalidInput([Problem("weight_map", name, rule)], where)
+        if not (directory / name).is_file():
+            raise InvalidInput([Problem(name, None, "is a file of the index and is not there")], where)
+        yield directory / name

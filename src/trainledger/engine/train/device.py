@@ -1,0 +1,116 @@
+"""The torch device of a run: found or named, waited for, and its memory read."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.units import KIB
+
+
+def find_device(backend: str, local_rank: int = 0) -> torch.device:
+    """The device that ``cluster.backend`` names; ``auto`` takes cuda, then mps, then cpu.
+
+    Of several GPUs of a machine, the one of this process' ``local_rank``. Raises `InvalidInput` where the named backend
+    or that GPU is not there.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    found = next(name for name, there in present.items() if there)
+    name = found if backend == "auto" else backend
+    if not present.get(name, False):
+        rule = f"torch {torch.__version__} finds no such device on this machine"
+        raise InvalidInput([Problem("cluster.backend", backend, rule, found)])
+    if name != "cuda":
+        return torch.device(name)
+    if local_rank >= torch.cuda.device_count():
+        rule = f"has {torch.cuda.device_count()} GPUs here, and this is process {local_rank + 1} of this machine"
+        raise InvalidInput([Problem("cluster.backend", backend, rule)])
+    return torch.device(name, local_rank)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything queued on an accelerator is done; a CPU is never behind."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def asynchronous(device: torch.device) -> bool:
+    """Whether the host goes on while the device works."""
+    return device.type != "cpu"
+
+
+def host_threads(device: torch.device) -> int:
+    """Threads of this process that work during a step: torch's own, and for an accelerator the loop's and backward's.
+
+    >>> host_threads(torch.device("cuda"))
+    2
+    """
+    return torch.get_num_threads() if device.type == "cpu" else 2
+
+
+def compute_capability(device: torch.device) -> float | None:
+    """NVIDIA's number of a device's generation; None of any other device."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return major + minor / 10
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes that torch holds on an accelerator, or that this process holds of main memory; None where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            line = next(each for each in status if each.startswith("VmRSS:"))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * KIB
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep large freed blocks for the next allocation; True where it was set.
+
+    By default every tensor above 32 MiB is mapped afresh and unmapped when freed, so each operation on it pays
+    a page fault per 4 KiB; the price of keeping them is a larger resident set. A person who set glibc's own
+    ``MALLOC_*_`` variables or ``GLIBC_TUNABLES`` is left with that; elsewhere than on glibc this does nothing.
+    """
+    m_trim_threshold, m_mmap_max, never = -1, -4, -1
+    return _set_malloc({m_mmap_max: 0, m_trim_threshold: never})
+
+
+def return_freed_memory() -> bool:
+    """Make glibc give freed blocks from 128 KiB on back to the system; True where it was set.
+
+    By default it learns to keep blocks up to 32 MiB, and what lies between tensors is then up to two thirds of them.
+    """
+    m_mmap_threshold = -3
+    return _set_malloc({m_mmap_threshold: 128 * KIB})
+
+
+def _set_malloc(options: dict[int, int]) -> bool:
+    chosen = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
+    if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    done = [mallopt(option, value) for option, value in options.items()]  # each of them, also after a refused one
+    return all(done)
+
+
+def refuse_launches(recipe: Recipe, device: str) -> None:
+    """Raises InvalidInput where kernels of a GPU are to wait for each other and the process does not make them."""
+    if recipe.launch_blocking and device.startswith("cuda") and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        rule = "needs CUDA_LAUNCH_BLOCKING=1 in the environment, which CUDA reads when the process begins"
+        raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])

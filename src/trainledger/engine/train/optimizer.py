@@ -1,0 +1,269 @@
+"""The optimizer of a recipe, from torch.optim where it has it, with every choice that moves memory made explicitly.
+
+Lion and a Muon that leaves the rest to AdamW are here; torch has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon
+
+from trainledger.engine.train.adam_8bit import Adam8bit
+from trainledger.engine.train.mixed_precision import MasterWeights, Named
+from trainledger.engine.train.muon import GatheredMuon
+from trainledger.spec import optimizers
+from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+
+_LOOPS: dict[str, dict[str, bool]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "loop": {"foreach": False},
+}
+RATE_FACTOR = "rate_factor"  # of a parameter group: its learning rate over the recipe's
+AVERAGE = "ema"  # the name of the state that holds a weight's average
+# Matrices that Muon leaves to AdamW: tables of rows that are looked up or scored one by one.
+_TABLES = ("embed_tokens", "embed_positions", "lm_head")
+
+
+def parameter_groups(
+    model: nn.Module | Named,
+    weight_decay: float,
+    *,
+    among: Callable[[str, nn.Parameter], bool] | None = None,
+    rate_factor: float | None = None,
+) -> list[dict[str, Any]]:
+    """Matrices (two dims or more) with decay, vectors and biases without, each in the model's own order.
+
+    Empty groups are left out. A tied weight is one parameter and is in one group once; frozen parameters
+    are in none. ``among`` chooses by name and parameter. With a ``rate_factor`` (muP) embeddings, whose rows are looked
+    up, are a group of their own, and the learning rate of all other matrices is multiplied by it.
+    """
+    chosen = [
+        (name, each)
+        for name, each in model.named_parameters()
+        if each.requires_grad and (among is None or among(name, each))
+    ]
+    matrices = [(name, each) for name, each in chosen if _decays(name, each)]
+    vectors = [each for name, each in chosen if not _decays(name, each)]
+    groups: list[dict[str, Any]]
+    if rate_factor is None:
+        groups = [{"params": [each for _, each in matrices], "weight_decay": weight_decay}]
+    else:
+        others = [each for name, each in matrices if not _is_looked_up(name)]
+        tables = [each for name, each in matrices if _is_looked_up(name)]
+        groups = [{"params": others, "weight_decay": weight_decay, RATE_FACTOR: rate_factor}]
+        groups.append({"params": tables, "weight_decay": weight_decay})
+    groups.append({"params": vectors, "weight_decay": 0.0})
+    return [each for each in groups if each["params"]]
+
+
+def _is_looked_up(name: str) -> bool:
+    return not {"embed_tokens", "embed_positions"}.isdisjoint(name.split("."))
+
+
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay applies: biases of stacked experts have two dims, and are biases all the same."""
+    return parameter.ndim >= 2 and not name.endswith("bias")
+
+
+def for_muon(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon takes a parameter: matrices of two dims, embeddings and the head left out (Jordan et al. 2024)."""
+    return parameter.ndim == 2 and _decays(name, parameter) and not any(each in name.split(".") for each in _TABLES)
+
+
+def build_optimizer(model: nn.Module | Named, recipe: Recipe, *, width_factor: float = 1.0) -> torch.optim.Optimizer:
+    """The recipe's optimizer over a model's parameters; ``width_factor`` is the model's width over that of its base
+    (muP).
+
+    ``fused``, ``foreach`` or ``loop`` is passed on explicitly, because torch's own default depends on the device
+    and each of them needs different memory. RMSProp's smoothing is ``beta2``; the decay of AdamW, Lion, Muon and
+    Adafactor is decoupled (Loshchilov and Hutter 2019), that of the others L2. With master weights it steps copies of
+    the parameters. Raises `InvalidInput` for what is accounted for and not built.
+    """
+    kind, way = recipe.optimizer.kind, recipe.optimizer.implementation
+    if (kind, way) in ACCOUNTED_ONLY:
+        rule = f"the engine has no {way} {kind}, it is accounted for only"
+        raise InvalidInput([Problem("recipe.optimizer.implementation", way, rule, IMPLEMENTATIONS[kind][0])])
+    if recipe.precision.master is None:
+        return _optimizer_of(model, recipe, width_factor)
+    buffers = recipe.precision.gradient_buffers
+    return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe, width_factor), buffers=buffers)
+
+
+def leaves_out_on_device(recipe: Recipe) -> bool:
+    """Whether the kernel of a recipe's optimizer can be told on the device to leave an update out.
+
+    torch.optim's fused Adam and AdamW can. Their fused SGD could not in its first step, and what follows an update
+    (averages, master weights) would not know.
+    """
+    adam = recipe.optimizer.kind in ("adam", "adamw") and recipe.optimizer.implementation == "fused"
+    return adam and recipe.ema is None and recipe.precision.master is None and not recipe.precision.loss_scaling
+
+
+def _optimizer_of(model: nn.Module | Named, recipe: Recipe, width_factor: float) -> torch.optim.Optimizer:
+    """The optimizer, which after each step moves the average of the weights as well, where the recipe has one."""
+    optimizer = _without_average(model, recipe, None if recipe.mup is None else 1 / width_factor)
+    set_learning_rate(optimizer, recipe.learning_rate)
+    if recipe.ema is not None:
+        optimizer.register_step_post_hook(partial(_average, 1 - recipe.ema.decay))
+    return optimizer
+
+
+@torch.no_grad()
+def _average(share: float, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Move the average of what an optimizer updates by a share towards it. It is a state, and begins as a copy."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    averages, moved = [], []
+    for each in weights:
+        if each.grad is None:  # the optimizer takes a state with anything in it for one that it has begun
+            continue
+        state = optimizer.state[each]
+        if AVERAGE in state:
+            averages.append(state[AVERAGE])
+            moved.append(each)
+        else:
+            state[AVERAGE] = each.detach().clone()
+    if averages:
+        torch._foreach_lerp_(averages, moved, share)
+
+
+def _without_average(model: nn.Module | Named, recipe: Recipe, rate_factor: float | None) -> torch.optim.Optimizer:
+    chosen, rate = recipe.optimizer, recipe.learning_rate
+    loop, decay = _LOOPS[chosen.implementation], chosen.weight_decay
+    if isinstance(chosen, optimizers.Muon):
+        return MuonWithAdamW(
+            parameter_groups(model, decay, among=for_muon),
+            parameter_groups(model, decay, among=lambda name, each: not for_muon(name, each)),
+            lr=rate, momentum=chosen.momentum, betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon, **loop,
+        )  # fmt: skip
+    groups = parameter_groups(model, decay, rate_factor=rate_factor)
+    match chosen:
+        case optimizers.Adam(beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad):
+            adam = AdamW if chosen.kind == "adamw" else torch.optim.Adam
+            return adam(groups, lr=rate, betas=(beta1, beta2), eps=epsilon, amsgrad=amsgrad, **loop)
+        case optimizers.Adam8bit(beta1=beta1, beta2=beta2, epsilon=epsilon):
+            decoupled = chosen.kind == "adamw-8bit"
+            return Adam8bit(groups, lr=rate, betas=(beta1, beta2), eps=epsilon, decoupled=decoupled)
+        case optimizers.SGD():
+            return torch.optim.SGD(groups, lr=rate, **loop)
+        case optimizers.Momentum(momentum=momentum):
+            nesterov = chosen.kind == "nesterov"
+            return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=nesterov, **loop)
+        case optimizers.Adagrad(epsilon=epsilon):
+            return torch.optim.Adagrad(groups, lr=rate, eps=epsilon, **loop)
+        case optimizers.RMSProp(beta2=beta2, epsilon=epsilon):
+            return torch.optim.RMSprop(
+                groups, lr=rate, alpha=beta2, eps=epsilon, momentum=chosen.momentum, centered=chosen.centered, **loop
+            )
+        case optimizers.Adafactor():
+            return torch.optim.Adafactor(groups, lr=rate, foreach=loop["foreach"])
+        case optimizers.Lion(beta1=beta1, beta2=beta2):
+            return Lion(groups, lr=rate, betas=(beta1, beta2), **loop)
+    raise AssertionError(f"spec.optimizers knows an optimizer that the engine does not: {chosen.kind}")
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every parameter group this learning rate, times the group's own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch.optim's Muon and AdamW side by side (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982).
+
+    The update of a matrix is scaled to the root mean square that AdamW's has (Liu et al., section 2.2), so that one
+    learning rate and one decay serve both. ``muon`` groups hold matrices only; the others go to AdamW.
+    """
+
+    def __init__(
+        self,
+        muon: Iterable[dict[str, Any]],
+        adamw: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        **adamw_options: Any,
+    ) -> None:
+        matrices, rest = list(muon), list(adamw)
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            self._parts.append(GatheredMuon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
+        if rest:
+            self._parts.append(AdamW(rest, lr=lr, **adamw_options))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        # Loading a checkpoint or tracing puts other groups and states in place of those that the parts were made with.
+        for part in self._parts:
+            part.state = self.state
+            part.param_groups = [each for each in self.param_groups if ("ns_steps" in each) == isinstance(part, Muon)]
+            part.step()
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of an interpolated momentum, with decoupled decay (Chen et al. 2023, arXiv 2302.06675, program 1).
+
+    c = beta1 m + (1 - beta1) g;  w = w - rate (sign(c) + decay w);  m = beta2 m + (1 - beta2) g. One state of the
+    parameter's size and format. ``foreach`` runs each line over all tensors of a group at once.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        foreach: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "foreach": foreach})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            gradients = [each.grad for each in weights]
+            moments = [self._moment(each) for each in weights]
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            if group["foreach"] and weights:
+                _update_all(weights, gradients, moments, rate, beta1, beta2, group["weight_decay"])
+            else:
+                for w, g, m in zip(weights, gradients, moments, strict=True):
+                    _update(w, g, m, rate, beta1, beta2, group["weight_decay"])
+
+    def _moment(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(weight)
+        moment: Tensor = state["exp_avg"]
+        return moment
+
+
+def _update(w: Tensor, g: Tensor, m: Tensor, rate: float, beta1: float, beta2: float, decay: float) -> None:
+    if decay:
+        w.mul_(1 - rate * decay)
+    w.add_(m.lerp(g, 1 - beta1).sign_(), alpha=-rate)
+    m.lerp_(g, 1 - beta2)
+
+
+def _update_all(
+    weights: list[Tensor], gradients: list[Tensor], moments: list[Tensor],
+    rate: float, beta1: float, beta2: float, decay: float,
+) -> None:  # fmt: skip
+    if decay:
+        torch._foreach_mul_(weights, 1 - rate * decay)
+    signs = torch._foreach_lerp(moments, gradients, 1 - beta1)
+    torch._foreach_sign_(signs)
+    torch._foreach_add_(weights, signs, alpha=-rate)
+    del signs
+    torch._foreach_lerp_(moments, gradients, 1 - beta2)

@@ -1,0 +1,290 @@
+"""A model on disk, however it got there: a run, one of its checkpoints, a quantized one, an import, a Hugging Face
+directory; to sample from, to export, or to start a run from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
+from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
+from trainledger.engine.nn.lora import merge
+from trainledger.engine.nn.transformer import Transformer
+from trainledger.engine.nn.weights import (
+    FILE,
+    faults,
+    held,
+    read_weights,
+    refuse,
+    shapes,
+    stored_in,
+    whole_directory,
+    write_weights,
+)
+from trainledger.engine.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
+from trainledger.engine.train.model_file import MODEL_FILE, read_spec, write_spec
+from trainledger.engine.train.optimizer import AVERAGE
+from trainledger.engine.train.precision import build_model, hold_in
+from trainledger.engine.train.quantized import SOURCE_RUN, is_quantized_checkpoint, read_quantized
+from trainledger.spec.convert.huggingface import left_out, read_json
+from trainledger.spec.durable import sha256
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import fields_of
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import read
+
+RUN_FILE = "run.toml"
+IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
+# What may be longer or named otherwise without being another function of the weights.
+_FREE = {"name", "max_seq_len"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights on the CPU, the tokenizer it was trained with if known, where both were found, and the
+    run that trained it, if one here did."""
+
+    model: Transformer
+    tokenizer: Tokenizer | None
+    weights: Path
+    run: Run | None = None
+
+
+def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = False) -> Trained:
+    """The model in a run directory (its newest valid checkpoint), a checkpoint, a quantized checkpoint, an import or a
+    Hugging Face directory.
+
+    ``averaged``: with the moving average of its weights. ``say`` gets a sentence for each damaged checkpoint. Raises
+    InvalidInput where there is no model, or no average.
+    """
+    if (found := _run_and_checkpoint(path, say)) is not None:
+        return _of_run(*found, averaged=averaged)
+    if averaged:
+        raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
+    if is_quantized_checkpoint(path):
+        return _of_quantized(path)
+    if (path / MODEL_FILE).is_file():
+        return Trained(read_weights(read_spec(path), path / FILE), _tokenizer_in(path, None), path / FILE)
+    if (path / CONFIG).is_file():
+        return Trained(import_model(path), _tokenizer_in(path, None), path / FILE)
+    what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
+    raise _refusal(path, what if path.is_dir() else "is not a directory; trainledger runs lists those of runs")
+
+
+def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, list[Path]]:
+    """The spec and the weights' files of a model that training can start from: an import, a checkpoint or a run.
+
+    ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no such model.
+    """
+    if (found := _run_and_checkpoint(path, say)) is not None:
+        return read(found[0] / RUN_FILE).model, model_files(found[1])
+    if is_quantized_checkpoint(path):
+        raise _refusal(path, "holds quantized weights; training starts from those that they were made of")
+    if (path / MODEL_FILE).is_file():
+        return read_spec(path), [path / FILE]
+    if (path / CONFIG).is_file():
+        raise _refusal(path, "is a Hugging Face directory; trainledger import makes of it what training can start from")
+    what = f"is no import ({MODEL_FILE}), checkpoint or run directory ({RUN_FILE})"
+    raise _refusal(path, what if path.is_dir() else "is not a directory")
+
+
+def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict[str, str]:
+    """Fill a model with the run's ``recipe.initial_weights`` and give their file (of several the manifest) and its
+    SHA-256.
+
+    Raises `InvalidInput` that names each tensor which does not fit. ``say`` gets a sentence for each setting
+    of the weights that is not the run's and that no shape shows.
+    """
+    spec, files = _found(run, say)
+    file = files[0] if len(files) == 1 else files[0].with_name(MANIFEST)
+    if not file.is_file():
+        rule = f"holds no {file.name}"
+        raise InvalidInput([Problem("recipe.initial_weights", run.recipe.initial_weights, rule)])
+    stored = stored_in(files)
+    refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
+    for each in _other_settings(spec, run.model):
+        say(f"{file}: {each}")
+    with torch.no_grad():
+        for name, tensor in held(model).items():
+            tensor.copy_(stored[name].read())
+    return {"file": str(file.resolve()), "sha256": sha256(file)}
+
+
+def refuse_other_weights(run_dir: Path, begun_with: Mapping[str, str] | None) -> None:
+    """Raise `InvalidInput` where the file of weights that a run began with holds others by now; it may be gone."""
+    if begun_with is None or not Path(begun_with["file"]).is_file():
+        return
+    if sha256(Path(begun_with["file"])) != begun_with["sha256"]:
+        rule = f"holds other weights than {run_dir} was begun with; put them back or give the new ones another name"
+        raise InvalidInput([Problem("recipe.initial_weights", begun_with["file"], rule)])
+
+
+def _found(run: Run, say: Callable[[str], None]) -> tuple[ModelSpec, list[Path]]:
+    assert run.recipe.initial_weights is not None
+    try:
+        return find_weights(Path(run.recipe.initial_weights).expanduser(), say)
+    except InvalidInput as error:
+        raise InvalidInput(list(error.problems), "recipe.initial_weights") from error
+
+
+def _other_settings(made_with: ModelSpec, used_with: ModelSpec) -> Iterator[str]:
+    before, now = fields_of(made_with), fields_of(used_with)
+    for path in dict.fromkeys([*before, *now]):
+        if before.get(path) != now.get(path) and path not in _FREE:
+            yield f"made with model.{path} = {before.get(path)}, goes on with {now.get(path)}"
+
+
+def write_start(model: Transformer, directory: Path, *, tokenizer_json: str | None = None, force: bool = False) -> None:
+    """Write a model that training can start from: model.toml ([model] of a run file), model.safetensors under our
+    names, and tokenizer.json if given. The directory appears whole or not at all."""
+    with whole_directory(directory, force=force, ours=IMPORTED) as partial:
+        write_spec(model.spec, partial)
+        write_weights(model, partial / FILE)
+        if tokenizer_json is not None:
+            (partial / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
+
+
+def tokenizer_text(tokenizer: Tokenizer) -> TokenizerText:
+    """A tokenizer as a tokenizer.json that `tokenizers` and `transformers` read."""
+    definition = byte_level(tokenizer) if isinstance(tokenizer, ByteTokenizer) else tokenizer.definition
+    return TokenizerText(definition, tokenizer.end_id, tokenizer.decode([tokenizer.end_id]))
+
+
+def byte_level(tokenizer: ByteTokenizer) -> str:
+    """The tokenizer.json of bytes: a byte-level BPE without merges, whose ids are the bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    # Byte-level BPE writes each byte as one visible character (Radford et al. 2019): itself, or the next from 256 on.
+    rest = [each for each in range(256) if each not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}
+    end_token = tokenizer.decode([tokenizer.end_id])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    bytes_to_letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": tokenizer.end_id, "content": end_token, "special": True, **flags}],
+        "pre_tokenizer": bytes_to_letters, "decoder": bytes_to_letters,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": {letters[byte]: byte for byte in range(256)}, "merges": [],
+        },
+    })  # fmt: skip
+
+
+def tokenizer_json_in(directory: Path) -> str | None:
+    """The text of a directory's tokenizer.json, or None where it has none."""
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _refusal(path, f"cannot be read: {error}") from None
+
+
+def config_notes(directory: Path) -> list[str]:
+    """Sentences on what a Hugging Face directory's config.json says that its spec does not hold."""
+    return left_out(read_json(directory / CONFIG), for_weights=True)
+
+
+def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, Path] | None:
+    """A run directory and its newest valid checkpoint, or the run of a checkpoint and that; None for another path."""
+    if (path / RUN_FILE).is_file():
+        newest = latest_valid(path, say)
+        if newest is None:
+            raise _refusal(path, "has no valid checkpoint yet")
+        return path, newest
+    run_dir = path.resolve().parent.parent
+    if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and model_files(path)):
+        return None
+    if wrong := damage(path):
+        raise _refusal(path, wrong)
+    return run_dir, path
+
+
+def _of_run(run_dir: Path, checkpoint: Path, *, averaged: bool) -> Trained:
+    run, files = read(run_dir / RUN_FILE), model_files(checkpoint)
+    averages = _averages(checkpoint) if averaged else {}
+    if run.recipe.lora is not None:
+        model = with_adapters_merged(run.model, run.recipe, files[0], averages)
+    else:
+        model = read_weights(run.model, *files)
+        _take(averages, held(model))
+    return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint, run)
+
+
+def _of_quantized(directory: Path) -> Trained:
+    model, weights = read_quantized(directory)
+    run = read(directory / SOURCE_RUN) if (directory / SOURCE_RUN).is_file() else None
+    return Trained(model, _tokenizer_in(directory, None if run is None else run.data.end_token), weights, run)
+
+
+def _averages(checkpoint: Path) -> dict[str, Tensor]:
+    """The averages of the weights that were trained, by name."""
+    stored = stored_in(sorted(checkpoint.glob("optimizer*.safetensors")))
+    found = {name.removeprefix(f"{AVERAGE}/"): each.read() for name, each in stored.items() if name.startswith(AVERAGE)}
+    if not found:
+        raise _refusal(checkpoint, "has no average of its weights: recipe.ema was absent when it was trained")
+    return found
+
+
+def _take(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Put values by name into tensors."""
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
+
+def with_adapters_merged(
+    spec: ModelSpec, recipe: Recipe, file: Path, averages: Mapping[str, Tensor] | None = None
+) -> Transformer:
+    """The model of a run with adapters, in fp32 and without them: what they add is in the weights.
+
+    ``averages`` come in the place of trained weights.
+    """
+    model = build_model(spec, replace(recipe, documents=None))  # each document is read by itself
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in load_file(file).items():
+            if name in own:
+                own[name].copy_(value)
+    _take(averages or {}, own)
+    merge(model)
+    hold_in(model, torch.float32)
+    return model
+
+
+def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:
+    """The tokenizer of a run: kept in its directory, else what its data section names."""
+    kept = _tokenizer_in(run_dir, run.data.end_token)
+    if kept is not None:
+        return kept
+    if run.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if run.data.tokenizer != "bpe":
+        return read_tokenizer(run.data.tokenizer, run.data.end_token)
+    from trainledger.engine.data.mixture import open_mixture
+
+    return open_mixture(run.data, vocab_size=run.model.vocab_size, progress=True).tokenizer()
+
+
+def _tokenizer_in(directory: Path, end_token: str | None) -> Tokenizer | None:
+    """The tokenizer in a directory's tokenizer.json, if it has one."""
+    definition = tokenizer_json_in(directory)
+    if definition is None:
+        return None
+    if definition == ByteTokenizer().definition:
+        return ByteTokenizer()
+    return json_tokenizer(str(directory / TOKENIZER), definition, end_token)
+
+
+def _refusal(path: Path, rule: str) -> InvalidInput:
+    return InvalidInput([Problem("", None, rule, where=str(path))])

@@ -1,0 +1,1 @@
+"""Seconds and device memory of an account, and the questions that turn the account round."""

@@ -1,0 +1,325 @@
+"""The lines of an account: memory, FLOPs, parameters and time, each with its formula.
+
+An account of symbols has formulas in letters. One of numbers alone (`of_numbers`) has how often each amount comes, and
+needs no sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from trainledger.forecast.explain.symbols import Symbolic, expanded, formula, named_heads, settled, with_numbers
+from trainledger.forecast.predict.device_memory import DeviceMemory
+from trainledger.forecast.predict.roofline import EntryTime
+from trainledger.forecast.predict.step import StepTime
+from trainledger.forecast.predict.utilization import moved_nbytes
+from trainledger.ledger.core.leaves import component_of
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
+from trainledger.ledger.model.parameters import named_shapes
+from trainledger.ledger.parallel.pipeline import in_flight
+from trainledger.spec.frozen import frozen
+from trainledger.spec.run import Run
+from trainledger.spec.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
+
+# What a rule rests on, by the kind of operation it counts.
+SOURCES = {
+    "matmul": "2 m n k (rules.matmul_flops)",
+    "attention": "rules.attention_flops; Dao et al. 2022, FlashAttention, appendix B",
+    "norm": "rules.FLOPS_PER_ELEMENT: operations in its definition",
+    "softmax": "rules.FLOPS_PER_ELEMENT: operations in its definition",
+    "elementwise": "one per element",
+    "reduction": "one per element",
+    "update": "update_rules.RULES: operations in the optimizer's definition",
+}
+_AMOUNTS = {"flops": "FLOPs", "kept": "bytes"}
+ROOFLINE = "the larger of FLOPs / FLOP/s and bytes / bytes/s (predict.roofline)"
+LINKS = "the fastest algorithm of the library over these links (predict.collective)"
+KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
+
+
+@frozen
+class Line:
+    """One line: what it is, its formula, the formula with its numbers, its value, and how it is known."""
+
+    what: str
+    formula: str
+    numbers: str
+    value: float
+    basis: str
+    source: str
+
+
+@frozen
+class Part:
+    """Lines that add up, and their sum."""
+
+    title: str
+    lines: tuple[Line, ...]
+    total: float
+
+
+def of_numbers(run: Run, ledger: Ledger, stage: int = 0) -> Symbolic:
+    """The account of a ledger without symbols, of a rank of a stage."""
+    return Symbolic(ledger, {}, run, stage)
+
+
+def parameters(found: Symbolic) -> tuple[Part, ...]:
+    """Each parameter by name: its shape, times how often it comes."""
+    sums: dict[str, Any] = {}
+    shapes: dict[str, list[str]] = {}
+    for name, shape, times in named_shapes(found.run.model):
+        sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
+        shapes.setdefault(name, []).append(_product(times, *shape))
+    lines = tuple(
+        _line(found, name, total, "exact", component_of(name), ("times x sizes", " + ".join(shapes[name])))
+        for name, total in sums.items()
+    )
+    return (Part("parameters", lines, sum(each.value for each in lines)),)
+
+
+def flops(found: Symbolic) -> tuple[Part, ...]:
+    """The FLOPs of a step: matmuls and attention by module and phase, pointwise work by kind."""
+    matmuls = _grouped(
+        found, "flops", lambda each: each.kind in ("matmul", "attention"),
+        lambda each: f"{each.path or 'model'} {each.name}, {each.phase}",
+        lambda each: SOURCES[each.kind],
+    )  # fmt: skip
+    rest = _grouped(
+        found, "flops", lambda each: each.kind not in ("matmul", "attention"),
+        lambda each: f"{each.kind}, {each.phase}", lambda each: SOURCES.get(each.kind, each.source),
+    )  # fmt: skip
+    return (
+        Part("matmuls and attention", matmuls, sum(each.value for each in matmuls)),
+        Part("all else", rest, sum(each.value for each in rest)),
+    )
+
+
+def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
+    """Static memory, saved activations of the micro-batches in flight, and what the peak is made of.
+
+    A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight. The ``moments``
+    of the step are given where they are known already.
+    """
+    resident = tuple(
+        _line(
+            found, category, nbytes, "exact", "alive in every step: ledger.step", _per_element(found, category, nbytes)
+        )
+        for category, nbytes in found.ledger.resident
+    )
+    kept = _grouped(found, "kept", _is_kept, lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT)
+    # The moment of the formulas that is the peak with the run's numbers.
+    numbers = max(moments or timeline(found.ledger), key=lambda each: found.number(each.nbytes))
+    at_peak = tuple(
+        _line(found, category, nbytes, "exact", f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}")
+        for category, nbytes in numbers.live.items()
+        if found.number(nbytes)
+    )
+    return (
+        Part("resident before the step", resident, sum(each.value for each in resident)),
+        Part(_title_of_kept(found), kept, sum(each.value for each in kept)),
+        Part(
+            f"the peak, at {numbers.entry.name} of {numbers.entry.path or 'the update'}, {numbers.entry.phase}",
+            at_peak, sum(each.value for each in at_peak),
+        ),
+    )  # fmt: skip
+
+
+def outside_tensors(held: DeviceMemory) -> Part:
+    """What a device holds at the peak in addition to tensors; without lines where nothing of it is known."""
+    lines = tuple(
+        Line(each.name, "", "", each.nbytes, each.basis, each.source) for each in held.lines if each.name != "tensors"
+    )
+    return Part("outside the tensors", lines, sum(each.value for each in lines))
+
+
+_OF_EACH = ("parameters", "gradients", "optimizer state")  # of each trained element
+STATES = ("frozen weights", *_OF_EACH)
+
+
+def states(found: Symbolic) -> tuple[Line, ...]:
+    """The most bytes of a step in each of `STATES` that a rank has, of an account of numbers."""
+    most = highest_by_category(found.ledger)
+    return tuple(
+        _line(
+            found, name, most[name], "exact", "the most in a step: ledger.step", _per_element(found, name, most[name])
+        )
+        for name in STATES
+        if most.get(name)
+    )
+
+
+def saved(found: Symbolic) -> Line:
+    """The bytes that the forwards keep which are alive at once, of an account of numbers: loops times their rounds."""
+    rounds: dict[tuple[str, ...], int] = {}
+    for each in found.ledger:
+        if _is_kept(each) and each.kept:
+            key = tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in each.loop if count > 1)
+            rounds[key] = rounds.get(key, 0) + each.kept
+    numbers = " + ".join(" x ".join([*loops, format_nbytes(nbytes)]) for loops, nbytes in rounds.items())
+    total = sum(each.kept * each.times for each in found.ledger if _is_kept(each))
+    return Line("saved activations", "times x bytes of a round", numbers or "0", total, "exact", KEPT)
+
+
+def _is_kept(entry: Entry) -> bool:
+    return entry.phase == "forward" and not _later(entry)
+
+
+def _later(entry: Entry) -> bool:
+    """Whether it runs in micro-batches that begin when earlier ones are over (`ledger.parallel.micro_batches`)."""
+    return any(name.startswith("micro-batches") for name, _ in entry.loop)
+
+
+def _title_of_kept(found: Symbolic) -> str:
+    layout, micro_batches = found.run.layout, found.number(found.ledger.micro_batches)
+    of, chunks = "micro-batches", layout.virtual_stages
+    if micro_batches * chunks == 1:
+        return "kept by the forward of a step"
+    if chunks > 1:
+        of = "forwards of a chunk of layers"
+    alive = in_flight(layout, found.stage, micro_batches)
+    return f"kept by the forward, alive at once: {alive:,} of {micro_batches * chunks:,} {of}"
+
+
+# How a cause of a step's seconds is defined (`forecast.predict.step.CAUSES`).
+CAUSES = {
+    "ideal": "model FLOPs, attention counted dense, over the peak FLOP/s of the matmuls' dtype",
+    "recomputation": "forward operations that run again in backward",
+    "kernel efficiency": "time of matmuls and attention beyond the ideal; negative where kernels skip masked pairs",
+    "memory-bound operations": "time in which all other operations move their bytes",
+    "launch overhead": "fixed time of each operation, and time that the device waits for the program",
+    "exposed communication": "time that the step would save if communication took none",
+    "pipeline bubble": "time of the slowest path beyond the mean compute time of a device",
+    "stragglers": "time that slow nodes add",
+}
+
+
+def time(step: StepTime) -> tuple[Part, ...]:
+    """The predicted seconds of a step by cause, then its operations by phase: of each what bounds it."""
+    parts: dict[str, dict[tuple[str, str, str], list[EntryTime]]] = {}
+    for each in step.entries:
+        kind = "" if each.entry.kind == "unknown" else each.entry.kind  # waiting is no operation
+        key = (each.entry.path or kind, each.entry.name, each.bound)
+        parts.setdefault(each.entry.phase, {}).setdefault(key, []).append(each)
+    causes = tuple(
+        Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step.causes_of")
+        for cause, seconds in step.causes.items()
+        if seconds
+    )
+    return (
+        Part("the step by cause", causes, sum(each.value for each in causes)),
+        *_messages(step),
+        *(
+            Part(
+                phase,
+                tuple(
+                    Line(f"{path} {name}".strip(), *_bound_by(bound, times), _seconds(times), step.basis, ROOFLINE)
+                    for (path, name, bound), times in sorted(lines.items(), key=lambda each: -_seconds(each[1]))
+                    if _seconds(times)
+                ),
+                sum(map(_seconds, lines.values())),
+            )
+            for phase, lines in parts.items()
+        ),
+    )
+
+
+def _messages(step: StepTime) -> Iterator[Part]:
+    """The collectives of a step, equal ones together; none of a step that sends nothing."""
+    alike: dict[tuple[str, ...], list[EntryTime]] = {}
+    for each in step.messages:
+        entry = each.entry
+        key = (entry.phase, entry.name, entry.group, str(entry.ranks), str(entry.payload), entry.overlap)
+        alike.setdefault(key, []).append(each)
+    lines = []
+    for (phase, name, group, ranks, _, overlap), same in sorted(alike.items(), key=lambda each: -_seconds(each[1])):
+        seconds, times = _seconds(same), sum(each.entry.times for each in same)
+        if not seconds:
+            continue
+        nbytes = format_nbytes(same[0].entry.payload)
+        when = "can overlap with compute" if overlap else "waited for"
+        numbers = f"{times:,} x {nbytes} in {format_seconds(seconds / times)}, {when}"
+        over = "between stages" if name in ("send", "recv") else f"{group}, {ranks} ranks"
+        lines.append(Line(f"{phase} {name}, {over}", "times x time of one", numbers, seconds, step.basis, LINKS))
+    if lines:
+        title = "communication of that rank, exposed and hidden"
+        yield Part(title, tuple(lines), sum(each.value for each in lines))
+
+
+def _seconds(times: list[EntryTime]) -> float:
+    return float(sum(each.seconds for each in times))
+
+
+def _bound_by(bound: str, times: list[EntryTime]) -> tuple[str, str]:
+    """What the seconds of operations are computed from, and the same with its numbers: what they reach together."""
+    seconds = _seconds(times)
+    flops = sum(each.entry.flops * each.entry.times for each in times)
+    nbytes = sum(moved_nbytes(each) * each.entry.times for each in times)
+    if bound == "compute" and seconds:
+        return "FLOPs / rate", f"{format_flops(flops)} / {format_flops_per_second(flops / seconds)}, bound by compute"
+    if bound == "memory" and seconds:
+        return "bytes / rate", f"{format_nbytes(nbytes)} / {format_nbytes(nbytes / seconds)}/s, bound by memory"
+    return "calls x time of a call", f"bound by {bound}"
+
+
+def _grouped(
+    found: Symbolic,
+    amount: str,
+    chosen: Callable[[Entry], bool],
+    label: Callable[[Entry], str],
+    source: Callable[[Entry], str],
+) -> tuple[Line, ...]:
+    """The amounts of some entries, equal labels added, those that are zero left out; bytes of memory are exact."""
+    sums: dict[str, list[Entry]] = {}
+    for each in found.ledger:
+        if chosen(each):
+            sums.setdefault(label(each), []).append(each)
+    return tuple(_lines(found, sums, amount, source))
+
+
+def _lines(
+    found: Symbolic, sums: dict[str, list[Entry]], amount: str, source: Callable[[Entry], str]
+) -> Iterator[Line]:
+    for what, group in sums.items():
+        expression = expanded(sum(getattr(each, amount) * each.times for each in group))
+        if found.number(expression):
+            exact = amount == "kept" or all(each.basis == "exact" for each in group)
+            one = (f"times x {_AMOUNTS[amount]}", _counted(group, amount))
+            yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]), one)
+
+
+def _counted(group: list[Entry], amount: str) -> str:
+    """The amounts of entries that run equally often, added: ``32 x 1,024 + 64``."""
+    counts: dict[Any, Any] = {}
+    for each in group:
+        counts[each.times] = counts.get(each.times, 0) + getattr(each, amount)
+    return " + ".join(_product(times, each) for times, each in counts.items())
+
+
+def _product(*factors: Any) -> str:
+    """A product in figures, without factors of one."""
+    return " x ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in factors if each != 1) or "1"
+
+
+def _per_element(found: Symbolic, category: str, nbytes: Any) -> tuple[str, str] | None:
+    """The trained elements of the rank times the bytes of each; None of what is not one of each element."""
+    elements = found.ledger.parameters
+    if found.values or category not in _OF_EACH or not elements:
+        return None
+    each = nbytes / elements
+    return "elements x bytes each", f"{elements:,} x {each:.4g}"
+
+
+def _line(
+    found: Symbolic, what: str, amount: Any, basis: str, source: str, in_figures: tuple[str, str] | None = None
+) -> Line:
+    """``in_figures`` are the formula and its numbers where the account has no symbols."""
+    if in_figures is not None and not found.values:
+        return Line(what, *in_figures, found.number(amount), basis, source)
+    amount = expanded(amount)
+    shown = settled(amount, found.values)
+    return Line(what, formula(shown), with_numbers(shown, found.values), found.number(amount), basis, source)

@@ -1,0 +1,151 @@
+"""The peak as a function of one size: which moment of the step is the highest where, and the largest size that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from trainledger.forecast.explain.symbols import expanded, formula, rounded_up, smallest, symbolic
+from trainledger.forecast.plan.sweep import last_holding
+from trainledger.ledger.memory.timeline import Moment, timeline
+from trainledger.spec.frozen import frozen
+from trainledger.spec.run import Run
+
+LARGEST = 2**40  # beyond every size of a run
+
+
+@frozen
+class Piece:
+    """From ``first`` to ``last`` (None: for ever) the peak is this formula, reached at this operation."""
+
+    first: int
+    last: int | None
+    formula: str
+    at: str
+    by_category: dict[str, str]
+
+
+@frozen
+class Envelope:
+    """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given.
+
+    ``most`` is what the run's own rules allow, memory aside; None where they set no bound.
+    """
+
+    symbol: str
+    exact_from: int
+    pieces: tuple[Piece, ...]
+    memory_nbytes: int | None
+    largest: int | None
+    nbytes_at_largest: int | None
+    categories: dict[str, str]
+    most: int | None = None
+
+
+def envelope(
+    run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | None = None, stage: int = 0,
+    holds: Callable[[int], bool] | None = None,
+) -> Envelope:  # fmt: skip
+    """The peak of a run as formulas in one size, all others at the run's numbers.
+
+    ``holds`` says whether a peak of so many bytes fits; absent, one of at most ``memory_nbytes`` does.
+    ``name`` is a letter of `symbols.FREE`. The formulas hold from two on; a size of one may run other operations.
+    Raises `InvalidInput` where the run has no such size.
+    """
+    found = symbolic(run, backend=backend, only=[name], stage=stage)
+    (symbol,) = found.values
+    moments, sums = _distinct(timeline(found.ledger))
+    counts = [_counter(each, symbol) for each in sums]
+
+    def highest(size: int) -> tuple[int, Moment]:
+        sizes = [(count(size), -index) for index, count in enumerate(counts)]
+        nbytes, index = max(sizes)
+        return nbytes, moments[-index]
+
+    exact_from = smallest(run, name) + 1
+    least = 1 if exact_from == 2 else exact_from
+    pieces = _pieces(highest, _shown, least)
+    fits = holds or (lambda nbytes: memory_nbytes is None or nbytes <= memory_nbytes)
+    largest = None
+    if memory_nbytes is not None:
+        largest = last_holding(lambda size: fits(highest(size)[0]), LARGEST, least, least) or 0
+    return Envelope(
+        symbol=name,
+        exact_from=exact_from,
+        pieces=tuple(pieces),
+        memory_nbytes=memory_nbytes,
+        largest=largest,
+        nbytes_at_largest=highest(largest)[0] if largest else None,
+        categories=_categories(found),
+        most=run.model.max_seq_len if name == "T" else None,
+    )
+
+
+def _categories(found: Any) -> dict[str, str]:
+    """The most bytes of each category in a step."""
+    ledger = found.ledger
+    shown = {category: _shown(expanded(nbytes)) for category, nbytes in ledger.resident}
+    kept: dict[str, Any] = {}
+    for each in ledger:
+        if each.phase == "forward":
+            for category, nbytes in each.allocated:
+                if category in ("activations", "logits and loss"):
+                    kept[category] = kept.get(category, 0) + nbytes * each.times
+    gradients = sum(
+        nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
+    )
+    shown["gradients"] = _shown(expanded(gradients))
+    several = f" of each of {ledger.micro_batches} micro-batches" if ledger.micro_batches != 1 else ""
+    return shown | {
+        f"{category}{several}": _shown(_each(expanded(nbytes), ledger.micro_batches))
+        for category, nbytes in kept.items()
+    }
+
+
+def _shown(amount: Any) -> str:
+    return formula(rounded_up(amount))
+
+
+def _each(amount: Any, micro_batches: Any) -> Any:
+    whole = isinstance(amount, int) and isinstance(micro_batches, int)
+    return amount // micro_batches if whole else amount / micro_batches
+
+
+def _distinct(moments: tuple[Moment, ...]) -> tuple[list[Moment], list[Any]]:
+    """One moment for each different formula of the live bytes, and these formulas."""
+    seen: dict[Any, Moment] = {}
+    for each in moments:
+        seen.setdefault(expanded(each.nbytes), each)
+    return list(seen.values()), list(seen)
+
+
+def _pieces(highest: Any, shown: Any, first: int) -> list[Piece]:
+    pieces: list[Piece] = []
+    _, moment = highest(first)
+    while True:
+        last = _last_of(highest, first, moment)
+        live = {category: shown(expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
+        at = f"{moment.entry.name} of {moment.entry.path or 'the update'}, {moment.entry.phase}"
+        pieces.append(Piece(first, last, shown(expanded(moment.nbytes)), at, live))
+        if last is None:
+            return pieces
+        first = last + 1
+        _, moment = highest(first)
+
+
+def _last_of(highest: Any, first: int, moment: Moment) -> int | None:
+    """The last size from ``first`` on at which this moment is the highest; None where it stays so."""
+    last = last_holding(lambda size: highest(size)[1] is moment, LARGEST, first, first)
+    return None if last == LARGEST - 1 else last
+
+
+def _counter(amount: Any, symbol: Any) -> Callable[[int], int]:
+    """The bytes at a size: by Horner's rule where the formula is a polynomial of whole numbers, which most are."""
+    if not hasattr(amount, "xreplace"):
+        return lambda size: int(amount)
+    coefficients = amount.as_poly(symbol).all_coeffs() if amount.is_polynomial(symbol) else []
+    if not coefficients or not all(each.is_Integer for each in coefficients):
+        return lambda size: int(amount.xreplace({symbol: size}))
+    whole = [int(each) for each in coefficients]
+    return lambda size: reduce(lambda total, each: total * size + each, whole, 0)

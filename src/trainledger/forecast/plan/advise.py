@@ -1,0 +1,246 @@
+"""What to change about a run: each change made, predicted and ranked by what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+
+from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.predict import predict
+from trainledger.forecast.predict.roofline import Machine
+from trainledger.report.document import Answer
+from trainledger.spec.difference import changed, overrides
+from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.run import Run
+
+GOALS = ("time", "memory")
+LEAST = 0.001  # of the time or the memory: a smaller gain is left out
+_PARTNERS = 6  # changes that are tried together with others
+
+
+@frozen
+class Advised:
+    """A changed run and its forecast, compared with the run as it was.
+
+    ``sets`` make it, as ``--set`` takes them. ``effect`` is one of EFFECTS: whether the result stays the same.
+    ``seconds`` is the time of the whole run (of a step where that is not known; None where the change costs time that
+    is not predicted, and before a change without which the run cannot be), ``nbytes`` the memory of the peak rank;
+    the first of each pair is before the change. ``basis`` is that of the time.
+    """
+
+    what: str
+    sets: tuple[str, ...]
+    effect: str
+    cost: str
+    seconds: tuple[float | None, float | None]
+    nbytes: tuple[int | None, int | None]
+    fits: bool | None
+    basis: str
+    run: Run
+    forecast: Forecast
+
+    @property
+    def faster(self) -> float:
+        """How much of the time it saves, as a share; 0 where no time is known."""
+        before, after = self.seconds
+        return 1 - after / before if before and after is not None else 0.0
+
+    @property
+    def works(self) -> bool:
+        """Whether the changed run can be, and is not known to need more memory than there is."""
+        return self.fits is not False and not self.forecast.impossible
+
+    @property
+    def smaller(self) -> float:
+        """How much of the memory it saves, as a share; 0 where none is known."""
+        before, after = self.nbytes
+        return 1 - after / before if before and after is not None else 0.0
+
+    def __repr__(self) -> str:
+        sets = " ".join(f"--set {each}" for each in self.sets)
+        time = "" if self.seconds[1] is None else f"time {-100 * self.faster:+.1f} %, "
+        return f"Advised({sets}: {time}memory {-100 * self.smaller:+.1f} %, result: {EFFECTS[self.effect]})"
+
+
+@frozen
+class Advice(Answer, report="advise"):
+    """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
+
+    ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
+    changes were predicted, ``refused`` how many broke a rule of the run file. ``notes`` are sentences on what could not
+    be predicted.
+    """
+
+    run: Run
+    forecast: Forecast
+    goal: str
+    alone: tuple[Advised, ...]
+    together: tuple[Advised, ...]
+    tried: int
+    refused: int
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        best = f"; best: {self.alone[0]!r}" if self.alone else ""
+        return f"Advice({self.goal}: {len(self.alone)} changes help of {self.tried}{best})"
+
+
+def advise(
+    run: Run,
+    machine: Machine | None,
+    *,
+    backend: str,
+    goal: str | None = None,
+    together: int = 3,
+    any_result: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Advice:
+    """Every change of `forecast.plan.changes` that gains something, and the best of them together.
+
+    ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
+    that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At
+    most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` is
+    called with what is being predicted. Raises InvalidInput for another goal.
+    """
+    if goal is not None and goal not in GOALS:
+        raise InvalidInput(
+            [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
+        )
+    trials = _Trials(cache(partial(predict, machine=machine, backend=backend)), say)
+    forecast = trials.forecast(run)
+    asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
+    found = trials.all(run, changes(run, backend=backend))
+    tried, refused = len(found), trials.refused
+    best = _ranked(found, asked, forecast)
+    # Together go only changes whose time is predicted.
+    free = [each for each in found if (any_result or each.effect != RESULT) and trials.change_of[each.sets].timed]
+    return Advice(
+        run, forecast, asked, tuple(best), tuple(_together(trials, run, free, goal or "time", together)), tried, refused
+    )
+
+
+class _Trials:
+    """Makes changed runs and compares their forecasts."""
+
+    def __init__(self, forecast: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
+        self.forecast, self._say = forecast, say
+        self.refused = 0
+        self.change_of: dict[tuple[str, ...], Change] = {}
+
+    def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
+        """Those changes that make another run which works."""
+        found: dict[tuple[str, ...], Advised] = {}
+        for each in wanted:
+            self._say(each.what)
+            try:
+                advised = self.one(run, each)
+            except InvalidInput:
+                self.refused += 1
+                continue
+            if advised.seconds[1] is None and each.timed and self.forecast(run).step_seconds is not None:
+                self.refused += 1  # the device has no rate for it
+            elif advised.sets:
+                found.setdefault(advised.sets, advised)
+                self.change_of.setdefault(advised.sets, each)
+        return list(found.values())
+
+    def one(self, run: Run, change: Change) -> Advised:
+        before, other = self.forecast(run), changed(run, dict(change.fields))
+        after = self.forecast(other)
+        seconds, nbytes = before_and_after(before, after)
+        if not change.timed:
+            seconds = (seconds[0], None)
+        return Advised(
+            change.what, overrides(run, other), change.effect, change.cost, seconds, nbytes,
+            after.fits, after.basis.get("step_seconds", ""), other, after,
+        )  # fmt: skip
+
+
+def before_and_after(
+    before: Forecast, after: Forecast
+) -> tuple[tuple[float | None, float | None], tuple[int | None, int | None]]:
+    """Seconds and bytes of two forecasts: of the whole run where both are known, else of a step; of a device."""
+    return _seconds(before, after), (_nbytes(before), _nbytes(after))
+
+
+def _seconds(before: Forecast, after: Forecast) -> tuple[float | None, float | None]:
+    if before.total_seconds is not None and after.total_seconds is not None:
+        return before.total_seconds, after.total_seconds
+    if before.impossible and not after.impossible:  # a step of one device is no measure of one of all
+        return None, after.total_seconds
+    return before.step_seconds, after.step_seconds
+
+
+def _nbytes(forecast: Forecast) -> int | None:
+    return forecast.peak_nbytes if forecast.device_nbytes is None else forecast.device_nbytes
+
+
+def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
+    enables = bool(before.impossible)  # what works gains then, however long it takes
+    if goal == "time":
+        gains = [each for each in found if each.fits is not False and (each.faster > LEAST or (enables and each.works))]
+        if enables:
+            return sorted(gains, key=_to_fit)
+        return sorted(gains, key=lambda each: (-each.faster, -each.smaller))
+    gains = [each for each in found if each.smaller > LEAST or (enables and each.works)]
+    if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
+        return sorted(gains, key=_to_fit)
+    return sorted(gains, key=lambda each: (-each.smaller, -each.faster))
+
+
+def _to_fit(each: Advised) -> tuple[bool, bool, float, float]:
+    seconds = each.seconds[1]
+    first = -each.smaller if each.fits is False else seconds or 0.0
+    return (not each.works, seconds is None, first, -each.smaller)
+
+
+def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
+    """Greedily: the best change, then the best after it, at most so many.
+
+    A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
+    """
+    first = run
+    at = trials.forecast(run)
+    done: list[Change] = []
+    # The changes that gained most, in time and in memory.
+    by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
+    by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
+    # Casts of another precision may cost more than they save until compiled blocks fuse them.
+    casts = [each for each in found if any(one.startswith("recipe.precision") for one in each.sets)]
+    partners = list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory, *casts)}.values())
+    for turn in range(most):
+        wanted = [each for each in partners if not _overlap(each, done)]
+        options = found if turn == 0 else trials.all(first, wanted)
+        pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
+        now = "memory" if at.fits is False or at.step_seconds is None else goal
+        best = next(iter(_ranked([*options, *pairs], now, at)), None)
+        if best is None:
+            return
+        yield best
+        done.append(trials.change_of.get(best.sets, Change(best.what, (), best.effect)))
+        if len(best.sets) > 1 and best in pairs:
+            done.append(done[-1])
+        first, at = best.run, best.forecast
+        if len(done) >= most:
+            return
+
+
+def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
+    too_large = sorted((each for each in options if each.fits is False), key=lambda each: -each.faster)
+    enablers = sorted((each for each in options if each.smaller > LEAST), key=lambda each: -each.faster)
+    found = []
+    for large in [each for each in too_large if each.faster > LEAST][:2]:
+        for small in enablers[:4]:
+            one, other = trials.change_of[large.sets], trials.change_of[small.sets]
+            if not _overlap(one, [other]):
+                effect = max(one.effect, other.effect, key=(SAME, ROUNDING, RESULT).index)
+                cost = "; ".join(each for each in (one.cost, other.cost) if each)
+                found.append(Change(f"{one.what}, with {other.what}", (*one.fields, *other.fields), effect, cost))
+    return trials.all(run, found)
+
+
+def _overlap(change: Change, others: Iterable[Change]) -> bool:
+    fields = {name for name, _ in change.fields}
+    return any(name in fields for each in others for name, _ in each.fields)

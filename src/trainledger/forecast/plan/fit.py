@@ -1,0 +1,249 @@
+"""What fits on a kind of device: five questions, for a run without and with changes that need less memory.
+
+The largest model, the longest sequence, the largest micro-batch, the fewest devices, the least memory: each has the
+last run that fits and the next one, which does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from trainledger import catalog
+from trainledger.forecast.plan import sizes
+from trainledger.forecast.plan.changes import RESULT, Change, made, memory_savings, value_of
+from trainledger.forecast.plan.family import family_of
+from trainledger.forecast.plan.memory_check import MemoryModel, MemoryUse, memory_model
+from trainledger.forecast.plan.sweep import Sweep, edge
+from trainledger.forecast.predict.predict import memory_of_device
+from trainledger.forecast.predict.roofline import Machine
+from trainledger.ledger.model.parameters import parameters
+from trainledger.report.document import Answer
+from trainledger.spec.difference import as_override
+from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.rules.recipe import recipe_problems
+from trainledger.spec.rules.run import memory_problems
+from trainledger.spec.run import Run
+
+Progress = Callable[[int, int], None]
+QUESTIONS = {
+    "model": "largest model",
+    "sequence": "longest sequence",
+    "micro-batch": "largest micro-batch",
+    "devices": "fewest devices",
+    "memory": "least memory",
+}
+
+
+@frozen
+class Found:
+    """The answer to one question.
+
+    ``size`` is what was asked for: parameters, tokens of a sequence, sequences of a micro-batch, devices, or bytes of a
+    device; None where nothing fits. ``run`` and ``memory`` are of that size; ``beyond_run`` and ``beyond`` of the
+    next size, which does not fit (None: there is none). ``note`` says what was kept, and why nothing fits.
+    """
+
+    question: str
+    size: int | None
+    run: Run | None = None
+    memory: MemoryUse | None = None
+    beyond_size: int | None = None
+    beyond_run: Run | None = None
+    beyond: MemoryUse | None = None
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return f"Found({QUESTIONS[self.question]}: {self.size})"
+
+
+@frozen
+class Row:
+    """The answers for one recipe; ``settings`` are its lines for ``--set``."""
+
+    name: str
+    settings: tuple[str, ...]
+    answers: dict[str, Found]
+
+
+@frozen
+class Fit(Answer, report="fit"):
+    """What fits: a row for the unchanged run, and one for each change on top of the one before.
+
+    ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits unchanged, the
+    smallest first (None where the least memory was not asked for).
+    """
+
+    run: Run
+    memory: MemoryUse
+    family: str
+    rows: tuple[Row, ...]
+    devices: tuple[str, ...] | None
+
+    def __getitem__(self, question: str) -> Found:
+        """The answer for the unchanged run."""
+        return self.rows[0].answers[question]
+
+    def __repr__(self) -> str:
+        asked = ", ".join(f"{QUESTIONS[name]} {found.size}" for name, found in self.rows[0].answers.items())
+        return f"Fit({self.run.model.name} on {self.run.cluster.device}: {asked})"
+
+
+@frozen
+class Recipe:
+    """A run with some of its settings changed, each as a line for ``--set``; ``name`` says what the last one does."""
+
+    name: str
+    settings: tuple[str, ...]
+    run: Run
+
+
+def saving_recipes(run: Run) -> tuple[Recipe, ...]:
+    """The unchanged run, and then with each further change of `memory_savings` that rules allow.
+
+    With adapters the last one is frozen weights in 4 bits, which is the only one that changes the result.
+    """
+    found = [Recipe("unchanged", (), run)]
+    changes = [*memory_savings(run)]
+    if run.recipe.lora is not None and run.recipe.lora.base_format != "nf4":
+        changes.append(Change("frozen weights in nf4", (("recipe.lora.base_format", "nf4"),), RESULT))
+    for change in changes:
+        before = found[-1]
+        changed = made(before.run, change)
+        if next(memory_problems(changed), None) is None and next(recipe_problems(changed.recipe), None) is None:
+            lines = tuple(
+                as_override(name, value) for name, value in change.fields if value_of(before.run, name) != value
+            )
+            found.append(Recipe(f"+ {change.what}", (*before.settings, *lines), changed))
+    return tuple(found)
+
+
+def what_fits(
+    run: Run,
+    machine: Machine | None,
+    *,
+    backend: str,
+    of: Sequence[str] = tuple(QUESTIONS),
+    changes: bool = True,
+    progress: Progress | None = None,
+) -> Fit:
+    """The answers to the questions of ``of`` (`QUESTIONS`) for a run, without and with changes that save memory.
+
+    ``changes`` off leaves the latter out. ``progress`` is called with how many of how many answers are done. Raises
+    InvalidInput for an unknown question and where the device's memory is not known.
+    """
+    unknown = [each for each in of if each not in QUESTIONS]
+    if unknown or not of:
+        rule = f"must be some of {', '.join(QUESTIONS)}"
+        raise InvalidInput([Problem("of", each, rule, nearest_text(str(each), QUESTIONS)) for each in unknown or [""]])
+    memory = memory_model(machine, backend=backend)
+    tried = saving_recipes(run)[: None if changes else 1]
+    rows = []
+    for at, recipe in enumerate(tried):
+        answers = {}
+        for place, question in enumerate(of):
+            answers[question] = ask(question, recipe.run, memory)
+            if progress is not None:
+                progress(at * len(of) + place + 1, len(tried) * len(of))
+        rows.append(Row(recipe.name, recipe.settings, answers))
+    use = memory.use_of(run)
+    family = family_of(run.model).rule if "model" in of else ""
+    devices = tuple(_devices_for(run, use)) if "memory" in of else None
+    return Fit(run, use, family, tuple(rows), devices)
+
+
+def _devices_for(run: Run, use: MemoryUse) -> list[str]:
+    """The devices of the catalog on which the run fits, with the context and the allocator's waste of each."""
+    found = []
+    for name in catalog.device_names():
+        device = catalog.device(name)
+        needed = memory_of_device(run, use.peak_nbytes, device, use.reserved)
+        if needed.fits and needed.usable_nbytes is not None:
+            found.append((needed.usable_nbytes, name))
+    return [name for _, name in sorted(found)]
+
+
+def ask(question: str, run: Run, memory: MemoryModel) -> Found:
+    """The answer to one of `QUESTIONS` for a run on a kind of device."""
+    return _ASK[question](run, memory)
+
+
+def _largest_model(run: Run, memory: MemoryModel) -> Found:
+    family = family_of(run.model)
+    return _found("model", sizes.models(run, family), memory, lambda each: parameters(each.model).total, family.rule)
+
+
+def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
+    unit = sizes.sequence_unit(run)
+    note = f"in steps of {unit} tokens"
+    found = _found("sequence", sizes.sequences(run), memory, lambda each: each.recipe.seq_len, note)
+    if found.size is not None and found.size > run.model.max_seq_len:
+        note = f"{found.note}; by memory alone: model.max_seq_len is {run.model.max_seq_len:,}"
+        return replace(found, note=note)
+    return found
+
+
+def _largest_micro_batch(run: Run, memory: MemoryModel) -> Found:
+    note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
+    return _found("micro-batch", sizes.micro_batches(run), memory, lambda each: each.device_batch, note)
+
+
+def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
+    """Fewer ranks that shard, other axes kept: the last that does not fit and the first that does."""
+    others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
+    kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
+    note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
+    too_few, enough = edge(sizes.shards(run), lambda each: not memory.likely(each))
+    if enough is not None and not memory.fits(enough[1]):
+        too_few, enough = edge(sizes.shards(run), lambda each: not memory.fits(each))
+    if enough is None:
+        most = None if too_few is None else memory.use_of(too_few[1])
+        why = f"not even with states in {sizes.MOST_SHARDS:,} parts: the rest is not sharded"
+        if too_few is not None and too_few[1].layout.shard == 1:
+            why = sizes.why_not_sharded(run) or why
+        return Found("devices", None, beyond=most, note=why)
+    fewer = None if too_few is None else too_few[1]
+    note = note if enough[1].layout.devices > 1 else ""
+    return Found(
+        "devices", enough[1].layout.devices, enough[1], memory.use_of(enough[1]),
+        None if fewer is None else fewer.layout.devices, fewer, None if fewer is None else memory.use_of(fewer), note,
+    )  # fmt: skip
+
+
+def _least_memory(run: Run, memory: MemoryModel) -> Found:
+    use = memory.use_of(run)
+    return Found("memory", use.nbytes, run, use, note="usable memory that the unchanged run needs")
+
+
+def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
+    last, beyond = edge(sweep, memory.likely)
+    if last is not None and not memory.fits(last[1]):  # a stage between the first and the last is heavier
+        last, beyond = edge(sweep, memory.fits)
+    further = None if beyond is None else beyond[1]
+    use = None if further is None else memory.use_of(further)
+    beyond_size = None if further is None else size(further)
+    if last is None:
+        return Found(question, None, None, None, beyond_size, further, use, "not even the smallest fits")
+    return Found(question, size(last[1]), last[1], memory.use_of(last[1]), beyond_size, further, use, note)
+
+
+_ASK: dict[str, Callable[[Run, MemoryModel], Found]] = {
+    "model": _largest_model,
+    "sequence": _longest_sequence,
+    "micro-batch": _largest_micro_batch,
+    "devices": _fewest_devices,
+    "memory": _least_memory,
+}
+
+
+def divides_batch(run: Run, micro_batch: int) -> int:
+    """The largest micro-batch up to one that divides what a rank has of the global batch.
+
+    >>> from trainledger.answers.load import load
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 12, "steps": 1}})
+    >>> divides_batch(run, 5)
+    4
+    """
+    share = run.recipe.global_batch // run.layout.data_ranks
+    return max(each for each in range(1, min(micro_batch, share) + 1) if share % each == 0)

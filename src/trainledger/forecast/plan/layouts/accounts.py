@@ -1,0 +1,247 @@
+"""Accounts of layouts: the same figures as a plan of each, the best bounds first until their order is certain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.forecast.plan.layouts.grid import Stages, plainer
+from trainledger.forecast.plan.layouts.result import AS_QUICK, ScoredLayout
+from trainledger.forecast.plan.layouts.stages import kinds_of
+from trainledger.forecast.predict.parallel_step import layout_time
+from trainledger.forecast.predict.predict import memory_of_device
+from trainledger.forecast.predict.roofline import NoRate
+from trainledger.forecast.predict.utilization import mfu, step_peak
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import leaves_of
+from trainledger.ledger.parallel.rank_plan import parts_of
+from trainledger.ledger.ranks import RankAccount, account_of_stage
+from trainledger.ledger.step import account
+from trainledger.spec.cluster import Device
+from trainledger.spec.frozen import frozen
+from trainledger.spec.layout import Layout
+from trainledger.spec.recompute import layer_runs
+from trainledger.spec.run import Run
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
+LEAST_ACCOUNTED = 8  # layouts, where none of them fits, whatever the time limit
+MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
+
+
+@frozen
+class Score:
+    """Seconds of a step (None: a rate is not known, and ``why``), bytes of the heaviest rank and of its device."""
+
+    seconds: float | None
+    peak_nbytes: int
+    device_nbytes: int
+    fits: bool | None
+    why: str = ""
+
+
+def rescore(run: Run, machine: Device, *, backend: str) -> Score:
+    """The result of a layout.
+
+    Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
+    share states the one with the largest pieces. The others take as long, and hold no more.
+    """
+    layout = run.layout
+    stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
+    runs = layer_runs(run.model, run.recipe)
+    every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
+    # Counts of layers do not show where in a pattern of different ones a stage begins; a rank does, but is slower.
+    patterns = any(len(each.kinds) > 1 for each in runs)
+    parts = [parts_of(run, each.stage) if patterns else each.chunks for each in every]
+    first: dict[Any, int] = {}
+    for each, part in zip(every, parts, strict=True):
+        first.setdefault(part, each.stage)
+    ledgers = {part: account_of_stage(run, stage, backend=backend) for part, stage in first.items()}
+    heaviest = max(ledgers.values(), key=lambda each: peak_nbytes(each) + each.reserved_nbytes)
+    peak = peak_nbytes(heaviest)
+    memory = memory_of_device(run, peak, machine, heaviest.reserved)
+    ranks = [
+        RankAccount(
+            stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
+            first=each.first, last=each.last, in_flight=0, ledger=ledgers[part], alike=first[part],
+        )
+        for each, part in zip(every, parts, strict=True)
+    ]  # fmt: skip
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
+    step = layout_time(run, ranks, machine, tensors=tensors)
+    why = "" if step.seconds is not None else step.notes[0]
+    return Score(step.seconds, peak, int(memory.nbytes), memory.fits, why)
+
+
+class Accounts:
+    """Accounts of layouts, the best bounds first."""
+
+    def __init__(
+        self,
+        run: Run,
+        machine: Device,
+        backend: str,
+        layout_at: Callable[[Any], Run],
+        keep: int,
+        chosen_sending: Sequence[str],
+    ) -> None:
+        self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
+        self.chosen_sending = chosen_sending
+        self.found: list[ScoredLayout] = []
+        self.plainer: list[ScoredLayout] = []  # those that are no layouts of the grid
+        self.count = self.too_large = 0
+        self.certain = False
+        self.unknown = ""
+        self._work: tuple[float, float] | None = None
+        self._seen: set[Run] = set()
+
+    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool) -> bool:
+        """Account for rows until the order of the first is certain, for simpler ones, and for the front.
+
+        At least until one is found or `LEAST_ACCOUNTED` were not, however short the time is.
+        With ``slower`` off, of the front only for what may be about as quick as the quickest. Whether it was
+        interrupted.
+        """
+        until = time.process_time() + limit_seconds
+        try:
+            for number, row in enumerate(rows):
+                ordered = sorted(each.seconds for each in self.found)
+                if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
+                    self.certain = True
+                    break
+                if time.process_time() > until and (self.found or self.count >= LEAST_ACCOUNTED):
+                    break
+                report("accounts", number, len(rows))
+                self._account(row)
+            else:
+                self.certain = len(rows) < MOST_LISTED
+            self._simpler(rows, until + limit_seconds / 2, report)
+            self._plainer()
+            if not slower:
+                quickest = min((each.seconds for each in self.found), default=0.0)
+                front = front[front[:, 0] <= quickest * AS_QUICK]
+            for number, row in enumerate(front):
+                if time.process_time() > until + limit_seconds / 2:
+                    break
+                report("accounts of what saves memory", number, len(front))
+                self._account(row)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def _simpler(self, rows: Any, until: float, report: Progress) -> None:
+        """Account for some rows about as quick as the quickest, those with the fewest kinds of ranks first.
+
+        Of each number of kinds a few, the best bounds first, until one of them is as quick.
+        """
+        best = self.simplest()
+        if best is None:
+            return
+        most = self.ranked()[0].seconds * AS_QUICK
+        waiting: dict[int, list[Any]] = {}
+        for row in rows[rows[:, 0] <= most]:
+            kinds = self.layout_at(row).layout.kinds_of_ranks
+            if kinds < best.run.layout.kinds_of_ranks and len(waiting.setdefault(kinds, [])) < MOST_OF_A_KIND:
+                waiting[kinds].append(row)
+        for kinds in sorted(waiting):
+            for number, row in enumerate(waiting[kinds]):
+                if time.process_time() > until:
+                    return
+                report("accounts of what is simpler", number, len(waiting[kinds]))
+                self._account(row)
+            if self.simplest() != best:
+                return
+
+    def _plainer(self) -> None:
+        """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
+        quickest, simplest = self.ranked()[:1], self.simplest()
+        for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
+            for run in plainer(each.run, self.chosen_sending):
+                score = rescore(run, self.machine, backend=self.backend)
+                if score.seconds is not None and score.fits is not False:
+                    self.plainer.append(self._found(run, score, score.seconds, score.peak_nbytes))
+
+    def simplest(self) -> ScoredLayout | None:
+        """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
+        ranked = self.ranked()
+        as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
+        return min(as_quick, key=lambda each: each.simplicity, default=None)
+
+    def _account(self, row: Any) -> None:
+        run = self.layout_at(row)
+        if run in self._seen:
+            return
+        self._seen.add(run)
+        score = rescore(run, self.machine, backend=self.backend)
+        self.count += 1
+        if score.seconds is None:
+            self.unknown = score.why
+            return
+        if score.fits is False:
+            self.too_large += 1
+            return
+        self.found.append(self._found(run, score, float(row[0]), float(row[1])))
+
+    def _found(self, run: Run, score: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
+        assert score.seconds is not None
+        return ScoredLayout(
+            run=run, seconds=score.seconds, device_nbytes=score.device_nbytes, peak_nbytes=score.peak_nbytes,
+            mfu=self._mfu(score), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
+        )  # fmt: skip
+
+    def _mfu(self, score: Score) -> float | None:
+        """Of the whole step on all devices."""
+        if self._work is None:
+            recipe = replace(self.run.recipe, micro_batch=1, global_batch=1)
+            ledger = account(replace(self.run, layout=Layout(), recipe=recipe), backend=self.backend)
+            try:
+                peak = step_peak(ledger, self.machine)
+            except NoRate:
+                peak = 0.0
+            self._work = float(ledger.model_flops * self.run.recipe.global_batch), peak * self.run.cluster.count
+        flops, peak = self._work
+        return mfu(flops, score.seconds, peak) if score.seconds and peak else None
+
+    def ranked(self) -> list[ScoredLayout]:
+        return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))
+
+    def pareto(self) -> tuple[ScoredLayout, ...]:
+        """Those that no other beats in both seconds and memory, the quickest first."""
+        import numpy as np
+
+        if not self.found:
+            return ()
+        seconds = np.array([each.seconds for each in self.found])
+        nbytes = np.array([each.device_nbytes for each in self.found], float)
+        return tuple(self.found[index] for index in pareto(seconds, nbytes))
+
+    def notes(self, interrupted: bool, limit_seconds: float) -> list[str]:
+        notes = []
+        if interrupted:
+            notes.append("interrupted: what was accounted for so far is ranked")
+        elif not self.certain and self.found:
+            notes.append(
+                f"the order is not certain: after {limit_seconds:g} s some layouts had no full account yet that may be "
+                "quicker than those ranked"
+            )
+        if self.unknown:
+            notes.append(f"some layouts cannot be timed: {self.unknown}")
+        return notes
+
+
+def pareto(seconds: Any, nbytes: Any) -> Any:
+    """The places of those that no other beats in both, the quickest first.
+
+    >>> import numpy as np
+    >>> pareto(np.array([3.0, 1.0, 2.0, 2.5]), np.array([1.0, 9.0, 4.0, 5.0])).tolist()
+    [1, 2, 0]
+    """
+    import numpy as np
+
+    order = np.lexsort((nbytes, seconds))
+    least = np.minimum.accumulate(nbytes[order])
+    first = np.ones(len(order), bool)
+    first[1:] = nbytes[order][1:] < least[:-1]
+    return order[first]

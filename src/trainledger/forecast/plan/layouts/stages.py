@@ -1,0 +1,146 @@
+"""The stages of a pipeline that differ: how many layers of each run they have, and what they hold in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.forecast.plan.layouts.grid import Stages
+from trainledger.ledger.parallel.pipeline import chunks_of, in_flight_by_chunk
+from trainledger.spec.frozen import frozen
+from trainledger.spec.layout import Layout
+from trainledger.spec.rules.layout import BESIDE_ANOTHER
+
+
+@frozen
+class Part:
+    """A chunk of layers: how many of each run of layers it has, and whether the embedding or the head."""
+
+    layers: tuple[int, ...]
+    begins: bool
+    ends: bool
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """What one micro-batch in it keeps, as `Pipelines.held` has it."""
+        return *self.layers, self.begins, self.ends, self.ends - self.begins, 1
+
+
+@frozen
+class StageKind:
+    """The first of the stages that have the same chunks."""
+
+    stage: int
+    chunks: tuple[Part, ...]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each run, of all chunks together."""
+        return tuple(map(sum, zip(*(each.layers for each in self.chunks), strict=True)))
+
+    @property
+    def first(self) -> bool:
+        return any(each.begins for each in self.chunks)
+
+    @property
+    def last(self) -> bool:
+        return any(each.ends for each in self.chunks)
+
+
+def layout_of(stages: Stages, *, paired: bool = False) -> Layout:
+    """A layout with nothing but these stages; ``paired`` says that experts' tokens overlap another micro-batch."""
+    return Layout(
+        pipeline=stages.pipeline, schedule=stages.schedule, virtual_stages=stages.virtual_stages,
+        stage_layers=stages.layers, overlap=("gradients", "experts") if paired else ("gradients",),
+    )  # fmt: skip
+
+
+def kinds_of(stages: Stages, runs: Sequence[int]) -> tuple[StageKind, ...]:
+    """All stages in order; ``runs`` are how many layers each run of equal ones has."""
+    layout, total = layout_of(stages), sum(runs)
+    found = []
+    for stage in range(stages.pipeline):
+        chunks = chunks_of(layout, total, stage)
+        parts = tuple(Part(_of_runs(each.first, each.count, runs), each.begins, each.ends) for each in chunks)
+        found.append(StageKind(stage, parts))
+    return tuple(found)
+
+
+def distinct(kinds: Sequence[StageKind]) -> tuple[StageKind, ...]:
+    """Of stages that are alike the first, which has the most in flight."""
+    found: dict[Any, StageKind] = {}
+    for each in kinds:
+        found.setdefault(each.chunks, each)
+    return tuple(found.values())
+
+
+def _of_runs(first: int, count: int, runs: Sequence[int]) -> tuple[int, ...]:
+    """How many of the layers from ``first`` on are of each run."""
+    found, at = [], 0
+    for size in runs:
+        found.append(max(0, min(first + count, at + size) - max(first, at)))
+        at += size
+    return tuple(found)
+
+
+class Pipelines:
+    """Several ways to run pipelines of the same length as arrays: S ways, J stages that differ, K runs of layers.
+
+    A way with fewer such stages than the others has its last one again. Figures of a stage: ``layers`` [S, J, K],
+    ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each are before it
+    ``before`` [S, J, J], ``tails`` [S, J, K] with a one at the run of the last layer of its last chunk, ``ends`` [S, J]
+    whether that chunk has the head, ``chunks`` [S], ``last_chunks`` [S, J, K + 4] what a micro-batch of the last chunk
+    keeps, as `held`. Of ways in which experts' tokens can overlap another micro-batch (``paired`` [S]) ``alone`` [S, J]
+    are the forwards of a chunk that overlap none.
+    """
+
+    def __init__(self, ways: Sequence[Stages], runs: Sequence[int]) -> None:
+        import numpy as np
+
+        self.ways = tuple(ways)
+        self.pipeline = ways[0].pipeline
+        every = [kinds_of(each, runs) for each in ways]
+        some = [distinct(each) for each in every]
+        size, most, several = len(ways), max(map(len, some)), len(runs)
+        self.kinds = [(*each, *[each[-1]] * (most - len(each))) for each in some]
+        self.layers = np.array([[each.layers for each in kinds] for kinds in self.kinds], float)
+        self.first = np.array([[each.first for each in kinds] for kinds in self.kinds], float)
+        self.last = np.array([[each.last for each in kinds] for kinds in self.kinds], float)
+        self.ends = np.array([[each.chunks[-1].ends for each in kinds] for kinds in self.kinds], float)
+        self.last_chunks = np.array([[each.chunks[-1].amounts for each in kinds] for kinds in self.kinds], float)
+        self.place, self.before = np.zeros((size, most)), np.zeros((size, most, most))
+        self.tails = np.zeros((size, most, several))
+        self.chunks = np.array([each.virtual_stages for each in ways])
+        self.zero_bubble = np.array([each.schedule == "zero-bubble" for each in ways])
+        self.interleaved = [each.schedule == "interleaved" for each in ways]
+        self.paired = np.array([each.schedule in BESIDE_ANOTHER and each.pipeline > 1 for each in ways])
+        for way, (kinds, stages) in enumerate(zip(self.kinds, every, strict=True)):
+            order = [each.chunks for each in stages]
+            for number, kind in enumerate(kinds):
+                last = len(order) - 1 - order[::-1].index(kind.chunks)
+                self.place[way, number] = last
+                for other, each in enumerate(some[way]):
+                    self.before[way, number, other] = order[:last].count(each.chunks)
+                for run in [index for index, count in enumerate(kind.chunks[-1].layers) if count][-1:]:
+                    self.tails[way, number, run] = 1
+        behind = self.pipeline - 1 - self.place
+        ahead = 2 * behind + (self.chunks[:, None] - 1) * self.pipeline + 1
+        self.alone = np.where(np.array(self.interleaved)[:, None], ahead, behind)
+        self._held: dict[tuple[int, bool], Any] = {}
+
+    def held(self, micro_batches: int, *, paired: bool = False) -> Any:
+        """In flight with so many micro-batches, [S, J, K + 4]: layers of each run, embeddings, heads, messages
+        that were received less those that were sent, chunks. ``paired`` as in `layout_of`.
+        """
+        import numpy as np
+
+        if (micro_batches, paired) not in self._held:
+            found = np.zeros(self.last_chunks.shape)
+            for way, (stages, kinds) in enumerate(zip(self.ways, self.kinds, strict=True)):
+                layout = layout_of(stages, paired=paired)
+                for number, kind in enumerate(kinds):
+                    counts = in_flight_by_chunk(layout, kind.stage, micro_batches)
+                    for count, chunk in zip(counts, kind.chunks, strict=True):
+                        found[way, number] += count * np.array(chunk.amounts)
+            self._held[micro_batches, paired] = found
+        return self._held[micro_batches, paired]

@@ -1,0 +1,302 @@
+"""What limits the growth of a run: each limit compares a number of the run with the most that it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trainledger.catalog import critical_batch as published_laws
+from trainledger.forecast.plan.scaling_law import LossLaw, laws
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.predict import NEVER
+from trainledger.ledger.model.parameters import parameters
+from trainledger.spec.frozen import frozen
+from trainledger.spec.rules.run import run_problems
+from trainledger.spec.run import Run
+from trainledger.spec.units import format_count
+
+EXPOSED = 0.2  # of the step: the most that exposed communication, or the bubble, may take
+LOST = 0.1  # of the whole time: the most that checkpoints and failures together may take
+DOMINATING = 0.5  # of the peak
+PASSES = 4.0  # over the same text, from which on repeated tokens are worth less (Muennighoff et al. 2023, section 6)
+MEMORY, POSITIONS, LOGITS, CRITICAL_BATCH = "device memory", "positions", "vocabulary logits", "critical batch"
+
+
+@frozen
+class Reading:
+    """A number of a run and the most it may be; ``basis`` as in the ledger."""
+
+    amount: float
+    most: float
+    basis: str
+
+    @property
+    def holds(self) -> bool:
+        return self.amount <= self.most
+
+
+@frozen
+class Limits:
+    """The largest acceptable shares, and how many different tokens there are (None: not known)."""
+
+    exposed: float = EXPOSED
+    lost: float = LOST
+    unique_tokens: int | None = None
+    positions: int | None = None  # of the planned model
+
+
+@frozen
+class Limit:
+    """One limit: ``read`` gives the number and its most, None where nothing is known.
+
+    ``what`` says what is compared, ``remedy`` what to do. ``needs_forecast`` is off where ``read`` ignores the forecast
+    (None then); ``of_layout`` says whether another layout can keep the limit. Beyond a limit a run does not run, or
+    wastes more than is acceptable; one that only ``warns`` is a mark beyond which it runs as well as before.
+    """
+
+    name: str
+    unit: str
+    what: str
+    remedy: str
+    source: str
+    needs_forecast: bool
+    read: Callable[[Run, Forecast | None, Limits], Reading | None]
+    of_layout: bool = False
+    warns: bool = False
+
+
+def critical_batch(run: Run) -> float:
+    """Tokens of the critical batch of a run at its end, from the loss that it will have (Kaplan et al. 2020).
+
+    The loss is that of the refitted Chinchilla law (Besiroglu et al. 2024) at the run's parameters (of a mixture of
+    experts the active ones) and tokens. Training at this batch takes about twice the fewest steps and twice the fewest
+    tokens (McCandlish et al. 2018, equation 2.11).
+    """
+    law = laws()["besiroglu"]
+    assert isinstance(law, LossLaw)
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    entry = published_laws()["kaplan"]
+    return float(entry["tokens"] / law.loss(parameters(run.model).active, tokens) ** entry["loss_exponent"])
+
+
+def critical_batch_of_tokens(run: Run) -> float:
+    """The same by the tokens trained on alone (Bergsma et al. 2025): a power law in D."""
+    entry = published_laws()["bergsma"]
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    return float(entry["sequences"] * tokens ** entry["exponent"] * entry["sequence_tokens"])
+
+
+def _memory(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    if forecast is None or forecast.device_nbytes is None or forecast.usable_nbytes is None:
+        return None
+    return Reading(forecast.device_nbytes, forecast.usable_nbytes, forecast.basis.get("device_nbytes", "assumed"))
+
+
+def _logits(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    if forecast is None or not forecast.peak_nbytes:
+        return None
+    return Reading(forecast.peak_by_category.get("logits and loss", 0) / forecast.peak_nbytes, DOMINATING, "exact")
+
+
+def _share_of_step(cause: str) -> Callable[[Run, Forecast | None, Limits], Reading | None]:
+    def read(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+        if forecast is None or not forecast.step_seconds or cause not in forecast.step_causes:
+            return None
+        basis = forecast.basis.get("step_seconds", "assumed")
+        return Reading(forecast.step_causes[cause] / sum(forecast.step_causes.values()), limits.exposed, basis)
+
+    return read
+
+
+def _lost(forecast: Forecast | None, *causes: str) -> float | None:
+    """The share of the whole time that bars of the waterfall take; all of it where the run would never end."""
+    if forecast is None:
+        return None
+    if NEVER in forecast.notes:
+        return 1.0
+    bars = {each.cause: each.seconds for each in forecast.waterfall}
+    if not forecast.total_seconds or not any(each in bars for each in causes):
+        return None
+    return sum(bars.get(each, 0.0) for each in causes) / forecast.total_seconds
+
+
+def _failures(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    share = _lost(forecast, "checkpoints", "failures")
+    return None if share is None else Reading(share, limits.lost, "assumed")
+
+
+def _data(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    share = _lost(forecast, "data")
+    return None if share is None else Reading(share, 0.0, "assumed")
+
+
+def _positions(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    return None if limits.positions is None else Reading(run.recipe.seq_len, limits.positions, "exact")
+
+
+def _critical(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+    return Reading(run.recipe.tokens_per_step, critical_batch(run), "assumed")
+
+
+def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits], Reading | None]:
+    def read(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
+        if limits.unique_tokens is None:
+            return None
+        tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+        return Reading(tokens / limits.unique_tokens, most, basis)
+
+    return read
+
+
+_KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
+_SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
+_ASYNC = "recipe.checkpoints.asynchronous=true or "
+_DALY = ", or checkpoints at Daly's interval (recipe.checkpoints.every=none)"
+_STEP = "the predicted step, and the acceptable share that was set"
+LIMITS = (
+    Limit(
+        name=MEMORY,
+        unit="nbytes",
+        what="memory of the peak rank, compared with usable memory",
+        remedy="`trainledger advise` ranks what saves memory: activation checkpointing, a smaller "
+        f"micro-batch{_SPREAD}",
+        source="ledger at its peak, overheads of the catalog",
+        needs_forecast=True,
+        read=_memory,
+        of_layout=True,
+    ),
+    Limit(
+        name=POSITIONS,
+        unit="integer",
+        what="tokens of a sequence, compared with the positions of the model",
+        remedy=(
+            "a larger model.max_seq_len, which is another model: learned positions get new rows, rope needs another "
+            "base or a scaling"
+        ),
+        source="model.max_seq_len",
+        needs_forecast=False,
+        read=_positions,
+    ),
+    Limit(
+        name=LOGITS,
+        unit="share",
+        what="logits and loss as a share of the peak",
+        remedy="recipe.loss=chunked, fused or compiled, a smaller micro-batch, or tensor ranks",
+        source="ledger at its peak",
+        needs_forecast=True,
+        read=_logits,
+        warns=True,
+    ),
+    Limit(
+        name=CRITICAL_BATCH,
+        unit="tokens",
+        what="tokens of a step, compared with the critical batch",
+        remedy="fewer sequences in a step, or a batch that grows during the run: beyond it, a larger batch saves fewer "
+        "steps than it costs tokens",
+        source=_KAPLAN,
+        needs_forecast=False,
+        read=_critical,
+        of_layout=True,
+    ),
+    Limit(
+        name="exposed communication",
+        unit="share",
+        what="exposed communication as a share of the step",
+        remedy="larger micro-batches, fewer tensor or shard ranks across nodes, replicate over shard, or faster links",
+        source=_STEP,
+        needs_forecast=True,
+        read=_share_of_step("exposed communication"),
+        of_layout=True,
+    ),
+    Limit(
+        name="pipeline bubble",
+        unit="share",
+        what="time in which stages wait for each other, as a share of the step",
+        remedy="more micro-batches, fewer stages, or layout.schedule=interleaved with virtual stages",
+        source=_STEP,
+        needs_forecast=True,
+        read=_share_of_step("pipeline bubble"),
+        of_layout=True,
+    ),
+    Limit(
+        name="data throughput",
+        unit="share",
+        what="time in which devices wait for data, as a share of the run",
+        remedy="more loaders, or faster storage (cluster.loader_tokens_per_second, cluster.storage_bytes_per_second)",
+        source="[cluster]",
+        needs_forecast=True,
+        read=_data,
+    ),
+    Limit(
+        name="failures",
+        unit="share",
+        what="checkpoints and failures as a share of the run",
+        remedy=f"{_ASYNC}faster storage{_DALY}",
+        source="Daly 2006; [cluster] or published rates of interruption",
+        needs_forecast=True,
+        read=_failures,
+    ),
+    Limit(
+        name="dataset exhausted",
+        unit="passes",
+        what="passes over the text there is",
+        remedy=f"more text, or accept repetition: to about {PASSES:g} passes it costs little",
+        source="tokens wanted over tokens there are",
+        needs_forecast=False,
+        read=_passes(1.0, "exact"),
+        warns=True,
+    ),
+    Limit(
+        name="repetition",
+        unit="passes",
+        what="passes over the text there is",
+        remedy="more text, or a smaller model for longer; repeated tokens are worth less and less",
+        source="Muennighoff et al. 2023 (arXiv 2305.16264)",
+        needs_forecast=False,
+        read=_passes(PASSES, "assumed"),
+    ),
+)
+
+
+def comparison(limit: Limit, run: Run) -> str:
+    """What is compared, in words; of the critical batch also that of another law, as the two are far apart."""
+    if limit.name != CRITICAL_BATCH:
+        return limit.what
+    by_tokens = format_count(critical_batch_of_tokens(run))
+    return f"{limit.what}; a law of the tokens alone says {by_tokens} (Bergsma et al. 2025)"
+
+
+def remedy(limit: Limit, run: Run) -> str:
+    """What to do where a limit is passed, without what the run does already or has no account of."""
+    recipe, words = run.recipe, limit.remedy
+    for each, useless in (
+        (_SPREAD, recipe.lora is not None),
+        (_ASYNC, recipe.checkpoints.asynchronous),
+        (_DALY, recipe.checkpoints.every is None),
+    ):
+        words = words.replace(each, "") if useless else words
+    return words
+
+
+@frozen
+class Judge:
+    """Compares runs with some limits; ``forecast`` predicts a run."""
+
+    of: Sequence[Limit]
+    limits: Limits
+    forecast: Callable[[Run], Forecast]
+
+    def reading(self, limit: Limit, run: Run) -> Reading | None:
+        return limit.read(run, self.forecast(run) if limit.needs_forecast else None, self.limits)
+
+    def readings(self, run: Run) -> dict[str, Reading | None]:
+        return {each.name: self.reading(each, run) for each in self.of}
+
+    def holds(self, limit: Limit, run: Run) -> bool:
+        reading = self.reading(limit, run)
+        return reading is None or reading.holds
+
+    def laid_out_well(self, run: Run) -> bool:
+        """Whether a run obeys all rules and keeps the limits of memory and step that its layout decides about."""
+        if next(run_problems(run), None) is not None:
+            return False
+        return all(self.holds(each, run) for each in self.of if each.of_layout and each.needs_forecast)

@@ -1,0 +1,361 @@
+"""The prediction of a run on one device or on many: memory, step, the whole of it, and what the time goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
+from trainledger.forecast.predict.forecast import (
+    BEYOND,
+    RUN_CAUSES,
+    Bar,
+    Bottleneck,
+    Forecast,
+    bottleneck,
+    nanoseconds,
+    short_of_memory,
+    waterfall,
+)
+from trainledger.forecast.predict.interval import of_forecast
+from trainledger.forecast.predict.measured_links import of_each_rank
+from trainledger.forecast.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.forecast.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
+from trainledger.forecast.predict.step import StepTime, step_time
+from trainledger.forecast.predict.utilization import hfu, matmul_dtype, mfu
+from trainledger.ledger.entry import Amounts
+from trainledger.ledger.ledger import Ledger, summary
+from trainledger.ledger.memory.timeline import Peak, peak_nbytes
+from trainledger.ledger.model.parameters import leaves_of, parameters
+from trainledger.ledger.rules_of_thumb import training_flops
+from trainledger.ledger.step import account
+from trainledger.spec.cluster import Device
+from trainledger.spec.division import ceil_div
+from trainledger.spec.frozen import frozen
+from trainledger.spec.layout import Layout
+from trainledger.spec.lora import ONE_DEVICE
+from trainledger.spec.run import Run
+from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, format_nbytes
+
+if TYPE_CHECKING:
+    from trainledger.ledger.ranks import RankAccount
+
+COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
+NO_MACHINE = (
+    "no step time and no MFU: this machine was not measured yet; run `trainledger measure machine` once, "
+    "or set cluster.device to a device of the catalog"
+)
+CUDNN_FIRST = (
+    "sdpa selects cuDNN's attention on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "
+    "CUDA 13); otherwise it selects {other}"
+)
+_WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
+_OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
+ALONE = "one device that does all of it alone"
+NEVER = "it would always be interrupted before it could save"
+
+
+def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
+    """What a run will cost on a machine (None = unknown: no times, no MFU), alone or spread over devices.
+
+    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run, as in `ledger.step.account`.
+    """
+    ledger, ranks = accounts_of(run, backend=backend)
+    return forecast(run, ledger, machine, ranks=ranks)
+
+
+def accounts_of(run: Run, *, backend: str) -> tuple[Ledger, tuple[RankAccount, ...]]:
+    """The ledger of the whole model's step on one device, and of a run that is spread its distinct ranks."""
+    if run.layout.alone:
+        return account(run, backend=backend), ()
+    from trainledger.ledger.ranks import accounts
+
+    return account(whole_run(run), backend=backend), accounts(run, backend=backend)
+
+
+def whole_run(run: Run) -> Run:
+    """The same run on one device that has all of it, with the micro-batches of a data rank."""
+    return replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=run.device_batch))
+
+
+def forecast(
+    run: Run,
+    ledger: Ledger,
+    machine: Machine | None,
+    *,
+    ranks: Sequence[RankAccount] = (),
+    heaviest_rank: Heaviest | None = None,
+) -> Forecast:
+    """The forecast of a run from the ledger of its whole step and, where it is spread, of its ``ranks``.
+
+    ``heaviest_rank`` is the peak rank, where it is known already.
+    """
+    heaviest_rank = heaviest_rank or heaviest(ledger, ranks)
+    facts: dict[str, Any] = {**summary(ledger, heaviest_rank.peak), "matmul_dtype": matmul_dtype(ledger)}
+    counted = "assumed" if ledger.uncounted else "exact"
+    basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
+    notes = list(heaviest_rank.ledger.notes)
+    if ranks:
+        peak_rank = summary(heaviest_rank.ledger, heaviest_rank.peak)
+        facts |= {name: peak_rank[name] for name in ("kept_nbytes", "kept_by_kind")}
+    if ledger.uncounted:
+        names = ", ".join(name for name, _ in ledger.uncounted)
+        notes.append(f"operations without a rule, whose FLOPs are not counted: {names}")
+    if machine is None:
+        return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
+    facts["device"] = machine.title
+    own = machine if isinstance(machine, Device) else of_each_rank(machine, run.layout.devices)
+    memory = memory_of_device(run, heaviest_rank.peak.nbytes, own, heaviest_rank.ledger.reserved)
+    facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
+    basis["device_nbytes"] = "assumed"
+    if memory.tensors_alone:
+        basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
+    step = _step(run, ledger, machine, ranks)
+    notes += step.notes
+    if isinstance(machine, Device) and run.recipe.attention == "sdpa":
+        notes += _of_attention(ledger)
+    if step.seconds:
+        around = conditions(run, machine)
+        whole = _whole(run, ledger, machine, step, around)
+        notes += whole.notes
+        basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
+        facts |= _times(run, step, whole, around)
+        if facts["total_seconds"] is None:
+            notes.append(f"no time of the whole run: {NEVER}")
+            facts["bottleneck"] = Bottleneck("failures", NEVER)
+        facts |= _against_peak(run, ledger, own, step, whole, facts["matmul_dtype"], notes)
+    if memory.fits is False and memory.usable_nbytes is not None:
+        unspread = run.layout.alone and run.cluster.count > 1
+        who = ALONE if unspread else "a device"
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, heaviest_rank.peak.by_category, who=who)
+        if unspread:
+            way = "a [layout] spreads it (--set layout=auto looks for one)"
+            way = way if run.recipe.lora is None else ONE_DEVICE
+            limit = replace(limit, sentence=f"{limit.sentence}; {way}")
+        facts["bottleneck"] = limit
+    if isinstance(machine, Device) and machine.errors is not None:
+        facts |= of_forecast(run, facts, memory, machine.errors)
+    made = Forecast(**facts, basis=basis, notes=tuple(notes))
+    impossible = tuple(_impossible(run, heaviest_rank.peak.by_category, machine))
+    return replace(_alone(run, made), impossible=impossible) if impossible else made
+
+
+def _of_attention(ledger: Ledger) -> Iterator[str]:
+    """A note on cuDNN's attention where sdpa takes it, with what takes its place in other builds of PyTorch."""
+    shapes = [each.shape for each in ledger if each.kind == "attention" and "cudnn" in each.name]
+    if not shapes:
+        return
+    plain = all(width == value_width and causal for _, _, _, width, value_width, causal in shapes)
+    other, name = ("FlashAttention", "flash") if plain else ("the memory-efficient one", "efficient")
+    yield CUDNN_FIRST.format(other=f'{other} (recipe.attention = "{name}" in a run file)')
+
+
+def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:
+    """Why several devices without a layout cannot share the run; ``peak`` is that of one that does all of it."""
+    if not run.layout.alone or run.cluster.count == 1:
+        return
+    few = too_few(run)
+    if few is not None:
+        yield few
+    if machine is None:
+        return
+    # Each device holds the whole model, and of what grows with the sequences its part.
+    batch = run.recipe.global_batch
+    part = ceil_div(batch, run.cluster.count)
+    spread = peak.keys() - _WHOLE if run.recipe.micro_batch is None else peak.keys() & {"batch"}
+    memory = memory_of_device(
+        run, sum(each * part // batch if name in spread else each for name, each in peak.items()), machine
+    )
+    if memory.fits is False and memory.usable_nbytes is not None:
+        needs, has = format_nbytes(memory.nbytes), format_nbytes(memory.usable_nbytes)
+        yield f"a device needs {needs} for the whole model and its part of the sequences, and has {has}"
+
+
+def _alone(run: Run, found: Forecast) -> Forecast:
+    """The forecast of a step on the one device that does all of it."""
+    short = of_one_step(run, found)
+    rate = None if found.step_seconds is None else run.recipe.tokens_per_step / found.step_seconds
+    notes = tuple(each for each in short.notes if not each.endswith((SHARED, UNSPREAD, NEVER)))
+    return replace(short, tokens_per_second=rate, run_step_seconds=None, run_tokens_per_second=None, notes=notes)
+
+
+def of_one_step(run: Run, found: Forecast) -> Forecast:
+    """The same forecast without what belongs to a run and not to a step."""
+    bars = step_waterfall(run, found)
+    limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
+    notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
+    intervals = {name: each for name, each in found.intervals.items() if name in ("step_seconds", "device_nbytes")}
+    return replace(
+        found, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
+        goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=notes,
+        intervals=intervals,
+    )  # fmt: skip
+
+
+def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
+    """The waterfall of one step of a forecast; empty where it has none."""
+    if not found.waterfall or found.step_seconds is None or found.peak_flops_per_second is None:
+        return ()
+    napkin = training_flops(parameters(run.model).active, run.recipe.tokens_per_step)
+    bars = waterfall(
+        napkin / (found.peak_flops_per_second * run.layout.devices), found.step_seconds, found.step_causes, {},
+        found.step_seconds,
+    )  # fmt: skip
+    return tuple(each for each in bars if each.cause not in RUN_CAUSES)
+
+
+def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amounts = ()) -> DeviceMemory:
+    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included.
+
+    ``reserved`` are the ledger's of that rank.
+    """
+    if not isinstance(machine, Device):
+        sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
+        return device_memory(peak_nbytes, sheet, {})
+    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
+    tensors = 8 * leaves_of(run.model).trained().tensors
+    overheads = {each.name: each for each in machine.overheads}
+    return device_memory(
+        peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators, recipe=run.recipe,
+        reserved=reserved,
+    )  # fmt: skip
+
+
+@frozen
+class Heaviest:
+    """The device that needs most memory: its ledger and its peak."""
+
+    ledger: Ledger
+    peak: Peak
+
+
+def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
+    """Of the ranks the one that needs most memory, or the one device there is."""
+    most = heaviest_ledger(ledger, ranks)
+    return Heaviest(most, most.peak())
+
+
+def heaviest_ledger(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Ledger:
+    """The ledger of that device.
+
+    Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
+    """
+    return heaviest_account(ranks).ledger if ranks else ledger
+
+
+def heaviest_account(ranks: Sequence[RankAccount]) -> RankAccount:
+    """The rank, of some, that needs most memory."""
+    some = [each for each in ranks if each.alike in (None, each.stage)]
+    if len(some) == 1:
+        return some[0]
+    return max(some, key=lambda each: peak_nbytes(each.ledger) + each.ledger.reserved_nbytes)
+
+
+def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:
+    if ranks:
+        from trainledger.forecast.predict.parallel_step import layout_time
+
+        return layout_time(run, ranks, machine)
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
+    return step_time(ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
+
+
+def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
+    assert step.seconds is not None
+    return run_time(
+        run,
+        step.seconds,
+        forward_seconds=_forward_seconds(step),
+        checkpoint_nbytes=checkpoint_nbytes(ledger),
+        warm_up_seconds=_warm_up(ledger, machine),
+        conditions=around,
+    )
+
+
+def checkpoint_nbytes(ledger: Ledger) -> int:
+    """Bytes of a checkpoint, from the ledger of the whole step: the state that training resumes from."""
+    state = dict(ledger.resident)
+    nbytes: int = state.get("parameters", 0) + state.get("optimizer state", 0)
+    return nbytes
+
+
+def _forward_seconds(step: StepTime) -> float | None:
+    """What a step's forward takes, with its share of what is waited for."""
+    computed = sum(seconds for phase, seconds in step.by_phase.items() if phase in COMPUTED)
+    if step.seconds is None or "forward" not in step.by_phase or not computed:
+        return None
+    return float(step.by_phase["forward"] * step.seconds / computed)
+
+
+def _warm_up(ledger: Ledger, machine: Machine) -> float:
+    """What a first step takes longer: the system hands out memory that was never touched."""
+    if isinstance(machine, Device) or machine.fresh_bytes_per_second is None:
+        return 0.0
+    used = machine.memory_bytes_per_second
+    fresh = 1 / machine.fresh_bytes_per_second - (1 / used if used else 0.0)
+    return max(0.0, ledger.peak().nbytes * fresh)
+
+
+def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict[str, Any]:
+    run_step_seconds = whole.step_seconds + whole.waiting_seconds
+    facts = {
+        "step_seconds": step.seconds, "step_seconds_by_phase": step.by_phase, "step_seconds_by_kind": step.by_kind,
+        "step_seconds_by_bound": step.by_bound, "step_causes": step.causes,
+        "tokens_per_second": whole.tokens_per_second, "checkpoint_every": whole.checkpoint_every,
+        "run_step_seconds": run_step_seconds, "run_tokens_per_second": run.recipe.tokens_per_step / run_step_seconds,
+    }  # fmt: skip
+    if whole.total_seconds == float("inf"):
+        return {**facts, "total_seconds": None}
+    share = whole.steps_seconds / step.seconds if step.seconds else 0.0
+    phases = {name: seconds * share for name, seconds in step.by_phase.items()}
+    named = {"checkpoints": "checkpoint"}  # as the engine's clock calls it
+    device_hours = whole.total_seconds * run.cluster.count / SECONDS_PER_HOUR
+    cluster = run.cluster
+    kwh = co2 = None
+    if around.power_watts is not None:
+        drawn = around.power_watts * (1.0 if cluster.power_share is None else cluster.power_share)
+        kwh = drawn * (cluster.power_usage_effectiveness or 1.0) * device_hours / KILO
+        co2 = None if cluster.grid_kg_co2_per_kwh is None else kwh * cluster.grid_kg_co2_per_kwh
+    price = cluster.price_per_device_hour
+    return {
+        **facts,
+        "total_seconds": whole.total_seconds,
+        "seconds_by_phase": phases | {named.get(name, name): each for name, each in whole.parts.items()},
+        "days": whole.total_seconds / SECONDS_PER_DAY,
+        "device_hours": device_hours,
+        "money": None if price is None else price * device_hours,
+        "kwh": kwh,
+        "co2_kg": co2,
+        "goodput": whole.goodput,
+        "interruptions": whole.interruptions,
+    }
+
+
+def _against_peak(
+    run: Run, ledger: Ledger, machine: Machine, step: StepTime, whole: RunTime, dtype: str, notes: list[str]
+) -> dict[str, Any]:
+    """MFU, HFU and the waterfall: what is compared with the peak of the devices."""
+    assert step.seconds is not None
+    try:
+        peak = peak_rate(machine, dtype)
+    except NoRate as reason:
+        notes.append(f"no MFU: {reason}")
+        return {}
+    devices = run.layout.devices  # those that share a step; of a run without a layout one runs it
+    facts = {
+        "peak_flops_per_second": peak,
+        "devices": devices,
+        "mfu": mfu(ledger.model_flops, step.seconds, peak * devices),
+        "hfu": hfu(ledger.matmul_flops, step.seconds, peak * devices),
+    }
+    if whole.total_seconds == float("inf"):
+        return facts
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    napkin = training_flops(parameters(run.model).active, tokens) / (peak * run.cluster.count)
+    bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
+    if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
+        counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
+        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar is negative")
+    assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
+    return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

@@ -1,0 +1,263 @@
+"""The time of one operation: the slower of computing and moving bytes, and what calling it costs.
+
+On a calibrated machine the rates are those of measured kernels of the same kind and about the same size; on a device of
+the catalog they are shares of its data sheet by shape (`forecast.predict.kernel`). Of a device whose efficiency is not
+known only the peaks are, and the time is a bound that no run can beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from trainledger.forecast.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
+from trainledger.ledger.core.sizes import greater, is_zero
+from trainledger.ledger.entry import Entry, Int
+from trainledger.spec.cluster import Device
+from trainledger.spec.division import round_up
+from trainledger.spec.fit import factor_of
+
+if TYPE_CHECKING:
+    from trainledger.spec.calibration import Calibration, KernelTime
+
+Machine: TypeAlias = "Device | Calibration"
+COMPUTE_KINDS = ("matmul", "attention")
+GROUPED, TOKEN_ROWS = ("grouped_mm", "_scaled_grouped_mm"), 16
+ACTIVATIONS = ("gelu", "silu", "gelu_backward", "silu_backward")  # on a CPU these compute longer than they move
+
+# Data sheets state one rate for both 8-bit formats, and one for 4 bits in blocks.
+SHEET_NAMES = {"e4m3": "fp8", "e5m2": "fp8", "mxfp8": "fp8", "e2m1": "fp4", "mxfp4": "fp4", "nvfp4": "fp4"}
+
+
+class NoRate(ValueError):  # noqa: N818
+    """A rate that is not known; its text is the sentence to print instead of a number."""
+
+
+class EntryTime(NamedTuple):
+    """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead.
+
+    ``ideal_seconds`` are its FLOPs over the peak of its dtype (0 but for matmuls and attention), ``overhead_seconds``
+    the part of ``seconds`` that neither computes nor moves bytes. ``launch_seconds`` is what the program needs to
+    launch it on an accelerator: time of the host, not in ``seconds``.
+    """
+
+    entry: Entry
+    seconds: Real
+    bound: str
+    ideal_seconds: Real = 0.0
+    overhead_seconds: Real = 0.0
+    launch_seconds: Real = 0.0
+
+    def repeated(self, entry: Entry, times: Int) -> EntryTime:
+        """The time of an entry that runs so many times as this one."""
+        return EntryTime(
+            entry, self.seconds * times, self.bound, self.ideal_seconds * times, self.overhead_seconds * times,
+            self.launch_seconds * times,
+        )  # fmt: skip
+
+
+class Roofline:
+    """Times entries on one machine: a device of the catalog, or a calibration.
+
+    max(FLOPs / rate, bytes / bandwidth) + overhead per operation (Williams et al. 2009, Roofline). An
+    accelerator runs behind the program: what that needs to launch operations is kept apart. What a
+    compiler makes one kernel of counts as one (`Entry.fused`). ``blocking`` says that the program waits for each
+    kernel (`recipe.launch_blocking`): then launching is time of the device too.
+    """
+
+    def __init__(self, machine: Machine, *, blocking: bool = False) -> None:
+        self.machine = machine
+        self.blocking = blocking
+        self._on_cpu = not isinstance(machine, Device) and machine.backend == "cpu"
+        self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
+        self._factors = {} if isinstance(machine, Device) else machine.factors
+        if not isinstance(machine, Device):
+            for each in sorted(machine.kernels, key=lambda each: each.nbytes):
+                named = each.phase if each.kind in COMPUTE_KINDS else each.operation
+                self._kernels.setdefault((each.kind, each.dtype, named), []).append(each)
+
+    def time(self, entry: Entry) -> EntryTime:
+        """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
+        return self.once(entry).repeated(entry, entry.times)
+
+    def once(self, entry: Entry) -> EntryTime:
+        """Predicted time of one run of an entry; raises NoRate where a rate is unknown."""
+        time = _on_device(entry, self.machine) if isinstance(self.machine, Device) else self._measured(entry)
+        if not self.blocking:
+            return time
+        # The program launches nothing meanwhile.
+        seconds, overhead = time.seconds + time.launch_seconds, time.overhead_seconds + time.launch_seconds
+        return time._replace(seconds=seconds, overhead_seconds=overhead, launch_seconds=0.0)
+
+    def _measured(self, entry: Entry) -> EntryTime:
+        """One run of an entry on a calibrated machine."""
+        machine = self.machine
+        assert not isinstance(machine, Device)
+        kernels = entry.fused[2] if entry.fused else 1
+        overhead = 0.0 if entry.kind == "allocate" else kernels * machine.operation_seconds
+        compute, memory = self._compute(entry), self._memory(entry)
+        bound = _bound(compute, memory, overhead)
+        ideal = entry.flops / peak_rate(machine, entry.dtype) if compute else 0.0
+        factor = factor_of(self._factors, entry.phase, entry.kind)
+        compute, memory, overhead = factor * compute, factor * memory, factor * overhead
+        if self._on_cpu:
+            return EntryTime(entry, max(compute, memory) + overhead, bound, ideal, overhead)
+        # An accelerator works while the program launches what comes next.
+        return EntryTime(entry, max(compute, memory), bound, ideal, 0.0, overhead)
+
+    def _compute(self, entry: Entry) -> float:
+        if entry.kind not in COMPUTE_KINDS or not entry.flops:
+            return 0.0
+        phase = "backward" if entry.phase == "backward" else ""
+        kernels = self._kernels.get((entry.kind, entry.dtype, phase))
+        if kernels is None and entry.kind == "matmul":  # a quick calibration has none of backward
+            kernels = self._kernels.get((entry.kind, entry.dtype, ""))
+        if not kernels:
+            dtype = entry.dtype or "an unnamed dtype"
+            measured = ", ".join(sorted({known for kind, known, _ in self._kernels if kind == entry.kind}))
+            only = f", only in {measured}" if measured and dtype not in measured.split(", ") else ""
+            what = f"{phase} {entry.kind}" if phase else entry.kind
+            raise NoRate(f"no {what} in {dtype} was measured on {self.machine.title}{only}")
+        if entry.kind == "attention" and entry.shape:
+            heads, _, keys, width, *_ = entry.shape
+            # A few heads do not fill an accelerator; a CPU works on few at a time.
+            return float(entry.flops / _attention_rate(kernels, None if self._on_cpu else heads, keys, width))
+        return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
+
+    def _memory(self, entry: Entry) -> float:
+        """At its operator's own rate, else at that of its kind; matmuls, and kinds not measured, at that of a copy.
+
+        In a compiled kernel it moves fewer bytes, and what it computes takes no less.
+        """
+        nbytes = entry.read + entry.written
+        own, kind = self._rates(entry, entry.name), self._rates(entry, "")
+        if not entry.fused:
+            return _move(own or kind, nbytes)
+        read, written, _ = entry.fused
+        computes = _move(own, nbytes) - _move(kind, nbytes) if own and entry.name in ACTIVATIONS else 0.0
+        return _move(kind, read + written) + max(0.0, computes)
+
+    def _rates(self, entry: Entry, operation: str) -> list[KernelTime]:
+        """Kernels of an operator in the entry's format, or in fp32; of no operator those of the kind."""
+        kinds = ("copy",) if entry.kind in COMPUTE_KINDS else (entry.kind,) if operation else (entry.kind, "copy")
+        for kind in kinds:
+            for dtype in (entry.dtype, "fp32"):
+                found = self._kernels.get((kind, dtype, operation))
+                if found:
+                    return found
+        return []
+
+
+def peak_rate(machine: Machine, dtype: str) -> float:
+    """FLOP/s of the best matmul in ``dtype``; raises NoRate where the device has none on record."""
+    peaks = machine.peak_flops_per_second
+    rate = peaks.get(dtype, peaks.get(SHEET_NAMES.get(dtype, dtype)))
+    if rate is None:
+        known = ", ".join(sorted(machine.peak_flops_per_second)) or "nothing"
+        raise NoRate(f"{machine.title} has no peak for {dtype or 'an unnamed dtype'} on record (it has {known})")
+    return rate
+
+
+def _on_device(entry: Entry, device: Device) -> EntryTime:
+    """One run on a device of the catalog: as its efficiency says, or a bound from its data sheet."""
+    moved, kernels = entry.read + entry.written, 1
+    if entry.fused:
+        read, written, kernels = entry.fused
+        moved = read + written
+    if device.memory_bytes_per_second is None:
+        raise NoRate(f"{device.title} has no memory bandwidth on record")
+    efficiency = device.efficiency
+    computes = entry.kind in COMPUTE_KINDS and not is_zero(entry.flops)
+    peak = peak_rate(device, entry.dtype) if computes else 1.0
+    ideal = entry.flops / peak if computes else 0.0
+    if efficiency is None:
+        memory = moved / device.memory_bytes_per_second
+        if computes and entry.kind == "attention" and entry.shape:
+            _, queries, keys, _, _, causal = entry.shape
+            ideal = ideal * unmasked_share(queries, keys, causal)
+        return EntryTime(entry, greater(ideal, memory), _bound(ideal, memory, 0.0), ideal)
+    if entry.kind == "allocate":
+        return EntryTime(entry, 0.0, "overhead")
+    compute = 0.0
+    if computes and not entry.shape:
+        compute = ideal / efficiency.matmul_share
+    elif computes and entry.kind == "attention":
+        compute = attention_seconds(
+            entry.name, entry.dtype, entry.shape, entry.flops, peak, efficiency, device.multiprocessors,
+            device.compute_capability,
+        )  # fmt: skip
+    elif computes:
+        compute = matmul_seconds(_padded(entry), entry.dtype, peak, efficiency, device.multiprocessors)
+    memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
+    least = kernels * efficiency.kernel_seconds
+    return EntryTime(
+        entry, greater(compute, memory) + least, _bound(compute, memory, least), ideal, least,
+        kernels * efficiency.launch_seconds,
+    )  # fmt: skip
+
+
+def _padded(entry: Entry) -> tuple[Int, ...]:
+    """The shape of a matmul as its kernel computes it: tokens that are no multiple of `TOKEN_ROWS` fill it up.
+
+    A router gives each expert any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them to
+    TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16). In forward the rows are tokens, and no row lies across them, so
+    that however many they are the kernel is the same: it leaves the rest of its last tile empty.
+    """
+    batch, m, n, k = entry.shape
+    if entry.name in GROUPED:
+        return batch, m, n, round_up(k, TOKEN_ROWS)
+    if entry.phase in ("forward", "recompute"):
+        return batch, round_up(m, TOKEN_ROWS), n, k
+    return entry.shape
+
+
+def _bound(compute: Real, memory: Real, overhead: Real) -> str:
+    """What an operation spends most on; of arrays, what the first elements do."""
+    parts = {"compute": compute, "memory": memory, "overhead": overhead}
+    first = {name: float(each.flat[0]) if hasattr(each, "flat") else each for name, each in parts.items()}
+    return max(first, key=lambda each: first[each])
+
+
+def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> float:
+    """FLOP/s at a size and an intensity.
+
+    Small matmuls and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of FLOPs and of
+    FLOPs per byte place an entry among the measured shapes.
+    """
+    return _rate_near(
+        (math.log(flops / each.flops) ** 2
+         + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2, each)
+        for each in kernels
+    )  # fmt: skip
+
+
+def _attention_rate(kernels: Sequence[KernelTime], heads: int | None, keys: int, width: int) -> float:
+    """FLOP/s of attention over so many keys with heads so wide, and with so many of them where that counts."""
+    return _rate_near(
+        (math.log((heads or many) / many) ** 2 + math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2, each)
+        for each, (many, length, head) in ((each, each.shape) for each in kernels)
+    )
+
+
+def _rate_near(measured: Iterable[tuple[float, KernelTime]]) -> float:
+    """The geometric mean of the rates of measured kernels, weighted by 1 / distance^2."""
+    weights, logs = 0.0, 0.0
+    for apart, each in measured:
+        weight = 1.0 / (apart + 1e-6)
+        weights += weight
+        logs += weight * math.log(each.flops_per_second)
+    return math.exp(logs / weights)
+
+
+def _move(kernels: Sequence[KernelTime], nbytes: int) -> float:
+    """Seconds to move bytes, at the measured rate for that many (caches make small ones faster)."""
+    if not nbytes or not kernels:
+        return 0.0
+    rate = kernels[0].bytes_per_second
+    for low, high in pairwise(kernels):
+        if nbytes > low.nbytes:
+            share = min(1.0, math.log(nbytes / low.nbytes) / math.log(high.nbytes / low.nbytes))
+            rate = math.exp((1 - share) * math.log(low.bytes_per_second) + share * math.log(high.bytes_per_second))
+    return nbytes / rate

@@ -1,0 +1,278 @@
+"""The time of one optimizer step on one device, from its ledger: of a run, and of a traced step of other code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import field, replace
+
+from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
+from trainledger.forecast.predict.forecast import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
+from trainledger.forecast.predict.kernel import Real
+from trainledger.forecast.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
+from trainledger.forecast.predict.utilization import hfu, matmul_dtype, mfu
+from trainledger.ledger.core.sizes import greater, is_zero
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.report.document import Answer
+from trainledger.spec.cluster import Device
+from trainledger.spec.fit import factor_of
+from trainledger.spec.frozen import frozen
+from trainledger.spec.units import counted, format_nbytes, format_percent, format_seconds
+
+Seconds = dict[str, Real]
+
+# What the seconds of a step go to; `StepTime.causes` has these keys.
+CAUSES = (
+    "ideal", "recomputation", "kernel efficiency", "memory-bound operations", "launch overhead",
+    "exposed communication", "pipeline bubble", "stragglers",
+)  # fmt: skip
+
+
+@frozen
+class StepTime:
+    """Predicted seconds of a step, split by phase, by kind and by what bounds each operation.
+
+    ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
+    a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates. ``causes`` (CAUSES) sum to the
+    seconds: ``ideal`` is model FLOPs (dense convention) over the peak of the matmuls' dtype. ``messages`` are
+    the collectives of the ranks that compute longest, whether or not anything overlaps them.
+    """
+
+    seconds: Real | None
+    by_phase: Seconds
+    by_kind: Seconds
+    by_bound: Seconds
+    basis: str
+    notes: tuple[str, ...] = ()
+    entries: tuple[EntryTime, ...] = ()
+    causes: Seconds = field(default_factory=dict)
+    messages: tuple[EntryTime, ...] = ()
+
+    def __repr__(self) -> str:
+        time = format_seconds(self.seconds) if isinstance(self.seconds, float) else str(self.seconds)
+        return f"StepTime({time}, {self.basis}, {len(self.entries)} operations)"
+
+
+def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: bool = False) -> StepTime:
+    """Predicted time of one optimizer step: operations one after another, nothing overlapped.
+
+    Works on a device of the catalog, which gives a bound where its efficiency is not known, and on a calibration.
+    ``tensors`` are those that the optimizer updates: it looks at each of them before its kernels run. ``blocking``
+    says that the program waits for each kernel (`recipe.launch_blocking`).
+    """
+    basis, notes = basis_of(machine)
+    if any(each.fused for each in ledger):
+        notes.append("assuming that a compiled block runs everything between two matmuls in one kernel")
+    try:
+        times = entry_times(ledger, machine, blocking=blocking)
+        ideal = ideal_seconds(ledger, machine, matmul_dtype(ledger))
+    except NoRate as reason:
+        return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
+    if blocking:
+        notes += launched_one_by_one(machine)
+    untimed = len(ledger) - len(times)
+    times += _optimizer_call(times, machine, tensors, blocking=blocking)
+    times += waiting(times)
+    if untimed:
+        notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
+    if ledger.uncounted:
+        names = ", ".join(name for name, _ in ledger.uncounted)
+        notes.append(f"FLOPs of operations without a rule are not included: {names}")
+    return StepTime(
+        seconds=sum(each.seconds for each in times),
+        by_phase=_split((each.entry.phase, each.seconds) for each in times),
+        by_kind=_split((each.entry.kind, each.seconds) for each in times),
+        by_bound=_split((each.bound, each.seconds) for each in times),
+        basis=basis,
+        notes=tuple(notes),
+        entries=times,
+        causes=causes_of(times, ideal),
+    )
+
+
+def basis_of(machine: Machine) -> tuple[str, list[str]]:
+    """What times on a machine rest on, and the sentences that say it."""
+    if not isinstance(machine, Device):
+        rates = f"roofline on the rates measured on {machine.date}"
+        if machine.fits:
+            fit = machine.fits[-1]
+            rates += f", fitted to {counted(len(fit.runs), 'run')} on {fit.date}"
+        return "assumed", [rates, *machine.notes]
+    if machine.efficiency is None:
+        return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
+    shares = f"rates are fitted shares of {machine.title}'s data sheet (catalog, {machine.efficiency.date})"
+    if machine.clock != 1.0:
+        clock = format_percent(machine.clock)
+        shares += f", at {clock} of its clock under a limit of {machine.power_watts:g} W (assumed)"
+    return "assumed", [shares]
+
+
+def launched_one_by_one(machine: Machine) -> list[str]:
+    """What `recipe.launch_blocking` changes, where it changes anything: a CPU has nothing to launch ahead."""
+    if not isinstance(machine, Device) and machine.backend == "cpu":
+        return []
+    return [
+        "the program waits for each kernel (recipe.launch_blocking): launch time is added to kernel time, and only "
+        "sends between stages and round a ring overlap compute"
+    ]
+
+
+def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> tuple[EntryTime, ...]:
+    """The times of what runs on the device itself, in order, and of what goes to its host; raises NoRate."""
+    roofline = Roofline(machine, blocking=blocking)
+    found = []
+    for each in ledger:
+        if each.kind == "transfer":
+            seconds = host_seconds(each, machine)
+            if seconds is not None:
+                found.append(EntryTime(each, seconds * each.times, "transfer"))
+        elif each.kind != "collective" and is_zero(each.payload):
+            found.append(roofline.time(each))
+    return tuple(found)
+
+
+def host_seconds(entry: Entry, machine: Machine) -> Real | None:
+    """Seconds of one transfer between device and host; None where the link between them is not known.
+
+    What the device computes waits for it: `ledger.memory.checkpointing.Offload` copies one array after the other.
+    """
+    if not isinstance(machine, Device):
+        rate = machine.host_bytes_per_second
+        return None if rate is None else entry.read / rate
+    if machine.fabric is None or machine.fabric.host is None:
+        return None
+    host = machine.fabric.host
+    return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)
+
+
+def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
+    """Model FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
+    flops = ledger.model_flops
+    return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)
+
+
+def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
+    """The time that an accelerator waits for the program, as a separate entry; none where it does not.
+
+    The program runs ahead of the device and waits for it once a step, so a step takes the longer of all launches and
+    all kernels.
+    """
+    launches = sum(each.launch_seconds for each in times)
+    seconds = greater(0.0, launches - sum(each.seconds for each in times))
+    if isinstance(seconds, float | int) and not seconds:
+        return ()
+    entry = Entry("waiting for the program", "", "other", "unknown", basis="assumed")
+    return (EntryTime(entry, seconds, "overhead", 0.0, seconds),)
+
+
+def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
+    """What the seconds of operations go to, by CAUSES; ``ideal`` is `ideal_seconds` of their ledger.
+
+    All that runs in the recompute phase is recomputation, and transfers to the host are communication. What matmuls
+    and attention take beyond the ideal is kernel efficiency: below zero where a causal kernel leaves out more of the
+    dense FLOPs than it loses.
+    """
+    causes: Seconds = dict.fromkeys(CAUSES, 0.0)
+    for each in times:
+        causes["launch overhead"] += each.overhead_seconds
+        rest = each.seconds - each.overhead_seconds
+        if each.entry.phase == "recompute":
+            causes["recomputation"] += rest
+        elif each.entry.kind == "transfer":
+            causes["exposed communication"] += rest
+        elif each.entry.kind in COMPUTE_KINDS:
+            causes["kernel efficiency"] += rest
+        else:
+            causes["memory-bound operations"] += rest
+    causes["ideal"] = ideal
+    causes["kernel efficiency"] -= ideal
+    return causes
+
+
+def _optimizer_call(
+    times: tuple[EntryTime, ...], machine: Machine, tensors: int, *, blocking: bool
+) -> tuple[EntryTime, ...]:
+    """What calling the optimizer costs on top of its operations; an accelerator works on unless it is waited for."""
+    if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
+        return ()
+    seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
+    seconds *= factor_of(machine.factors, "optimizer", "update")
+    if not seconds:
+        return ()
+    entry = Entry("optimizer call", "", "optimizer", "update", basis="assumed")
+    if machine.backend == "cpu" or blocking:
+        return (EntryTime(entry, seconds, "overhead", 0.0, seconds),)
+    return (EntryTime(entry, 0.0, "overhead", launch_seconds=seconds),)
+
+
+def _split(labelled: Iterable[tuple[str, Real]]) -> Seconds:
+    split: Seconds = {}
+    for label, seconds in labelled:
+        split[label] = split.get(label, 0.0) + seconds
+    return split
+
+
+_NOTHING = 1e-5  # of a step
+IDEAL = "model FLOPs at the peak"
+
+
+@frozen
+class OnDevice(Answer, report="traced_time"):
+    """A traced step on a device: what it holds, how long a step takes, and what that goes to (None: not known)."""
+
+    device: Device
+    memory: DeviceMemory
+    step: StepTime
+    dtype: str
+    peak_flops_per_second: float | None
+    mfu: float | None
+    hfu: float | None
+    bars: tuple[Bar, ...]
+    bottleneck: Bottleneck | None
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        shown = [self.device.name, *([] if self.step.seconds is None else [f"step {float(self.step.seconds):.4g} s"])]
+        shown += [] if self.mfu is None else [f"mfu {self.mfu:.4g}"]
+        shown.append(f"{self.memory.nbytes} bytes{', does NOT fit' if self.memory.fits is False else ''}")
+        return f"OnDevice({', '.join(shown)})"
+
+
+def on_device(ledger: Ledger, device: Device) -> OnDevice:
+    """A step on a device: operations one after another, as `forecast.predict.step.step_time` times them.
+
+    Collectives of a rank are named in the notes and not timed: a trace does not say on which nodes ranks are.
+    """
+    peak = ledger.peak()
+    sent = ledger.filter(lambda each: each.kind == "collective")
+    groups = sorted({(each.group, each.ranks) for each in sent})
+    memory = device_memory(
+        peak.nbytes, device, {each.name: each for each in device.overheads},
+        tensors=sum(each.times for each in ledger), groups=[ranks for _, ranks in groups],
+    )  # fmt: skip
+    step, dtype = step_time(ledger, device), matmul_dtype(ledger)
+    notes = [each for each in step.notes if "not timed" not in each]
+    if len(sent):
+        calls, nbytes = sum(each.times for each in sent), sent.total("payload")
+        untimed = f"{calls:,} collectives ({format_nbytes(nbytes)} in all) are not timed"
+        notes.append(f"{untimed}: a step takes longer by the exposed part of them")
+    if any("convolution" in each.name for each in ledger):
+        notes.append("assuming that convolutions reach the rates of matmuls: no published run of them was compared")
+    seconds, rate, share, run_share = step.seconds, None, None, None
+    try:
+        rate = peak_rate(device, dtype)
+    except NoRate as reason:
+        if seconds is not None:
+            notes.append(f"no MFU: {reason}")
+    if seconds and rate is not None:
+        share, run_share = mfu(ledger.model_flops, seconds, rate), hfu(ledger.matmul_flops, seconds, rate)
+    bars = tuple(
+        Bar(NAPKIN if name == "ideal" else name, nanoseconds(float(each)))
+        for name, each in step.causes.items()
+        if abs(each) > _NOTHING * (seconds or 0)  # a scalar that is copied from the host is no communication
+    )
+    limit = bottleneck(bars, mfu=share)
+    if memory.fits is False:
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes or 0, peak.by_category)
+    bars = tuple(replace(each, cause=IDEAL) if each.cause == NAPKIN else each for each in bars)
+    return OnDevice(device, memory, step, dtype, rate, share, run_share, bars, limit, tuple(notes))

@@ -1,5 +1,0 @@
-"""What really happens: a machine's rates, and a run's own ledger."""
-
-from trainledger.measure.meter import meter
-
-__all__ = ["meter"]

@@ -1,0 +1,1 @@
+"""Measurements of machines, steps, loops and profiler traces, and their comparison with the forecast."""

@@ -1,0 +1,188 @@
+"""A calibration of this machine in a minute: kernels, overhead, memory, disk, data loader, collectives of two ranks.
+
+Kernels are timed in rounds (`measure.rounds`). Where no undisturbed block of a kernel is left, its fastest calls count
+and the calibration says ``busy``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from trainledger.engine.train.device import compute_capability, host_threads, keep_freed_memory
+from trainledger.observe.measure.collectives import FEW_SIZES, measure_collectives
+from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.copies import READ, device_copies, disk_times
+from trainledger.observe.measure.hardware import memory_nbytes, title, worth_timing
+from trainledger.observe.measure.kernels import fresh_bytes_per_second, kernels, operation_seconds
+from trainledger.observe.measure.loader import loader_tokens_per_second
+from trainledger.observe.measure.local_ranks import cores_here
+from trainledger.observe.measure.overhead import StepOverhead, TinySteps
+from trainledger.observe.measure.pace import Pace
+from trainledger.observe.measure.rounds import Block, Timing, busy_sentence, has_a_clock, time_all
+from trainledger.spec.calibration import Calibration, KernelTime
+from trainledger.spec.durable import sha256, sync
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rates import CollectiveTime
+from trainledger.spec.units import KIB, MIB
+
+RANKS = 2  # of the collectives
+_PARTS = (attrgetter("operation"), attrgetter("update"), attrgetter("update_tensor"))
+
+T = TypeVar("T")
+
+
+def measure_machine(
+    backend: str = "cpu",
+    *,
+    quick: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Calibration:
+    """Measure the machine under ``backend`` (cpu, cuda, mps) in about 40 s; ``quick`` in 8 s, without collectives.
+
+    Where samples are disturbed, by other processes or a processor below its full speed, it takes up to 30 s longer.
+
+    ``progress`` is called with the share of the work done and the name of the kernel being timed.
+    """
+    device = torch.device(backend)
+    tell = progress or (lambda share, name: None)
+    notes: list[str] = []
+    fresh = fresh_bytes_per_second(device)
+    keep_freed_memory()  # as the engine does, which is what the rates are for
+    threads = host_threads(torch.device(backend))
+    pace = Pace() if device.type == "cpu" else None
+    dtypes = ["fp32"]
+    if worth_timing(device, torch.bfloat16):
+        dtypes.append("bf16")
+    else:
+        notes.append("bf16 matmuls are emulated on this machine and were left out")
+    chosen = kernels(device, dtypes, quick=quick)
+    seconds, rounds = (4.0, 3) if quick else (15.0, 5)
+    with watched(threads) as whole:
+        timings = time_all(
+            chosen, device, threads, seconds=seconds, rounds=rounds, pace=pace,
+            tell=lambda share, name: tell(0.65 * share, name),
+        )  # fmt: skip
+
+    bare = [] if has_a_clock(device) else _watched_often(lambda: operation_seconds(device), threads, 5, pace)
+    overhead = _middle(bare) if bare else 0.0
+    tell(0.66, "overhead of a step")
+    tiny_steps = TinySteps(device)
+    steps = _watched_often(tiny_steps, threads, 9, pace)
+    step = StepOverhead(*(_middle([(sample, part(each)) for sample, each in steps]) for part in _PARTS))
+    tell(0.7, "storage")
+    saves = _watched_often(lambda: storage_bytes_per_second(16 * MIB if quick else 64 * MIB), threads, 3)
+    rates = [(sample, rate) for sample, rate in saves if rate is not None]
+    reads = next((each for each in disk_times(16 * MIB if quick else 64 * MIB) if each.what == READ), None)
+    tell(0.74, "data loader")
+    loads = loader_tokens_per_second(text_nbytes=256 * KIB if quick else 2 * MIB, seconds=0.1 if quick else 0.3)
+    tell(0.77, "host and device")
+    copied = [each for each in device_copies(device) if each.seconds is not None]
+    links: tuple[CollectiveTime, ...] = ()
+    library = _collectives_of(device)
+    if not quick and library is not None:
+        tell(0.8, "collectives")
+        try:
+            links = measure_collectives(
+                RANKS, library, sizes=FEW_SIZES, block_seconds=0.04,
+                tell=lambda share, name: tell(0.8 + 0.2 * share, f"{name} ranks"),
+            )  # fmt: skip
+        except (ChildProcessError, InvalidInput) as error:
+            notes.append(f"collectives could not be measured: {error}")
+    tell(1.0, "done")
+
+    samples: list[Block | Sample] = [each for timing in timings for each in timing.blocks]
+    samples += [each for each, _ in (*bare, *steps)]
+    if any(each.others is None for each in samples):
+        notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
+    busy = busy_sentence(timings, whole)
+    if busy is not None:
+        notes.append(busy)
+    return Calibration(
+        title=title(device),
+        backend=backend,
+        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        torch_version=torch.__version__,
+        threads=threads,
+        kernels=tuple(_kernel_time(each, overhead) for each in timings),
+        fresh_bytes_per_second=fresh,
+        operation_seconds=step.operation,
+        update_seconds=step.update,
+        update_tensor_seconds=step.update_tensor,
+        storage_bytes_per_second=1 / _middle([(sample, 1 / rate) for sample, rate in rates]) if rates else None,
+        memory_nbytes=memory_nbytes(device),
+        compute_capability=compute_capability(device),
+        read_bytes_per_second=None if reads is None else reads.bytes_per_second,
+        loader_tokens_per_second=loads,
+        cores=cores_here(),
+        pace_seconds=None if pace is None else pace.fastest,
+        host_copies=tuple(copied),
+        collectives=links,
+        samples=len(samples),
+        discarded=sum(each.disturbed for each in samples),
+        busy=busy is not None,
+        notes=tuple(notes),
+    )
+
+
+def _collectives_of(device: torch.device) -> str | None:
+    """What ranks of this machine talk through; None where there are no two devices, or no two cores."""
+    if device.type == "cuda":
+        return "nccl" if torch.cuda.device_count() >= RANKS else None
+    return "gloo" if device.type == "cpu" and cores_here() >= RANKS else None
+
+
+def _watched_often(
+    measure: Callable[[], T], threads: int, times: int, pace: Pace | None = None
+) -> list[tuple[Sample, T]]:
+    samples = []
+    for _ in range(times):
+        with watched(threads, pace) as sample:
+            value = measure()
+        samples.append((sample, value))
+    return samples
+
+
+def _middle(samples: list[tuple[Sample, float]]) -> float:
+    kept = [value for sample, value in samples if not sample.disturbed]
+    return statistics.median(kept) if kept else min(value for _, value in samples)
+
+
+def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
+    """What the kernel itself takes: the cost of calling any operation is a number of its own."""
+    kernel, (called, others) = timing.kernel, timing.best()
+    seconds = max(called - overhead * kernel.operations, 0.1 * called)
+    return KernelTime(
+        kind=kernel.kind, dtype=kernel.dtype, shape=kernel.shape, flops=kernel.flops, nbytes=kernel.nbytes,
+        seconds=seconds, phase=kernel.phase, operation=kernel.operation,
+        others=None if others is None else round(others, 3),
+    )  # fmt: skip
+
+
+def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float | None:
+    """How fast a checkpoint goes to disk, as the engine saves it: bytes written, synced and hashed per second.
+
+    None where it fails.
+    """
+    tensors = {str(each): torch.rand(max(1, nbytes // 16)) for each in range(4)}
+    written = sum(each.nbytes for each in tensors.values())
+    try:
+        with tempfile.TemporaryDirectory(dir=directory) as folder:
+            path = Path(folder) / "sample"
+            start = time.perf_counter()
+            save_file(tensors, path)
+            sync(path)
+            sha256(path)
+            return written / (time.perf_counter() - start)
+    except (OSError, SafetensorError):
+        return None

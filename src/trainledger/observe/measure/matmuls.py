@@ -1,0 +1,158 @@
+"""Matmuls side by side: sizes that suit the machine and sizes that do not, and factors in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import torch
+import torch.nn.functional as F
+
+from trainledger.engine.train.device import find_device, host_threads, keep_freed_memory
+from trainledger.observe.measure.contention import watched
+from trainledger.observe.measure.hardware import memory_nbytes, title, worth_timing
+from trainledger.observe.measure.kernels import (
+    DTYPES,
+    ELEMENTS,
+    LARGE_ELEMENTS,
+    LARGE_POOL_NBYTES,
+    POOL_NBYTES,
+    ColdPool,
+    Kernel,
+    copy_kernel,
+)
+from trainledger.observe.measure.pace import pace_of
+from trainledger.observe.measure.rates import MatmulTimes
+from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rates import STRAIGHT, MatmulTime
+from trainledger.spec.units import format_nbytes
+
+Shape = tuple[int, int, int]  # m, n, k
+
+# Each badly shaped size beside the good one: 1001 is odd, 1000 a multiple of 8 and not of 64.
+CUBES, LARGE_CUBES = (128, 256, 512, 1000, 1001, 1024, 2048), (4000, 4001, 4096, 8192)
+SKINNY: tuple[Shape, ...] = ((2048, 8192, 256), (16, 2048, 2048), (1, 2048, 2048))
+BATCHES, LARGE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), (4096, 8192, 16384)
+WIDTHS, LARGE_WIDTHS = (64, 128, 256, 512, 768, 1000, 1001, 1024, 1536, 2048), (3072, 4096, 4097, 8192)
+CPU_WIDTH, LARGE_WIDTH, CPU_ROWS, LARGE_ROWS = 1024, 4096, 1024, 8192
+SECONDS_EACH, LEAST_SECONDS, ROUNDS = 0.3, 0.5, 5
+
+
+def shapes_of(sweep: str | None, *, large: bool) -> tuple[Shape, ...]:
+    """The shapes of a sweep: tokens of a batch times a square weight, or widths of that; of none, cubes and thin ones.
+
+    >>> shapes_of("batch", large=False)[:3]
+    ((1, 1024, 1024), (2, 1024, 1024), (4, 1024, 1024))
+    """
+    if sweep == "batch":
+        width = LARGE_WIDTH if large else CPU_WIDTH
+        return tuple((rows, width, width) for rows in BATCHES + (LARGE_BATCHES if large else ()))
+    if sweep == "width":
+        rows = LARGE_ROWS if large else CPU_ROWS
+        return tuple((rows, width, width) for width in WIDTHS + (LARGE_WIDTHS if large else ()))
+    return tuple((each, each, each) for each in CUBES + (LARGE_CUBES if large else ())) + SKINNY
+
+
+def measure_matmuls(
+    backend: str = "auto",
+    *,
+    shapes: Sequence[Shape] = (),
+    sweep: str | None = None,
+    dtypes: Sequence[str] = (),
+    seconds_each: float = SECONDS_EACH,
+    tell: Tell = lambda share, name: None,
+) -> MatmulTimes:
+    """Time matmuls of ``shapes`` (or of a sweep) with straight factors, the one nearest 1024 with others as well.
+
+    ``dtypes`` are fp32 and bf16 where none are given, the latter where the machine does not emulate it. Raises
+    `InvalidInput` where factors are larger than the memory.
+    """
+    device = find_device(backend)
+    large = device.type != "cpu"
+    keep_freed_memory()
+    notes = []
+    if not dtypes:
+        dtypes = [name for name, each in DTYPES.items() if name == "fp32" or worth_timing(device, each)]
+        notes += [] if "bf16" in dtypes else ["bf16 matmuls are emulated on this machine and were left out"]
+    chosen = list(shapes) or list(shapes_of(sweep, large=large))
+    _refuse_beyond(chosen, dtypes, device)
+    most = max(max(m * k, n * k) for m, n, k in chosen)
+    kernels: list[Kernel] = []
+    for dtype in dtypes:
+        floor = LARGE_POOL_NBYTES if large else POOL_NBYTES
+        pool = ColdPool(device, DTYPES[dtype], max(floor, 2 * most * DTYPES[dtype].itemsize))
+        kernels += [_matmul(pool, dtype, each, STRAIGHT) for each in chosen]
+        middle = min(chosen, key=lambda each: (abs(each[0] * each[1] * each[2] - 2**30), each))
+        kernels += [_matmul(pool, dtype, middle, each) for each in FACTORS if each != STRAIGHT]
+    copied = copy_kernel(ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
+                         LARGE_ELEMENTS[-1] if large else ELEMENTS[-1])  # fmt: skip
+    threads = host_threads(device)
+    with watched(threads) as whole:
+        timings = time_all(
+            [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,
+            tell=tell, pace=pace_of(device),
+        )  # fmt: skip
+    busy = busy_sentence(timings, whole)
+    notes += [] if busy is None else [busy]
+    return MatmulTimes(
+        title=title(device), backend=device.type, date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        torch_version=torch.__version__, threads=threads,
+        matmuls=tuple(_time(each.kernel, *each.best()) for each in timings[:-1]),
+        memory_bytes_per_second=copied.nbytes / timings[-1].best()[0], notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _time(kernel: Kernel, seconds: float, others: float | None) -> MatmulTime:
+    return MatmulTime(
+        shape=kernel.shape, dtype=kernel.dtype, factors=kernel.operation, flops=kernel.flops, nbytes=kernel.nbytes,
+        seconds=seconds, others=None if others is None else round(others, 3),
+    )  # fmt: skip
+
+
+def _refuse_beyond(shapes: Sequence[Shape], dtypes: Sequence[str], device: torch.device) -> None:
+    there = memory_nbytes(device)
+    size = max(DTYPES[each].itemsize for each in dtypes)
+    for m, n, k in shapes:
+        needed = (2 * max(m * k, n * k) + m * n) * size
+        if there is not None and needed > there / 2:
+            rule = f"needs {format_nbytes(needed)}, and half of this machine's memory is {format_nbytes(there / 2)}"
+            raise InvalidInput([Problem("--shapes", f"{m}x{n}x{k}", rule)])
+
+
+Call = Callable[[], object]
+
+
+def _straight(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_MK, b_KN = pool.take(m, k), pool.take(k, n)
+    return lambda: a_MK() @ b_KN()
+
+
+def _second_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_MK, b_NK = pool.take(m, k), pool.take(n, k)
+    return lambda: F.linear(a_MK(), b_NK())
+
+
+def _first_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_KM, b_KN = pool.take(k, m), pool.take(k, n)
+    return lambda: a_KM().t() @ b_KN()
+
+
+def _apart(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    """Every second element of a row: no matmul takes such a stride, and torch copies the factor first."""
+    a_MK, b_KN = pool.take(m, 2 * k), pool.take(k, n)
+    return lambda: a_MK()[:, ::2] @ b_KN()
+
+
+# How the factors lie in memory: both by rows, one transposed (a linear layer; its gradient), one with gaps.
+FACTORS: dict[str, Callable[[ColdPool, int, int, int], Call]] = {
+    STRAIGHT: _straight, "a @ b.T": _second_turned, "a.T @ b": _first_turned, "a[:,::2] @ b": _apart,
+}  # fmt: skip
+
+
+def _matmul(pool: ColdPool, dtype: str, shape: Shape, factors: str) -> Kernel:
+    m, n, k = shape
+    nbytes = (m * k + n * k + m * n) * DTYPES[dtype].itemsize
+    return Kernel(
+        "matmul", dtype, shape, 2 * m * n * k, nbytes, lambda: FACTORS[factors](pool, m, n, k), operation=factors
+    )

@@ -1,0 +1,253 @@
+"""A measured ledger: of a step of the engine's run, or of anybody's loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import accumulate
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainledger.engine.train.device import host_threads
+from trainledger.engine.train.mixed_precision import gradient_buffers
+from trainledger.engine.train.observer import Observer, StepRecord, TrainingState
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.pace import SLOWED, Pace, pace_of
+from trainledger.observe.measure.rank_recorder import RealRankRecorder, recorded
+from trainledger.trace.compiled import metered
+from trainledger.trace.operators.scratch import sums_of_matmul
+from trainledger.trace.optimizers import optimizers_in
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.step import phases_of
+
+# The third step of a session: the optimizer's state exists, and what the first steps warm up is warm.
+STEPS_BEFORE = 2
+
+
+class StepMeter(Observer):
+    """Meters two steps of a run: one operation by operation, the next by its allocator's own events.
+
+    ``ledger`` is None until the first of them is done; ``allocator_peak_nbytes`` until the second, or where
+    the allocator tells nothing. A run that ends before is simply not metered. ``matmul_sums_nbytes`` are what the sums
+    of bf16 matmuls add to the peak on a CPU without instructions for them.
+    """
+
+    def __init__(self) -> None:
+        self.ledger: Ledger | None = None
+        self.ran_eagerly = False  # whether the ledger's step ran without the torch.compile of all others
+        self.allocator_peak_nbytes: int | None = None
+        self.matmul_sums_nbytes = 0
+        self._recorder: Recorder | None = None
+        self._steps: tuple[int, ...] = ()
+
+    @property
+    def metered(self) -> frozenset[int]:
+        """Numbers of the steps that were slowed by metering."""
+        return frozenset(self._steps)
+
+    def on_start(self, state: TrainingState) -> None:
+        self._state = state
+        last = state.run.recipe.total_steps
+        first = min(state.step + STEPS_BEFORE + 1, last)
+        self._steps = tuple(each for each in (first, first + 1) if each <= last)
+
+    def meters(self, step: int) -> bool:
+        return step in self._steps
+
+    @contextmanager
+    def around_step(self, step: int) -> Iterator[None]:
+        if step not in self._steps:
+            yield
+        elif step == self._steps[0]:
+            yield from self._recorded()
+        else:
+            yield from self._watched()
+
+    def _recorded(self) -> Iterator[None]:
+        state = self._state
+        state.optimizer.zero_grad(set_to_none=True)
+        on_cpu = state.device.type == "cpu"
+        if state.run.layout.alone:
+            self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            recording: AbstractContextManager[object] = self._recorder
+        else:
+            rank = RealRankRecorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            self._recorder, recording = rank, recorded(rank)
+        self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
+        if state.scaler is not None:
+            self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
+        with recording, metered(state.model, self._recorder, compiled=state.run.recipe.compiles):
+            yield
+        self.ran_eagerly = state.run.recipe.compiles and not self._recorder.sees_compiled
+        self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
+        self._recorder = None
+        if on_cpu:
+            self.matmul_sums_nbytes = with_sums(self.ledger).peak().nbytes - self.ledger.peak().nbytes
+
+    def _watched(self) -> Iterator[None]:
+        self._state.optimizer.zero_grad(set_to_none=True)
+        before = sum(nbytes for _, nbytes in self.ledger.resident) if self.ledger is not None else 0
+        with AllocatorPeak(self._state.device, live_nbytes=before) as peak:
+            yield
+        self.allocator_peak_nbytes = peak.nbytes
+
+    def around_phase(self, phase: str) -> AbstractContextManager[Any]:
+        if self._recorder is None:
+            return nullcontext()
+        if phase == self._recorder.phases.latest == "backward":
+            return self._going_on(self._recorder)
+        return self._recorder.phase(phase)
+
+    @contextmanager
+    def _going_on(self, recorder: Recorder) -> Iterator[None]:
+        """The rest of the last backward, when ranks add up what it has left: no micro-batch of its own."""
+        before, recorder.phases.current = recorder.phases.current, "backward"
+        yield
+        recorder.phases.current = before
+
+    def on_step_end(self, record: StepRecord) -> None:
+        self._recorder = None
+
+
+def with_sums(ledger: Ledger) -> Ledger:
+    """A ledger with the memory that bf16 matmuls have for their sums on this CPU."""
+
+    def summed(entry: Entry) -> Entry:
+        if entry.kind != "matmul":
+            return entry
+        _, m, n, k = map(int, entry.shape)
+        return replace(entry, scratch=entry.scratch + sums_of_matmul(entry.dtype, m, n, k))
+
+    return replace(ledger, entries=tuple(map(summed, ledger.entries)))
+
+
+class Meter:
+    """What `meter` gives: the ledger of what ran inside, once the block is left."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._recorder.ledger(tokens=0, writer="measure")
+
+
+@contextmanager
+def meter(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None
+) -> Iterator[Meter]:
+    """A context that records a training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
+
+    Forward and backward are distinguished by what runs an operation, the optimizer's step by its hooks. Start
+    with gradients set to None, as those that are there already are not followed. Compiled modules run as compiled,
+    made anew for it; on an accelerator and among several ranks they run eagerly inside.
+    """
+    recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
+    with phases_of(optimizers_in(optimizer), recorder), recorder, metered(model, recorder):
+        yield Meter(recorder)
+
+
+class QuietSteps(Observer):
+    """Watches every step; ``disturbed`` are the numbers of those in which others took the processor, or it was slow.
+
+    Where the system does not say (no /proc/stat), no step counts as disturbed and ``unknown`` is true.
+    """
+
+    def __init__(self) -> None:
+        self.samples: dict[int, Sample] = {}
+        self._threads = torch.get_num_threads()
+        self._pace: Pace | None = None
+
+    def on_start(self, state: TrainingState) -> None:
+        self._threads = host_threads(state.device)
+        self._pace = pace_of(state.device)
+
+    @property
+    def disturbed(self) -> frozenset[int]:
+        return frozenset(step for step, sample in self.samples.items() if sample.disturbed)
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """Of the steps that a slower processor disturbed, how many times as long it took as at its full speed."""
+        return [each.slowdown for each in self.samples.values() if each.slowdown > SLOWED]
+
+    @property
+    def unknown(self) -> bool:
+        return any(sample.others is None for sample in self.samples.values())
+
+    @contextmanager
+    def around_step(self, step: int) -> Iterator[None]:
+        with watched(self._threads, self._pace) as sample:
+            yield
+        self.samples[step] = sample
+
+
+class AllocatorPeak:
+    """The most bytes allocated at once inside the block, on top of ``live_nbytes`` that were there before.
+
+    On CUDA the caching allocator's own maximum; on a CPU the profiler's allocation events of this thread, which are
+    ``changes`` in their order: bytes allocated, negative where freed. ``nbytes`` is None where neither tells.
+    """
+
+    def __init__(self, device: torch.device, *, live_nbytes: int = 0) -> None:
+        self.nbytes: int | None = None
+        self.changes: list[int] = []
+        self._device = device
+        self._live = live_nbytes
+        self._profiler: Any = None
+
+    def __enter__(self) -> AllocatorPeak:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._device.type == "cpu":
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it reports each start and stop otherwise
+            from torch.profiler import ProfilerActivity, profile
+
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profiler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self.nbytes = torch.cuda.max_memory_allocated(self._device)
+        elif self._profiler is not None:
+            self._profiler.__exit__(kind, error, trace)
+            self.changes = _changes(self._profiler)
+            self.nbytes = self._live + max(accumulate(self.changes, initial=0))
+
+
+def _changes(profiler: Any) -> list[int]:
+    """The sizes of the allocation events so far; frees of what was there before are not among them.
+
+    PyTorch remembers addresses of an earlier profile, and tells a free there with the size of what lay there then.
+    """
+    events: list[tuple[int, int, int]] = []
+    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        node = waiting.pop()
+        if node.tag.name == "Allocation":
+            events.append((node.start_time_ns, node.extra_fields.ptr, node.extra_fields.alloc_size))
+        waiting.extend(node.children)
+    inside: set[int] = set()
+    changes = []
+    for _, address, nbytes in sorted(events, key=lambda each: each[0]):
+        if nbytes > 0:
+            inside.add(address)
+        elif address in inside:
+            inside.remove(address)
+        else:
+            continue
+        changes.append(nbytes)
+    return changes

@@ -1,0 +1,67 @@
+"""Measured rates of a machine side by side: matmuls, copies, the data loader, collectives."""
+
+from __future__ import annotations
+
+from trainledger.report.document import Answer
+from trainledger.spec.frozen import frozen
+from trainledger.spec.rates import CollectiveTime, CopyTime, LoaderTime, MatmulTime
+
+
+@frozen(kw_only=True)
+class MatmulTimes(Answer, report="matmul_times"):
+    """Matmuls measured side by side, with the rate of a large copy, which is the slope of the roofline."""
+
+    title: str
+    backend: str
+    date: str
+    torch_version: str
+    threads: int
+    matmuls: tuple[MatmulTime, ...]
+    memory_bytes_per_second: float
+    notes: tuple[str, ...] = ()
+
+    def best(self, dtype: str) -> float:
+        """FLOP/s of the fastest of them in a dtype."""
+        return max(each.flops_per_second for each in self.matmuls if each.dtype == dtype)
+
+
+@frozen(kw_only=True)
+class CopyTimes(Answer, report="copy_times"):
+    """Copies measured side by side: in memory by layout and size, to and from a device, to and from a disk."""
+
+    title: str
+    backend: str
+    date: str
+    torch_version: str
+    threads: int
+    memory: tuple[CopyTime, ...]
+    device: tuple[CopyTime, ...]
+    disk: tuple[CopyTime, ...]
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class LoaderTimes(Answer, report="loader_times"):
+    """The data loader measured, and what a step of the run takes (None: no run, or no forecast of its time).
+
+    ``data`` says what was read, ``needed_tokens_per_second`` the tokens that steps of the run take in a second.
+    """
+
+    data: str
+    seq_len: int
+    global_batch: int
+    times: tuple[LoaderTime, ...]
+    needed_tokens_per_second: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class CollectiveTimes(Answer, report="collective_times"):
+    """Collectives measured side by side, by name, size and group."""
+
+    title: str
+    date: str
+    torch_version: str
+    threads: int
+    times: tuple[CollectiveTime, ...]
+    notes: tuple[str, ...] = ()

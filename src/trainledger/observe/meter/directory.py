@@ -1,0 +1,97 @@
+"""The directory of a metered loop: the same files as those of a run of the engine, without a run file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainledger.engine.train.metrics import Metrics, read
+from trainledger.engine.train.run_directory import locked, read_state, write_state
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.ledger.ledger import Ledger, write_ledger
+from trainledger.ledger.measured import measured_run
+from trainledger.observe.measure.contention import DISTURBED
+from trainledger.observe.measure.hardware import title
+from trainledger.observe.measure.pace import SLOWED
+from trainledger.observe.meter.script import main_script
+from trainledger.spec.plain import write_json
+from trainledger.spec.problem import InvalidInput, Problem
+
+METERED = "metered"  # in the state of a run that is of no run file
+
+
+class RunDirectory:
+    """Lines of steps, findings and the state, as they come; ``end`` writes the measurement."""
+
+    def __init__(self, path: Path, device: torch.device, after: int) -> None:
+        self.path = path
+        self._device = device
+        self._metrics = Metrics(path, after=after)
+        self._slowed: set[int] = set()
+        self._disturbed: set[int] = set()
+        write_state(path, "running", step=after, loop=METERED)
+        self.event("resume" if after else "start", after)
+
+    def write(self, line: dict[str, Any], outside: dict[str, float], *, metered: bool) -> None:
+        """The line of a step, and of what happened before it outside of all steps."""
+        if outside:
+            self._metrics.write({"event": "outside", "step": line["step"], "phase_seconds": outside})
+        self._metrics.write(line)
+        if metered:
+            self._slowed.add(line["step"])
+        if (line.get("others") or 0.0) > DISTURBED or (line.get("slowdown") or 1.0) > SLOWED:
+            self._disturbed.add(line["step"])
+
+    def forecast(self, told: Forecast) -> None:
+        """Keep a forecast, where the loop brought none."""
+        if not (self.path / "forecast.json").exists():
+            write_json(told, self.path / "forecast.json")
+
+    def event(self, event: str, step: int, **facts: object) -> None:
+        self._metrics.event(event, step, **facts)
+
+    def end(self, state: str, step: int, seconds: float, parameters: int, ledger: Ledger | None) -> None:
+        """Close the files; the measurement is made of all lines. ``state`` is finished, interrupted or failed."""
+        self.event("finish" if state == "finished" else state, step, seconds=seconds)
+        self._metrics.close()
+        measured = measured_run(
+            read(self._metrics.path), ledger, metered=self._slowed, disturbed=self._disturbed,
+            device=title(self._device), torch_version=str(torch.__version__), date=date.today().isoformat(),
+        )  # fmt: skip
+        write_json(replace(measured, parameters=parameters), self.path / "measured.json")
+        if ledger is not None:
+            write_ledger(ledger, self.path / "measured-ledger.json.gz")
+        write_state(self.path, state, step=step, loop=METERED)
+
+
+@contextmanager
+def begin(
+    run_dir: str | Path | None, device: torch.device, after: int, forecast: Forecast | None
+) -> Iterator[RunDirectory]:
+    """Hold a directory for a loop that goes on after so many steps; raises `InvalidInput` where it has another run."""
+    path = Path(run_dir) if run_dir is not None else _named()
+    with locked(path):
+        state = read_state(path)
+        if state is not None and state.get("loop") != METERED:
+            rule = "holds a run of a run file, which trainledger train --resume continues; name another directory"
+            raise InvalidInput([Problem("run_dir", str(path), rule)])
+        if state is not None and not after:
+            rule = f"holds a metered loop of {state.get('step')} steps; name another directory, or go on behind them"
+            raise InvalidInput([Problem("run_dir", str(path), rule, f"first_step={state.get('step', 0) + 1}")])
+        if forecast is not None:
+            write_json(forecast, path / "forecast.json")
+        yield RunDirectory(path, device, after)
+
+
+def _named() -> Path:
+    """runs/SCRIPT-DATE-TIME"""
+    script = main_script()
+    stem = Path(script).stem if script else "loop"
+    return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"

@@ -1,0 +1,300 @@
+"""`meter_loop`: what a training loop does, step by step, kept in a run's directory and watched as it happens."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from trainledger.forecast.predict.forecast import Forecast
+from trainledger.observe.meter.deep import DeepSteps
+from trainledger.observe.meter.directory import RunDirectory, begin
+from trainledger.observe.meter.leaks import Piles
+from trainledger.observe.meter.phases import DATA, FORWARD, OUTSIDE, Hooks, LoopClock, StepClock
+from trainledger.observe.meter.ranks import RankTimes
+from trainledger.observe.meter.speed import Speed
+from trainledger.observe.meter.trackers import send
+from trainledger.observe.meter.usage import Usage
+from trainledger.observe.meter.watch import MEMORY_GROWS, Finding, Seen, Watch
+from trainledger.spec.problem import InvalidInput, Problem
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger("trainledger")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a step is: ``tokens`` that all ranks train in it and FLOPs that count as the model's; None: found out."""
+
+    tokens: int | None = None
+    model_flops: int | None = None
+
+
+def meter_loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer],
+    run_dir: str | Path | None = None,
+    *,
+    tokens_per_step: int | None = None,
+    model_flops_per_step: int | None = None,
+    forecast: Forecast | None = None,
+    deep: int | None = None,
+    first_step: int = 1,
+    say: Callable[[str], None] = _LOG.warning,
+    hear_model: bool = True,
+) -> LoopMeter:
+    """Meter a training loop from here on: its phases, memory, tokens per second and MFU, each step, in ``run_dir``.
+
+    ``model`` is what the loop calls (compiled, wrapped by DDP or FSDP), ``optimizer`` what it steps; of several a step
+    ends with the last. Nothing is waited for: on an accelerator times are those of events in its stream. Lines go to
+    ``metrics.jsonl`` of the directory (``runs/SCRIPT-DATE`` where none is named), which `trainledger runs` and
+    `trainledger reconcile` read, and to TensorBoard, W&B or MLflow where the loop uses them. What leaves the usual or
+    the ``forecast`` (of `trainledger.predict`) is said at once, through ``say``.
+
+    ``tokens_per_step`` is of all ranks; None: the integers that the model of this rank takes. FLOPs for MFU are
+    ``model_flops_per_step``, else those of the recorded step, else 6 per parameter and token. ``deep`` is the number of
+    a step that is recorded operation by operation, and the five after it line by line: a wait for the device in a
+    loop, a hidden copy, a graph kept alive are named; these steps take several times as long.
+
+    ``hear_model`` False leaves the model without hooks, for a loop that tells the phases by ``begin``.
+
+    Ends with the program, or with ``close()``, or as a context. Raises `InvalidInput` where the directory holds a run.
+
+    >>> import tempfile
+    >>> model = nn.Linear(4, 4)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder, meter_loop(model, optimizer, f"{folder}/run") as meter:
+    ...     for batch in meter.data(torch.ones(3, 2, 4)):
+    ...         model(batch).sum().backward()
+    ...         optimizer.step()
+    ...     meter.steps
+    3
+    """
+    problems = []
+    if not isinstance(model, nn.Module):
+        problems.append(Problem("model", None, f"must be a torch module, not {type(model).__name__}"))
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+        rule = f"must be an optimizer of torch or several, not {type(optimizer).__name__}"
+        problems.append(Problem("optimizer", None, rule))
+    for name, value in (("tokens_per_step", tokens_per_step), ("model_flops_per_step", model_flops_per_step),
+                        ("deep", deep), ("first_step", first_step)):  # fmt: skip
+        if value is not None and (not isinstance(value, int) or value < 1):
+            problems.append(Problem(name, value, "must be a whole number, at least 1", 1))
+    if problems:
+        raise InvalidInput(problems)
+    size = Size(tokens_per_step, model_flops_per_step)
+    return LoopMeter(model, optimizers, run_dir, size, forecast, deep, first_step, say, hear_model)
+
+
+class LoopMeter:
+    """What `meter_loop` gives: tell it of data, of checkpoints and of losses, and close it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        run_dir: str | Path | None,
+        size: Size,
+        forecast: Forecast | None,
+        deep: int | None,
+        first_step: int,
+        say: Callable[[str], None],
+        hear_model: bool,
+    ) -> None:
+        self._optimizer = optimizers[-1]
+        self._say = say
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        ranks = dist.is_available() and dist.is_initialized()
+        self.rank, self._world = (dist.get_rank(), dist.get_world_size()) if ranks else (0, 1)
+        self._stack = ExitStack()
+        self.directory: RunDirectory | None = None
+        if self.rank == 0:
+            self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast))
+        self._tokens_given = size.tokens
+        self._speed = Speed(model, device, size.model_flops, self._world)
+        self._usage = Usage(device)
+        self._piles = Piles()
+        self._ranks = RankTimes(self.rank, self._world)
+        expected = forecast if forecast is not None else Forecast()
+        self._watch = Watch(expected.step_seconds, expected.step_seconds_by_phase)
+        self._deep = None if deep is None else DeepSteps(deep, model, optimizers, device, alone=self._world == 1)
+        self._held: tuple[StepClock, dict[str, float]] | None = None  # the last step whose time is known: not written
+        self._tokens = 0
+        self._time = 0.0
+        self._closed = False
+        self._clock = LoopClock(device, first_step)
+        self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated)
+        self._hooks.inputs = lambda args, kwargs: self.count((args, kwargs))
+        if self._deep is not None:
+            self._hooks.around_update = self._deep.update
+            self._deep.before(first_step)
+        atexit.register(self.close)
+
+    @property
+    def steps(self) -> int:
+        """The number of the last step that is over, 0 before any."""
+        return self._clock.step.number - 1
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where lines are kept; None on ranks but the first."""
+        return None if self.directory is None else self.directory.path
+
+    def data(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time in which the loop waits for one counts as waiting for data."""
+        iterator = iter(batches)
+        while True:
+            with self._clock.inside(DATA):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            yield batch
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """What runs inside is of this phase: "data", "checkpoint", "evaluation", or a name of the loop's own."""
+        return self._clock.inside(name)
+
+    def log(self, **facts: float | Tensor) -> None:
+        """Numbers of this step, such as ``loss`` and ``grad_norm``; tensors are read later, without waiting."""
+        begun = any(phase == FORWARD for phase, _ in self._clock.step.begins)
+        step = self._clock.step if begun or self._clock.last is None else self._clock.last
+        for name, value in facts.items():
+            step.facts[name] = _on_its_way(value) if isinstance(value, Tensor) else value
+
+    def saved(self, nbytes: int) -> None:
+        """How many bytes the checkpoint of this step has, so that the speed of its disk is known."""
+        self._clock.step.facts["saved_nbytes"] = nbytes
+
+    def close(self, state: str | None = None) -> None:
+        """Write what is left and let go of model and optimizer; ``state`` is finished unless an error ends the run."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._hooks.remove()
+        if self._deep is not None:
+            self._deep.stop()
+        self._take(wait=True)
+        if self._held is not None:
+            self._write(*self._held)
+        if self.directory is not None:
+            ledger = None if self._deep is None else self._deep.ledger
+            crashed = getattr(sys, "last_value", None) is not None
+            state = state or ("failed" if crashed else "finished")
+            self.directory.end(state, self.steps, self._time, self._speed.parameters, ledger)
+        self._stack.close()
+
+    def __enter__(self) -> LoopMeter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self.close(ended)
+
+    def begin(self, phase: str) -> None:
+        """What follows is of this phase; for frameworks that say what they begin."""
+        self._clock.begin(phase)
+
+    def was(self, phase: str) -> None:
+        """What ran since the last beginning was of this phase."""
+        self._clock.was(phase)
+
+    def count(self, batch: Any) -> None:
+        """Count the tokens of a micro-batch: of the first integers [B, T] in it."""
+        self._speed.see_format()
+        for each in tree_leaves(batch):
+            if isinstance(each, Tensor) and each.dim() == 2 and not each.is_floating_point():
+                self._clock.step.tokens += each.numel()
+                return
+
+    def _updated(self) -> None:
+        step = self._clock.end_step()
+        rate = self._optimizer.param_groups[0].get("lr")
+        if isinstance(rate, int | float):
+            step.facts.setdefault("learning_rate", float(rate))
+        step.facts |= self._usage.now()
+        if self._deep is not None:
+            forwards = sum(phase == FORWARD for phase, _ in step.begins)
+            for each in self._deep.after(step.number, self._tokens_of(step), forwards):
+                self._find(each)
+            if self._deep.recorded and self._deep.ledger is not None:
+                self._speed.record(self._deep.ledger)
+                told = self._speed.forecast(self._deep.ledger)
+                if self.directory is not None and told is not None:
+                    self.directory.forecast(told)
+        self._take()
+
+    def _tokens_of(self, step: StepClock) -> int:
+        return self._tokens_given or step.tokens * self._world
+
+    def _take(self, *, wait: bool = False) -> None:
+        """Write the steps whose time has become known; the last of them is held, as facts of it may still come."""
+        for step, seconds in self._clock.ended(wait=wait):
+            if self._held is not None:
+                self._write(*self._held)
+            self._held = step, seconds
+
+    def _write(self, step: StepClock, phases: dict[str, float]) -> None:
+        outside = {name: phases.pop(name) for name in OUTSIDE if name in phases}
+        facts = {name: _number(value) for name, value in step.facts.items()}
+        seconds = sum(phases.values())
+        self._time += seconds
+        tokens = self._tokens_of(step)
+        self._tokens += tokens
+        metered = self._deep is not None and step.number in self._deep.slowed
+        speed = self._speed.of(tokens, seconds)
+        seen = Seen(
+            step.number, seconds, phases, facts.get("memory_nbytes"), facts.get("others"), outside,
+            facts.get("saved_nbytes"), facts.get("slowdown"),
+        )  # fmt: skip
+        if self.directory is not None:
+            line = {"step": step.number, "loss": facts.pop("loss", None), "tokens": self._tokens, "seconds": seconds}
+            line |= {"time": self._time, **facts, **speed, "phase_seconds": phases}
+            self.directory.write(line, outside, metered=metered)
+            send({**{name: each for name, each in line.items() if isinstance(each, float)}, **speed}, step.number)
+        if not metered:
+            for each in self._watch.see(seen):
+                self._find(each)
+                if each.name == MEMORY_GROWS:
+                    self._piles.begin()
+        for each in (*self._piles.look(step.number), *self._ranks.exchange(step.number, phases)):
+            self._find(each)
+
+    def _find(self, found: Finding) -> None:
+        if self.rank == 0:
+            self._say(found.sentence)
+            if self.directory is not None:
+                self.directory.event("finding", found.step, name=found.name, sentence=found.sentence)
+
+
+def _on_its_way(value: Tensor) -> Tensor:
+    """A number of the device, copied to the host: nothing waits for it, and no recorder sees it."""
+    with _disable_current_modes():
+        if value.device.type != "cuda":
+            return value.detach().clone()
+        there = torch.empty((), dtype=value.dtype, pin_memory=True)
+        return there.copy_(value.detach().reshape(()), non_blocking=True)
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    with _disable_current_modes():
+        return value.item()

@@ -1,0 +1,224 @@
+"""A snapshot of CUDA's caching allocator (`torch.cuda.memory._dump_snapshot`): its peak, what for and by which lines.
+
+The file is a pickle. It is read by a reader that builds tables, lists, texts and numbers, and refuses everything else,
+so that no code of the file runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainledger.observe.profiler.origin import BACKWARD, GRADIENTS, Origin, origin_of
+from trainledger.report.document import Answer
+from trainledger.spec.problem import InvalidInput, Problem
+
+BEFORE = "before the recording"
+_UPDATE = "Optimizer.step"
+_CHANGE = {"alloc": 1, "free_completed": -1}  # of what is allocated
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one line of the program had allocated at the peak."""
+
+    category: str
+    line: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class AllocatorPeak(Answer, report="allocator"):
+    """The moment of a snapshot at which most was allocated, in bytes that were asked for.
+
+    ``at`` is the number of the event, ``during`` the innermost annotation around it (such as an optimizer's step).
+    ``reserved_nbytes`` is what the allocator had of the device at that moment, ``most_reserved_nbytes`` at most.
+    """
+
+    path: str
+    device: int
+    events: int
+    at: int
+    during: str
+    nbytes: int
+    by_category: Mapping[str, int]
+    sites: tuple[Site, ...]
+    reserved_nbytes: int
+    most_reserved_nbytes: int
+    end_nbytes: int
+    doubts: tuple[str, ...] = field(default=())
+
+
+def allocator_peak(path: str | os.PathLike[str]) -> AllocatorPeak:
+    """The peak that a snapshot shows; of several devices that of the one with the most events.
+
+    Raises `InvalidInput` where the file cannot be read, holds more than plain data, or is no snapshot.
+    """
+    found = _plain(path)
+    traces = found.get("device_traces") if isinstance(found, dict) else None
+    if not isinstance(traces, list) or not all(isinstance(each, list) for each in traces):
+        raise _refused(path, "is no snapshot of CUDA's allocator (it has no device_traces)")
+    device = max(range(len(traces)), key=lambda number: len(traces[number]), default=0)
+    events = traces[device] if traces else []
+    if not events:
+        rule = "has no events: record them with torch.cuda.memory._record_memory_history() before the program"
+        raise _refused(path, rule)
+    try:
+        return _peak(Path(path).name, device, events, found)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _refused(path, f"is damaged: {type(error).__name__} {error}") from None
+
+
+class _Plain(pickle.Unpickler):
+    """Builds plain data only: a pickle that names a class or a function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside of it")
+
+
+def _plain(path: str | os.PathLike[str]) -> Any:
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            with gzip.open(file) if packed else nullcontext(file) as data:
+                return _Plain(data).load()
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror or error}") from None
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
+            UnicodeDecodeError, MemoryError, OverflowError) as error:  # fmt: skip
+        raise _refused(path, f"is no pickle of plain data: {error}") from None
+
+
+def _refused(path: str | os.PathLike[str], rule: str) -> InvalidInput:
+    return InvalidInput([Problem("--memory", os.fspath(path), rule)])
+
+
+def _peak(name: str, device: int, events: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> AllocatorPeak:
+    segments = [each for each in found.get("segments", ()) if each.get("device", 0) == device]
+    blocks = [block for each in segments for block in each["blocks"] if str(block["state"]).startswith("active")]
+    gradients = _gradients(events, found.get("external_annotations") or ())
+    before = _before(events, blocks)
+    at, most = _highest(events, before)
+    held, unknown = _live(events, at)
+    sites: dict[tuple[str, str], list[int]] = {}
+    for number in held:
+        origin = origin_of(events[number].get("frames") or ())
+        if origin.category == BACKWARD and number in gradients:
+            origin = Origin(GRADIENTS, origin.line)
+        both = sites.setdefault((origin.category, origin.line), [0, 0])
+        both[0] += 1
+        both[1] += events[number]["size"]
+    of_before = most - sum(nbytes for _, nbytes in sites.values())
+    by_category: dict[str, int] = {}
+    for (category, _), (_, nbytes) in sites.items():
+        by_category[category] = by_category.get(category, 0) + nbytes
+    if of_before:
+        by_category[BEFORE] = of_before
+    reserved, most_reserved = _reserved(events, segments, at)
+    return AllocatorPeak(
+        path=name, device=device, events=len(events), at=at,
+        during=_during(found.get("external_annotations") or (), events[at]), nbytes=most,
+        by_category=dict(sorted(by_category.items(), key=lambda each: -each[1])),
+        sites=tuple(
+            Site(category, line, count, nbytes)
+            for (category, line), (count, nbytes) in sorted(sites.items(), key=lambda each: -each[1][1])
+        ),
+        reserved_nbytes=reserved, most_reserved_nbytes=most_reserved,
+        end_nbytes=sum(each["requested_size"] for each in blocks),
+        doubts=tuple(_doubts(events, unknown, of_before, most)),
+    )  # fmt: skip
+
+
+def _highest(events: Sequence[Mapping[str, Any]], before: int) -> tuple[int, int]:
+    """The number of the event after which most was allocated, and the bytes."""
+    at, now, most = 0, before, before
+    for number, event in enumerate(events):
+        now += _CHANGE.get(event["action"], 0) * event["size"]
+        if now > most:
+            at, most = number, now
+    return at, most
+
+
+def _live(events: Sequence[Mapping[str, Any]], at: int) -> tuple[list[int], int]:
+    """The allocations that are there after an event, by number, and how many frees had none before them."""
+    live: dict[int, int] = {}
+    unknown = 0
+    for number, event in enumerate(events[: at + 1]):
+        if event["action"] == "alloc":
+            live[event["addr"]] = number
+        elif event["action"] == "free_completed":
+            unknown += live.pop(event["addr"], None) is None
+    return list(live.values()), unknown
+
+
+def _before(events: Sequence[Mapping[str, Any]], blocks: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes that were allocated before the first event: what is there at the end, less what events account for."""
+    recorded = sum(_CHANGE.get(each["action"], 0) * int(each["size"]) for each in events)
+    return max(0, sum(int(each["requested_size"]) for each in blocks) - recorded)
+
+
+def _reserved(events: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]], at: int) -> tuple[int, int]:
+    """Bytes of the device that the allocator had at an event, and at most."""
+    change = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = [change.get(each["action"], 0) * each["size"] for each in events]
+    now = sum(int(each["total_size"]) for each in segments) - sum(changes)
+    then, most = now, now
+    for number, each in enumerate(changes):
+        now += each
+        most = max(most, now)
+        then = now if number <= at else then
+    return then, most
+
+
+def _gradients(events: Sequence[Mapping[str, Any]], annotations: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Numbers of the allocations that autograd made and that an update finds still there."""
+    updates = [
+        each["time_us"] for each in annotations if each["stage"] == "START" and str(each["name"]).startswith(_UPDATE)
+    ]
+    found: set[int] = set()
+    live: dict[int, int] = {}
+    waiting = sorted(updates)
+    for number, event in enumerate(events):
+        while waiting and event["time_us"] >= waiting[0]:
+            waiting.pop(0)
+            found |= {each for each in live.values() if not events[each].get("frames")}
+        if event["action"] == "alloc":
+            live[event["addr"]] = number
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+    return found
+
+
+def _during(annotations: Sequence[Mapping[str, Any]], event: Mapping[str, Any]) -> str:
+    inside = []
+    for each in annotations:
+        if each["time_us"] > event["time_us"]:
+            break
+        if each["stage"] == "START":
+            inside.append(str(each["name"]))
+        elif inside and inside[-1] == each["name"]:
+            inside.pop()
+    return inside[-1] if inside else ""
+
+
+def _doubts(events: Sequence[Mapping[str, Any]], unknown: int, before: int, most: int) -> Iterator[str]:
+    if not any(each.get("frames") for each in events):
+        yield "No stacks were recorded, so nothing says what memory is for: record with stacks='python' or 'all'."
+    if unknown:
+        yield (
+            f"{unknown:,} frees are of memory that was allocated before the recording began, or whose allocation the "
+            "ring of events no longer has (max_entries): of such memory only the bytes are known."
+        )
+    elif before > most / 10:
+        yield "Much of the memory was allocated before the recording began: nothing says what it is for."

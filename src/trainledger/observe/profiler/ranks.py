@@ -1,0 +1,304 @@
+"""The traces of several ranks of one program: who waits for whom in their collectives.
+
+A collective's kernel runs from when its rank is there until all are done. So of one collective the rank whose kernel is
+shortest came last, and what the others' kernels run longer they waited for it. Nothing is compared across ranks but
+lengths, as their clocks differ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainledger.observe.profiler.collectives import OTHERS, SENDS, payload_nbytes
+from trainledger.observe.profiler.intervals import Intervals, common, length, union
+from trainledger.observe.profiler.profile import Profile, profile_and_timeline
+from trainledger.observe.profiler.rank_timeline import WAITS, RankTimeline, clocks_ahead_ns, rank_timeline
+from trainledger.observe.profiler.read import Advance, read_profile
+from trainledger.observe.profiler.split import exposed_by_kind
+from trainledger.observe.profiler.step_time import EXPOSED, Timeline, moments_of, pieces_of
+from trainledger.observe.profiler.steps import Step
+from trainledger.observe.profiler.waterfall import MeasuredBar, measured_waterfall
+from trainledger.report.document import Answer
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import format_count, format_percent, format_seconds
+
+_ONE_FOR_ALL = ("broadcast", SENDS, OTHERS)  # kinds in which the shortest kernel is not that of the last rank
+_WORTH_A_NAME = 0.02  # of a step, that the others wait for one rank
+_NANO = 1e9
+_DRAWN, _PIECES = 16, 240  # the last steps of a rank, one of which is drawn, and in how many pieces
+
+Waits = list[dict[str, list[tuple[int, int]]]]  # of each rank, by step: from when until when
+Key = tuple[Any, ...]  # what a collective is, its group, and which one of its kind in the step
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """The profile of one rank, and what it waited for others in the steps that all ranks have (nanoseconds).
+
+    ``waited_ns`` is by step and by kind of collective, and lies in exposed communication; ``caused_ns`` is what all
+    others waited in collectives to which this rank came last, in all such steps; ``last`` is how many of the
+    ``compared`` those were. ``waiting_ns`` is all that it waited itself in those steps, beside computation too.
+    """
+
+    rank: int
+    profile: Profile
+    waited_ns: Mapping[str, Mapping[str, int]]
+    caused_ns: int
+    last: int
+    compared: int
+    waiting_ns: int = 0
+
+    @property
+    def waited_in_median_ns(self) -> Mapping[str, int]:
+        """What it waited in its median step, by kind of collective; nothing where other ranks do not have that."""
+        return self.waited_ns.get(self.profile.step.step.name, {})
+
+    @property
+    def own_ns(self) -> int:
+        """Its median step without what it waits in it for other ranks: its own work, and its own gaps."""
+        return self.profile.step.nanoseconds - sum(self.waited_in_median_ns.values())
+
+    @property
+    def waterfall(self) -> tuple[MeasuredBar, ...]:
+        """The bars of its median step, with what it waits for the slowest rank as one of them."""
+        found, waited = self.profile, self.waited_in_median_ns
+        return measured_waterfall(found.step, found.split, found.matmuls, found.peaks, waiting_for_others_ns=waited)
+
+
+@dataclass(frozen=True)
+class Ranks(Answer, report="profile_ranks"):
+    """The traces of several ranks; ``steps`` are the names of those that all of them have.
+
+    ``timeline`` is of the median of these steps (of the last `_DRAWN` ones), by its longest rank.
+    """
+
+    path: str
+    ranks: tuple[RankProfile, ...]
+    steps: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+    timeline: RankTimeline | None = None
+
+    @property
+    def step_ns(self) -> int:
+        """The median step of the rank in the middle."""
+        lengths = sorted(each.profile.step.nanoseconds for each in self.ranks)
+        return lengths[(len(lengths) - 1) // 2]
+
+    @property
+    def own_ns(self) -> int:
+        """The median over ranks of their steps without what they wait for each other."""
+        lengths = sorted(each.own_ns for each in self.ranks)
+        return lengths[(len(lengths) - 1) // 2]
+
+    @property
+    def slowest(self) -> RankProfile | None:
+        """The rank with the longest step without its waits; None where that is within a fiftieth of the median."""
+        longest = max(self.ranks, key=lambda each: each.own_ns)
+        return longest if longest.own_ns - self.own_ns > _WORTH_A_NAME * self.step_ns else None
+
+    @property
+    def stragglers(self) -> tuple[RankProfile, ...]:
+        """Ranks that each of the others waits for, by a fiftieth of a step longer than they wait themselves."""
+        least = _WORTH_A_NAME * self.step_ns * max(len(self.steps), 1)
+        found = [each for each in self.ranks if self._costs_ns(each) - each.waiting_ns > least]
+        return tuple(sorted(found, key=lambda each: -each.caused_ns))
+
+    @property
+    def by_turns(self) -> str:
+        """A sentence where ranks wait for each other and none of them is the slow one; else empty."""
+        steps = max(len(self.steps), 1)
+        waits = sum(each.waiting_ns for each in self.ranks) / max(len(self.ranks), 1) / steps
+        if self.stragglers or waits <= _WORTH_A_NAME * self.step_ns:
+            return ""
+        share = format_percent(waits / max(self.step_ns, 1))
+        return (
+            f"Ranks wait {format_seconds(waits / _NANO)} of a step for each other, {share}, and by turns: none of "
+            "them is slower than the others on the average. Their work differs from step to step, or other programs "
+            "take turns on their hosts."
+        )
+
+    def _costs_ns(self, rank: RankProfile) -> float:
+        """What each of the others waited for a rank, on the average of them."""
+        return rank.caused_ns / max(len(self.ranks) - 1, 1)
+
+    def costs_of_a_step_ns(self, rank: RankProfile) -> float:
+        """The same of one step, on the average of the steps."""
+        return self._costs_ns(rank) / max(len(self.steps), 1)
+
+    def said_of(self, straggler: RankProfile) -> str:
+        """A sentence on a rank that the others wait for."""
+        each_ns = self.costs_of_a_step_ns(straggler)
+        return (
+            f"Rank {straggler.rank} came last to {format_count(straggler.last)} of {format_count(straggler.compared)} "
+            f"collectives: each of the others waited {format_seconds(each_ns / _NANO)} of a step for it, "
+            f"{format_percent(each_ns / max(self.step_ns, 1))}. Look at what this rank does in that time (its host, "
+            "its data, the work it has, its device's clock)."
+        )
+
+
+@dataclass(frozen=True)
+class _SeenStep:
+    """A step of a rank: the beginning and the end of each collective, and exposed communication by kind.
+
+    ``pieces_ns`` are how long each part has of each of `_PIECES` equal pieces; empty where the step is not drawn.
+    """
+
+    step: Step
+    collectives: Mapping[Key, tuple[int, int]]
+    exposed: Mapping[str, Intervals]
+    pieces_ns: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A rank as it was read: its profile and its steps by name."""
+
+    rank: int
+    profile: Profile
+    steps: Mapping[str, _SeenStep]
+
+
+def trace_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The traces in a directory, by name; raises `InvalidInput` where there are none."""
+    found = sorted(each for each in Path(folder).iterdir() if each.name.endswith((".json", ".json.gz")))
+    if not found:
+        rule = "has no traces (*.json, *.json.gz); name a file, or the directory that profilers of all ranks wrote to"
+        raise InvalidInput([Problem("--trace", str(folder), rule)])
+    return found
+
+
+def ranks_of(
+    folder: str | os.PathLike[str],
+    advance: Advance = lambda nbytes: None,
+    say: Callable[[str], None] = lambda name: None,
+) -> Ranks:
+    """What the traces in a directory say, read one after the other; raises `InvalidInput` as `read_profile` does.
+
+    ``say`` hears the name of each file as it is read.
+    """
+    seen = []
+    for at, each in enumerate(trace_files(folder)):
+        say(each.name)
+        seen.append(_seen(each, at, advance))
+    return compare(sorted(seen, key=lambda each: each.rank), Path(folder).name)
+
+
+def _seen(path: Path, at: int, advance: Advance) -> _Seen:
+    """What one trace says; its events are gone with this call."""
+    recording = read_profile(path, advance)
+    found, times, steps = profile_and_timeline(recording, path.name)
+    rank = at if recording.rank is None else recording.rank
+    drawn = {step.name for step in steps.steps[-_DRAWN:]}
+    return _Seen(rank, found, {step.name: _of_step(times, step, step.name in drawn) for step in steps.steps})
+
+
+def _of_step(times: Timeline, step: Step, is_drawn: bool) -> _SeenStep:
+    counted: dict[Key, int] = {}
+    found = {}
+    for at in times.sent.between(*step.device_ns):
+        kind, message = times.sent.kinds[at], times.sent.messages[at]
+        if kind in _ONE_FOR_ALL:
+            continue
+        what: Key = (kind,) if message is None else (kind, message.ranks, message.group, payload_nbytes(message))
+        counted[what] = counted.get(what, 0) + 1
+        found[*what, counted[what]] = int(times.sent.spans.begins_ns[at]), int(times.sent.spans.ends_ns[at])
+    moments = moments_of(times, step)
+    pieces = pieces_of(moments, step, _PIECES) if is_drawn else {}
+    return _SeenStep(step, found, exposed_by_kind(times, step, moments[EXPOSED]), pieces)
+
+
+def compare(seen: Sequence[_Seen], path: str) -> Ranks:
+    """Who waited for whom, in the steps and the collectives that ranks have in common."""
+    steps = [name for name in (seen[0].steps if seen else ()) if all(name in each.steps for each in seen)]
+    waits: Waits = [{name: [] for name in steps} for _ in seen]
+    caused, last, compared, waiting = ([0] * len(seen) for _ in range(4))
+    ends: list[dict[object, int]] = [{} for _ in seen]
+    for name in steps:
+        for key in dict.fromkeys(key for each in seen for key in each.steps[name].collectives):
+            there = [at for at, each in enumerate(seen) if key in each.steps[name].collectives]
+            if len(there) < 2 or not _one_group(key, len(there)):
+                continue
+            spans = {at: seen[at].steps[name].collectives[key] for at in there}
+            slowest = min(there, key=lambda at: spans[at][1] - spans[at][0])
+            shortest = spans[slowest][1] - spans[slowest][0]
+            last[slowest] += 1
+            for at, (begin, end) in spans.items():
+                ends[at][name, key] = end
+                compared[at] += 1
+                waits[at][name].append((begin, end - shortest))
+                waiting[at] += end - begin - shortest
+                caused[slowest] += end - begin - shortest
+    ranks = tuple(
+        RankProfile(
+            each.rank, each.profile, {name: _exposed(waits[at][name], each.steps[name].exposed) for name in steps},
+            caused[at], last[at], compared[at], waiting[at],
+        )
+        for at, each in enumerate(seen)
+    )  # fmt: skip
+    drawn = _timeline(seen, steps, waits, clocks_ahead_ns(ends))
+    return Ranks(path, ranks, tuple(steps), tuple(_doubts(seen, steps, compared)), drawn)
+
+
+def _timeline(
+    seen: Sequence[_Seen], steps: Sequence[str], waits: Waits, ahead: Sequence[int | None]
+) -> RankTimeline | None:
+    """The median of the steps that all ranks have in pieces, by its longest rank."""
+    lengths = {
+        name: max(each.steps[name].step.nanoseconds for each in seen)
+        for name in steps
+        if all(each.steps[name].pieces_ns for each in seen)
+    }
+    if not lengths:
+        return None
+    name = sorted(lengths, key=lambda each: lengths[each])[(len(lengths) - 1) // 2]
+    rows = []
+    for each, waiting in zip(seen, waits, strict=True):
+        found = each.steps[name]
+        exposed = [np.zeros((0, 2), dtype=np.int64), *found.exposed.values()]
+        both = np.concatenate(exposed)[np.argsort(np.concatenate(exposed)[:, 0], kind="stable")]
+        of_others = common(_moments(waiting[name]), union(both[:, 0], both[:, 1]))
+        pieces = dict(found.pieces_ns) | pieces_of({WAITS: of_others}, found.step, _PIECES)
+        pieces[EXPOSED] = tuple(max(a - b, 0) for a, b in zip(pieces[EXPOSED], pieces[WAITS], strict=True))
+        rows.append((each.rank, found.step.device_ns, pieces))
+    return rank_timeline(name, rows, ahead)
+
+
+def _one_group(key: Key, count: int) -> bool:
+    """Whether ranks that ran a collective of this kind ran the same one: known by its group, or as all ran it."""
+    if len(key) == 2:  # nothing is said of it
+        return True
+    _, ranks, group, *_ = key
+    return bool(group) or ranks in (0, count)
+
+
+def _exposed(waits: list[tuple[int, int]], exposed: Mapping[str, Intervals]) -> dict[str, int]:
+    """How much of some waiting lies in the exposed communication of each kind."""
+    waiting = _moments(waits)
+    return {kind: nanoseconds for kind, own in exposed.items() if (nanoseconds := length(common(waiting, own)))}
+
+
+def _moments(waits: list[tuple[int, int]]) -> Intervals:
+    both = np.array(sorted(waits), dtype=np.int64).reshape(-1, 2)
+    return union(both[:, 0], both[:, 1])
+
+
+def _doubts(seen: Sequence[_Seen], steps: Sequence[str], compared: Sequence[int]) -> Iterator[str]:
+    if not steps:
+        yield "The ranks have no step of the same number: who waited for whom cannot be said."
+    elif not any(compared):
+        yield (
+            "No collective is known to be the same on several ranks (their groups are not recorded): who waited for "
+            "whom cannot be said."
+        )
+    numbers = [each.rank for each in seen]
+    if len(set(numbers)) < len(numbers):
+        yield "Several traces are of the same rank, or do not say which one they are of: they are told apart by name."
+    of = {each.profile.ranks for each in seen if each.profile.ranks}
+    if of and max(of) > len(seen):
+        yield f"{len(seen)} of {max(of):,} ranks have traces here: one without a trace may be the slowest."

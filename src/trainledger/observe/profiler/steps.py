@@ -1,0 +1,157 @@
+"""The steps in a recording: where each begins and ends on the host, and on the device.
+
+A device works behind its host: a step is there from its first kernel to the first of the next step, by the launch of
+each. Steps are those that the program's profiler was told of (`ProfilerStep#N`); else they end where an optimizer
+updates; else they are found by repetition of what is launched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.observe.profiler.kinds import UPDATE
+from trainledger.observe.profiler.recording import NONE, Recording, Spans
+
+_MARKED = re.compile(r"^ProfilerStep#(\d+)$")
+_LEAST_ALIKE = 0.95  # of what two neighbouring steps launch
+_LEAST_COVERED = 0.5  # of the recording, by the steps that are found
+_TRIED_OF_A_COUNT = 8  # names that occur equally often
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its name, when it began and ended on the host, and on the device (nanoseconds)."""
+
+    name: str
+    host_ns: tuple[int, int]
+    device_ns: tuple[int, int]
+
+    @property
+    def nanoseconds(self) -> int:
+        return self.device_ns[1] - self.device_ns[0]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps that are whole in a recording, and how they were found."""
+
+    steps: tuple[Step, ...]
+    found_by: str
+
+
+def steps_of(recording: Recording) -> Steps:
+    """The steps, in their order; of a recording without any sign of them the whole is one."""
+    for find in (_by_marks, _by_updates, _by_repetition):
+        edges, names, found_by = find(recording)
+        if len(edges) > 1:
+            return Steps(_on_device(recording, edges, names), found_by)
+    first, last = extent(recording)
+    return Steps((Step("all", (first, last), _extent_of(recording)),), "the whole recording, as nothing in it repeats")
+
+
+def extent(recording: Recording) -> tuple[int, int]:
+    """When the first event on the host begins and the last one ends."""
+    there = [each for each in (recording.operators, recording.launches, recording.annotations) if len(each)]
+    there = there or [recording.work]
+    return min(int(each.begins_ns[0]) for each in there), max(int(each.ends_ns.max()) for each in there)
+
+
+def _extent_of(recording: Recording) -> tuple[int, int]:
+    work = recording.work
+    return (int(work.begins_ns[0]), int(work.ends_ns.max())) if recording.on_device else extent(recording)
+
+
+def _by_marks(recording: Recording) -> tuple[list[int], list[str], str]:
+    marks = recording.named(recording.annotations, _MARKED)
+    edges = [*marks.begins_ns.tolist(), *marks.ends_ns.tolist()[-1:]]
+    return edges, [recording.names[each].partition("#")[2] for each in marks.names], "ProfilerStep annotations"
+
+
+def _by_updates(recording: Recording) -> tuple[list[int], list[str], str]:
+    """From the end of an update to the end of the next one; what stands before the first end is cut off."""
+    updates = recording.named(recording.annotations, UPDATE)
+    edges = sorted(updates.ends_ns.tolist())
+    return edges, [str(each + 2) for each in range(len(edges) - 1)], "the ends of Optimizer.step annotations"
+
+
+def _by_repetition(recording: Recording) -> tuple[list[int], list[str], str]:
+    """From one occurrence of a name to the next, where what lies between is nearly the same each time.
+
+    Names that occur most often are tried first, as the shortest period is the step; layers within one fail, as what
+    lies between the last of a step and the first of the next is something else.
+    """
+    operators = _busiest_thread(recording.operators)
+    for what, when in ((operators, operators.begins_ns), (recording.work, launched(recording))):
+        names, tried = what.names, Counter[int]()
+        for name, count in Counter(names.tolist()).most_common():
+            if count < 2 or tried[count] == _TRIED_OF_A_COUNT:
+                continue
+            tried[count] += 1
+            places = np.flatnonzero(names == name)
+            if _alike(names, places):
+                begins = when[places]
+                return begins.tolist(), [str(each + 1) for each in range(len(begins) - 1)], "repetition"
+    return [], [], ""
+
+
+def _busiest_thread(operators: Spans) -> Spans:
+    if not len(operators):
+        return operators
+    lanes, counts = np.unique(operators.lanes, return_counts=True)
+    return operators.where(operators.lanes == lanes[counts.argmax()])
+
+
+def _alike(names: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> bool:
+    """Whether the names between any two neighbouring places are those of the first two, but for a twentieth.
+
+    Before and after them stand parts of steps, whose names are among those of a whole one: so layers are no steps.
+    """
+    first = None
+    for begin, end in itertools.pairwise(places.tolist()):
+        there = np.bincount(names[begin:end], minlength=int(names.max()) + 1)
+        if first is None:
+            first = there
+        elif np.minimum(first, there).sum() < _LEAST_ALIKE * max(first.sum(), there.sum()):
+            return False
+    assert first is not None
+    outside = np.concatenate([names[: places[0]], names[places[-1] :]])
+    covered = (places[-1] - places[0]) >= _LEAST_COVERED * len(names)
+    return bool(covered and np.mean(first[outside] > 0) >= _LEAST_ALIKE and (len(places) > 2 or len(outside)))
+
+
+def launched(recording: Recording) -> npt.NDArray[np.int64]:
+    """When each piece of device work was launched on the host.
+
+    Work without a launch in the recording was launched with what stands before it in its stream, and what stands before
+    all launches, before the recording began.
+    """
+    work, of = recording.work, recording.launch_of_work
+    if not (of != NONE).any():
+        return work.begins_ns
+    found = np.where(of != NONE, recording.launches.begins_ns[of], np.iinfo(np.int64).min)
+    for lane in np.unique(work.lanes):
+        there = work.lanes == lane
+        found[there] = np.maximum.accumulate(found[there])
+    return found
+
+
+def _on_device(recording: Recording, edges: list[int], names: list[str]) -> tuple[Step, ...]:
+    hosts = list(itertools.pairwise(edges))
+    if not recording.on_device:
+        return tuple(Step(name, each, each) for name, each in zip(names, hosts, strict=True))
+    when, work = launched(recording), recording.work
+    begins = [int(min(work.begins_ns[when >= edge], default=edge)) for edge in edges[:-1]]
+    end = int(max(work.ends_ns[(when >= edges[-2]) & (when < edges[-1])], default=begins[-1]))
+    if len(begins) > 1:  # what the device still does after as long as a step takes would be in the time of the next one
+        usual = max(hosts[-1][1] - hosts[-1][0], int(np.median(np.diff(begins))))
+        end = min(end, begins[-1] + usual)
+    return tuple(
+        Step(name, host, (begin, max(begin, after)))
+        for name, host, begin, after in zip(names, hosts, begins, [*begins[1:], end], strict=True)
+    )

@@ -1,0 +1,166 @@
+"""config.json to `ModelSpec`, for every model type that is known here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trainledger.spec.convert.huggingface.alibis import ALIBIS
+from trainledger.spec.convert.huggingface.experts import EXPERTS
+from trainledger.spec.convert.huggingface.family import Family
+from trainledger.spec.convert.huggingface.gpts import GPTS
+from trainledger.spec.convert.huggingface.layers import read_windows
+from trainledger.spec.convert.huggingface.llamas import LLAMAS
+from trainledger.spec.convert.huggingface.reading import Reading
+from trainledger.spec.convert.huggingface.rope import read_rope
+from trainledger.spec.foreign import foreign_problem
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rules.model import model_problems
+from trainledger.spec.units import MEGA, format_nbytes
+
+FAMILIES: dict[str, Family] = {
+    name: each for each in (*LLAMAS, *GPTS, *ALIBIS, *EXPERTS) for name in (each.model_type, *each.also)
+}
+# Models of several senses, of which the language model is read: their model type -> that of their text_config.
+_TEXT_OF = {"gemma3": "gemma3_text"}
+_MOST_PROBLEMS = 20
+LARGEST_NBYTES = 10 * MEGA  # of a JSON file; real ones have a few kB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most 10 MB; `InvalidInput` says what is wrong with any other."""
+    name = path.name
+    if not path.is_file():
+        raise InvalidInput([Problem(name, None, f"is not a file of {path.parent.absolute()}")])
+    nbytes = path.stat().st_size
+    if nbytes > LARGEST_NBYTES:
+        rule = f"has {format_nbytes(nbytes)}; more than {format_nbytes(LARGEST_NBYTES)} is no {name}"
+        raise InvalidInput([Problem(name, None, rule)], str(path.parent))
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        raise InvalidInput([Problem(name, None, "is nested too deeply to be read")], str(path.parent)) from None
+    except ValueError as error:  # json, encoding, or an integer of thousands of digits
+        raise InvalidInput([Problem(name, None, f"is not JSON: {error}")], str(path.parent)) from None
+    if not isinstance(value, dict):
+        raise InvalidInput([Problem(name, value, "must be a JSON object, { ... }")], str(path.parent))
+    return value
+
+
+def model_from_hf(config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
+    """The spec of a Hugging Face config.json (its path or its contents); raises `InvalidInput`."""
+    if isinstance(config, dict):
+        return from_config(config)
+    return from_config(read_json(Path(config)), os.fspath(config))
+
+
+def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_weights: bool = False) -> ModelSpec:
+    """The spec of a config.json; `InvalidInput` names every key that is refused.
+
+    ``for_weights`` also refuses what changes the values computed and has no place in a spec, though not the cost;
+    and the spec is the served model, as the models of transformers are.
+    """
+    reading, spec = read(config, where)
+    if for_weights and reading.weight_problems:
+        refuse_all(reading.weight_problems, where)
+    return spec.served if for_weights else spec
+
+
+def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[str]:
+    """Sentences on what a config says that its spec does not hold; `InvalidInput` as `from_config`."""
+    reading, spec = read(config)
+    unserved = [f"{spec.unserved}, as transformers leaves them out"] if for_weights and spec.unserved else []
+    return [*reading.notes, *unserved, *(f"left out: {each}" for each in reading.weight_problems)]
+
+
+def family_named(model_type: object, where: str = "config.json") -> Family:
+    """The family of a model type; `InvalidInput` names those that it may have meant."""
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    from difflib import get_close_matches
+
+    word = model_type[:100].lower() if isinstance(model_type, str) else ""
+    near = get_close_matches(word, FAMILIES, n=3, cutoff=0.5)
+    listed = f"; nearest are {', '.join(near)}" if near else ""
+    rule = f"must be one of the model types that are known here: {', '.join(FAMILIES)}{listed}"
+    rule += ". `trainledger trace` accounts for any model's own code"
+    raise InvalidInput([Problem("model_type", model_type, rule)], where)
+
+
+def refuse_all(found: list[Problem], where: str) -> NoReturn:
+    """Raise the first twenty problems."""
+    rest = len(found) - _MOST_PROBLEMS
+    if rest > 0:
+        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys also have problems")]
+    raise InvalidInput(found, where)
+
+
+def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading, ModelSpec]:
+    """The spec of a config.json, and the reading with what the spec does not hold."""
+    if (foreign := foreign_problem(config)) is not None:
+        raise InvalidInput([replace(foreign, field="model.config")], where)
+    kind = config.get("model_type")
+    text_kind = _TEXT_OF.get(kind) if isinstance(kind, str) else None
+    if text_kind is not None:
+        config = _text_config(config, text_kind, where)
+    family = family_named(config.get("model_type"), where)
+    reading = Reading(config, family)
+    if text_kind is not None:
+        reading.notes.append(f"text_config alone is read: other inputs of a {kind} than text are left out")
+        reading.refuse_weights("model_type", kind, f"only its language model ({text_kind}) has weights here")
+    reading.read_tables()
+    read_windows(reading)
+    if family.read is not None:
+        family.read(reading)
+    if reading.fields.get("feed_forward.d_ff") is None and reading.has("d_model"):
+        reading.fields["feed_forward.d_ff"] = 4 * reading.fields["d_model"]
+    if family.theta is not None and reading.fields.get("positions") == "rope":
+        read_rope(reading)
+    if reading.problems:
+        refuse_all(reading.problems, where)
+    spec = canonical(from_fields(ModelSpec, {"name": _name(config), **reading.fields}))
+    if found := [replace(each, field=_key(each.field, family)) for each in model_problems(spec)]:
+        refuse_all(found, where)
+    return reading, spec
+
+
+def canonical(spec: ModelSpec) -> ModelSpec:
+    """The same spec with what follows from other fields left absent."""
+    heads, rope, experts = spec.attention, spec.rope, spec.experts
+    follows = {
+        "attention.n_kv_heads": heads.n_kv_heads == heads.n_heads,
+        "attention.head_dim": heads.head_dim is not None and heads.head_dim * heads.n_heads == spec.d_model,
+        "attention.output_bias": heads.output_bias == heads.bias,
+        "attention.scale": heads.scale is not None and abs(heads.scale * spec.head_size**0.5 - 1) < 1e-12,
+        "positions.dim": rope is not None and rope.dim == spec.head_size,
+        "feed_forward.expert_d_ff": experts is not None and experts.expert_d_ff == experts.d_ff,
+    }
+    return with_fields(spec, {path: None for path, absent in follows.items() if absent})
+
+
+def _text_config(config: Mapping[str, Any], text_kind: str, where: str) -> Mapping[str, Any]:
+    """The config of the language model of a model of several senses."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        rule = f"must be the JSON object of a {config['model_type']}'s language model"
+        raise InvalidInput([Problem("text_config", text, rule)], where)
+    shared = {key: config[key] for key in ("_name_or_path", "tie_word_embeddings") if config.get(key) is not None}
+    return {"model_type": text_kind} | shared | text
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    origin = config.get("_name_or_path")
+    name = origin.rstrip("/").rsplit("/", 1)[-1] if isinstance(origin, str) else ""
+    return name if name.isprintable() and 0 < len(name) <= 100 else str(config["model_type"])
+
+
+def _key(name: str, family: Family) -> str:
+    """The config's name of a field ``model.d_model``."""
+    bare = name.removeprefix("model.")
+    return family.keys.get(bare, bare)

@@ -1,0 +1,183 @@
+"""A config.json on its way to a `ModelSpec`: the fields found so far, and every problem.
+
+A key that changes the cost is understood or refused by name. A key that changes only the values computed, and has no
+place in a spec, is a problem for whoever reads the weights as well, and none for an account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+from trainledger.spec.convert.huggingface.family import ALLOWED, CODE, DROPOUTS, IGNORED, VALUES, Family
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import Problem, shown
+from trainledger.spec.reading import field_of
+from trainledger.spec.setting import Broken, may_be_none, read_value, rule_of
+
+_ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
+_LARGEST = 10**9
+
+
+def _field(path: str) -> Field[Any]:
+    found = field_of({"model": ModelSpec}, f"model.{path}")
+    assert found is not None, path
+    return found
+
+
+class Reading:
+    """What is read of one config: fields of the spec by path, problems, problems of the weights alone, and notes."""
+
+    def __init__(self, config: Mapping[str, Any], family: Family) -> None:
+        self.config = config
+        self.family = family
+        self.fields: dict[str, Any] = dict(family.always)
+        self.problems: list[Problem] = []
+        self.weight_problems: list[Problem] = []
+        self.notes: list[str] = []
+
+    def given(self, key: str) -> Any:
+        """The value of a key or of its other name; None where neither is given."""
+        value = self.config.get(key)
+        other = self.family.aliases.get(key)
+        return self.config.get(other) if value is None and other is not None else value
+
+    def refuse(self, key: str, value: Any, rule: str, nearest: Any = None) -> None:
+        self.problems.append(Problem(key, value, rule, nearest))
+
+    def refuse_weights(self, key: str, value: Any, rule: str) -> None:
+        """Note a key that changes what is computed and not what it costs, where the spec has no field for it."""
+        self.weight_problems.append(Problem(key, value, rule))
+
+    def checked(self, name: str, key: str, value: Any) -> Any:
+        """``value`` if it obeys the rules of the ModelSpec field, else None and a problem."""
+        each = _field(name)
+        try:
+            if isinstance(value, str) or value is None:  # JSON numbers are no text with units
+                raise Broken("must be a number" if rule_of(each)["quantity"] != "flag" else "must be true or false")
+            return read_value(each, value)
+        except Broken as broken:
+            self.refuse(key, value, f"{broken.rule} ({rule_of(each)['doc']})", broken.nearest)
+            return None
+
+    def take(self, name: str, key: str, default: Any = None) -> Any:
+        """Set a field from a key, from ``default`` where it is not given; the value, None after a problem."""
+        value = self.given(key)
+        self.fields[name] = default if value is None else self.checked(name, key, value)
+        return self.fields[name]
+
+    def whole(self, key: str, default: int, at_least: int = 0) -> int:
+        """A whole number that is no field of the spec; ``default`` after a problem."""
+        value = self.given(key)
+        if value is None:
+            return default
+        if type(value) is not int or not at_least <= value <= _LARGEST:
+            self.refuse(key, value, f"must be a whole number from {at_least} to {_LARGEST}", default)
+            return default
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A flag that is no field of the spec; ``default`` after a problem."""
+        value = self.given(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(key, value, "must be true or false", default)
+            return default
+        return value
+
+    def has(self, *names: str) -> bool:
+        """Whether these fields were read without a problem."""
+        return all(self.fields.get(each) is not None for each in names)
+
+    def head_size(self) -> int | None:
+        """The width of a head as rope sees it; None where a size is missing."""
+        own = self.fields.get("attention.rope_head_dim") or self.fields.get("attention.head_dim")
+        if own is not None:
+            return int(own)
+        if self.has("d_model", "attention.n_heads"):
+            return int(self.fields["d_model"] // self.fields["attention.n_heads"])
+        return None
+
+    def read_tables(self) -> None:
+        """Every key by the tables of the family: unknown ones are refused, and the fields that are keys are set."""
+        self._refuse_unknown()
+        self._check_architectures()
+        for name, key in self.family.keys.items():
+            self._take_key(name, key)
+        for key, switch in self.family.switches.items():
+            self.fields |= switch.on if self.flag(key, switch.default) else switch.off
+
+    def _refuse_unknown(self) -> None:
+        family = self.family
+        allowed, values = {**ALLOWED, **family.allowed}, {**VALUES, **family.values}
+        read = {*family.keys.values(), *family.switches, *family.reads, *family.rope_aliases.values(), "layer_types"}
+        if family.windows != "none":
+            read |= {"sliding_window", "use_sliding_window", "max_window_layers"}
+        if family.theta is not None:
+            read |= _ROPE_KEYS
+        read |= {other for key, other in family.aliases.items() if key in read}
+        for key, value in self.config.items():
+            if key in read or key in family.ignored:
+                continue
+            if key in allowed:
+                if not is_one_of(value, allowed[key]):
+                    rule = "changes what the model costs, and that is not accounted for"
+                    self.refuse(key, value, rule, "leave it out" if allowed[key][0] is None else allowed[key][0])
+            elif key in values:
+                if not is_one_of(value, values[key]):
+                    rule = "changes what the model computes, not what it costs, and has no place in a ModelSpec"
+                    if key == "quantization_config":
+                        rule = "says how the weights are stored; formats are the recipe's here"
+                    self.refuse_weights(key, value, rule)
+            elif key in DROPOUTS:
+                if value:
+                    self.notes.append(f"{key} = {shown(value)} is left out: dropout is recipe.dropout here")
+            elif key in CODE:
+                if value:
+                    rule = "the code it names is not read, and the model type is built in"
+                    self.notes.append(f"{key} is left out: {rule}")
+            elif key not in IGNORED:
+                self.refuse(
+                    key, value, f"is no key that is known here for {family.model_type}; it may change the model"
+                )
+
+    def _check_architectures(self) -> None:
+        """Another head on the same body costs something else."""
+        named, family = self.config.get("architectures"), self.family
+        if named is None or named == []:
+            return
+        bodies = (each.removesuffix("ForCausalLM").removesuffix("LMHeadModel") for each in family.architectures)
+        known = {*family.architectures, *(f"{each}Model" for each in bodies)}
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            self.refuse("architectures", named, "must be a list of names")
+        elif unknown := [each for each in named if each not in known]:
+            rule = f"is not accounted for; {family.model_type} here is {family.architectures[0]}"
+            self.refuse("architectures", unknown[0], f"{rule}. `trainledger trace` counts any model's step")
+
+    def _take_key(self, name: str, key: str) -> None:
+        """Set a field from its key or the key's other name, checked."""
+        family, config, value = self.family, self.config, self.given(key)
+        other = family.aliases.get(key)
+        if other is not None and config.get(other) is not None and config[other] != value:
+            self.refuse(other, config[other], f"is {key} by another name, which is {shown(value)}")
+        if value is None:
+            self.fields[name] = None
+            if key in config and may_be_none(_field(name)):  # null is not the same as absent
+                return
+            if name in family.defaults:
+                self.fields[name] = family.defaults[name]
+            else:
+                self.refuse(key, None, f"is missing ({rule_of(_field(name))['doc']})")
+        elif name == "feed_forward.activation":
+            if not isinstance(value, str) or value not in family.activations:
+                self.refuse(key, value, f"must be one of {', '.join(family.activations)}")
+            self.fields[name] = family.activations.get(value) if isinstance(value, str) else None
+        else:
+            self.fields[name] = self.checked(name, key if config.get(key) is not None else str(other), value)
+
+
+def is_one_of(value: Any, allowed: tuple[object, ...]) -> bool:
+    """Whether a value is among those allowed, true and 1 being two different values."""
+    return any(type(value) is type(each) and value == each for each in allowed)

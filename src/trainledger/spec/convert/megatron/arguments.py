@@ -1,0 +1,199 @@
+"""Megatron-LM's arguments from any text that has them: a launch line, a script, a YAML map, or a run's log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainledger.spec.convert.megatron.shell import Script, read_script
+from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import MIB
+
+Value = str | tuple[str, ...]  # several words of one argument are a tuple, a flag without words is "true"
+LARGEST = 4 * MIB  # bytes of a file: a log prints its arguments at the beginning
+SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".log", ".out", ".txt", ".args")
+_LOGGED = re.compile(r"^.*?\s([a-z][a-z0-9_]+) \.{3,} (.*?)\s*$")
+_LOG_BEGINS = "arguments ----"
+_OF_A_MODEL = ("num-layers", "hidden-size", "micro-batch-size", "num-attention-heads")
+# What a log and a map of Python's names call a flag that switches something off.
+_INVERTED = {
+    "add-bias-linear": "disable-bias-linear", "apply-rope-fusion": "no-rope-fusion",
+    "bias-gelu-fusion": "no-bias-gelu-fusion", "bias-swiglu-fusion": "no-bias-swiglu-fusion",
+    "bias-dropout-fusion": "no-bias-dropout-fusion", "masked-softmax-fusion": "no-masked-softmax-fusion",
+    "gradient-accumulation-fusion": "no-gradient-accumulation-fusion",
+    "create-attention-mask-in-dataloader": "no-create-attention-mask-in-dataloader",
+    "use-layer-wise-param-layout": "no-use-layer-wise-param-layout",
+    "torch-fsdp2-reshard-after-forward": "torch-fsdp2-no-reshard-after-forward",
+}  # fmt: skip
+
+
+@frozen
+class Arguments:
+    """Arguments by their flags without dashes in front (``num-layers``), and what else the text says of the run.
+
+    ``devices`` are those of the launcher or the log, None where neither says. ``environment`` are the variables that
+    the text sets. ``complete`` says that the text has every argument, as a log has, so that none is a default.
+    ``program`` is the file that is launched, empty where the text does not say.
+    """
+
+    given: Mapping[str, Value]
+    devices: int | None = None
+    environment: Mapping[str, str] | None = None
+    complete: bool = False
+    program: str = ""
+
+
+def read_arguments(text: str, where: str = "") -> Arguments:
+    """The arguments in a text; raises `InvalidInput` where it has none.
+
+    >>> found = read_arguments("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --bf16")
+    >>> dict(found.given), found.devices
+    ({'num-layers': '12', 'bf16': 'true'}, 8)
+    """
+    logged = _of_log(text)
+    if logged is not None:
+        return logged
+    if where.endswith((".yaml", ".yml")) or _is_map(text):
+        return _of_map(text, where)
+    script = read_script(text)
+    words, launcher, program = _words(script)
+    found = flags_of(words)
+    if not any(name in found for name in _OF_A_MODEL):
+        rule = "has no arguments of Megatron-LM: a launch line, a script's assignments, a YAML map or a run's log has"
+        raise InvalidInput([Problem("", None, rule, "--num-layers 32 --hidden-size 4096 ...")], where)
+    return Arguments(found, _devices(launcher, script.variables), script.variables, program=program)
+
+
+def flags_of(words: Sequence[str]) -> dict[str, Value]:
+    """Words of a command line by flag; of a flag that is given twice the last one counts.
+
+    >>> flags_of(["--bf16", "--cp-comm-type", "a2a", "p2p", "--lr=1e-4"])
+    {'bf16': 'true', 'cp-comm-type': ('a2a', 'p2p'), 'lr': '1e-4'}
+    """
+    found: dict[str, Value] = {}
+    name: str | None = None
+    for word in (each.strip("'\"") for each in words):
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("_", "-")
+            found[name] = value if equals else "true"
+            if equals:
+                name = None
+        elif name is not None:
+            before = found[name]
+            found[name] = word if before == "true" else (*((before,) if isinstance(before, str) else before), word)
+    return found
+
+
+def _words(script: Script) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The words after the program's name in the command that launches it, those before, and the name."""
+    best: tuple[tuple[str, ...], tuple[str, ...], str] = ((), (), "")
+    for command in script.commands:
+        places = [place for place, word in enumerate(command) if word.endswith(".py")]
+        place = places[-1] if places else -1
+        if _sizes(command[place + 1 :]) > _sizes(best[0]):
+            best = command[place + 1 :], command[: max(0, place)], command[place] if places else ""
+    if best[0]:
+        return best
+    return tuple(word for value in script.variables.values() if "--" in value for word in value.split()), (), ""
+
+
+def _sizes(words: Sequence[str]) -> int:
+    """How many sizes of a model the words name."""
+    return sum(f"--{name}" in words for name in _OF_A_MODEL)
+
+
+def _devices(launcher: Sequence[str], variables: Mapping[str, str]) -> int | None:
+    """Processes of a node times nodes, as the launcher has them, or the variables that launchers are given."""
+    flags = flags_of(launcher)
+    each = _count(flags.get("nproc-per-node"), *(variables.get(name) for name in ("GPUS_PER_NODE", "NPROC_PER_NODE")))
+    nodes = _count(flags.get("nnodes"), *(variables.get(name) for name in ("NNODES", "NUM_NODES")))
+    whole = _count(variables.get("WORLD_SIZE"))
+    return whole if each is None else each * (nodes or 1)
+
+
+def _count(*values: object) -> int | None:
+    found = (int(each) for each in values if isinstance(each, str) and each.isdecimal() and len(each) < 8)
+    return next((each for each in found if each), None)
+
+
+def _of_log(text: str) -> Arguments | None:
+    """The arguments that Megatron-LM prints when it starts; None where the text is no such log."""
+    begin = text.find(_LOG_BEGINS)
+    if begin < 0:
+        return None
+    found: dict[str, Value] = {}
+    for line in text[begin:].splitlines()[1:]:
+        matched = _LOGGED.match(f" {line}")
+        if matched:
+            _take(found, matched[1], matched[2])
+        elif "end of arguments" in line:
+            break
+    devices = found.pop("world-size", None)
+    return Arguments(found, _count(devices), None, complete=True) if found else None
+
+
+def _take(found: dict[str, Value], name: str, value: Any) -> None:
+    """An argument by Python's name and printed value: what is None or false is not given."""
+    name = name.strip("-").replace("_", "-")
+    text = "true" if value is True else "False" if value is False else "None" if value is None else value
+    if isinstance(text, list | tuple):  # of plain values: what has others inside is no argument
+        found[name] = tuple(str(each) for each in text if isinstance(each, str | int | float))
+        return
+    if not isinstance(text, str | int | float):
+        return
+    text = str(text)
+    if name in _INVERTED:
+        if text in ("False", "false"):
+            found[_INVERTED[name]] = "true"
+    elif text not in ("None", "False", "false", ""):
+        found[name] = "true" if text in ("True", "true") else text
+
+
+def from_values(values: Mapping[str, Any], environment: Mapping[str, Any], *, program: str = "") -> Arguments:
+    """Arguments from their values by name, as JSON or YAML have them."""
+    found: dict[str, Value] = {}
+    for name, value in values.items():
+        _take(found, str(name), value)
+    return Arguments(found, None, {str(name): str(value) for name, value in environment.items()}, program=program)
+
+
+def _is_map(text: str) -> bool:
+    """Whether a text looks like a YAML map of arguments: a line of a key and a colon comes first."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return re.match(r"^\s*-{0,2}[A-Za-z][\w-]*:(\s|$)", first) is not None
+
+
+def _of_map(text: str, where: str) -> Arguments:
+    """The arguments of a map: alone, under MODEL_ARGS as in Megatron-LM's tests, or in groups as in its YAML files."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        table = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = "" if line is None else f" (line {line + 1})"
+        raise InvalidInput([Problem("", None, f"is not a YAML file that can be read{place}")], where) from None
+    if not isinstance(table, Mapping):
+        raise InvalidInput([Problem("", None, "must be a map of arguments")], where)
+    inner, variables = table.get("MODEL_ARGS", table), table.get("ENV_VARS")
+    read = from_values(
+        dict(_members(inner)) if isinstance(inner, Mapping) else {},
+        variables if isinstance(variables, Mapping) else {},
+    )
+    found = dict(read.given)
+    if not any(name in found for name in _OF_A_MODEL):
+        rule = "has no arguments of Megatron-LM, such as --num-layers or hidden_size"
+        raise InvalidInput([Problem("", None, rule)], where)
+    return Arguments(found, _count(found.pop("world-size", None)), read.environment)
+
+
+def _members(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Names and values of a map and of the maps in it, one level deep."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from ((str(each), inner) for each, inner in value.items() if not isinstance(inner, Mapping))
+        else:
+            yield str(name), value

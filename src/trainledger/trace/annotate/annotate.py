@@ -1,0 +1,329 @@
+"""Run a program under the tracer and report what each of its lines costs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d
+
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import counted, format_flops, format_nbytes
+from trainledger.trace.annotate import script
+from trainledger.trace.annotate.accelerator import Accelerator, pretended
+from trainledger.trace.annotate.account import Account, LineAccount
+from trainledger.trace.annotate.annotation import BACKWARD, COPY, LOOP, SYNC, VIEW, Annotation, File, Line, Mark, Work
+from trainledger.trace.annotate.findings import FEWEST_READS, findings
+from trainledger.trace.annotate.graphs import FEWEST_LOOKS
+from trainledger.trace.annotate.line_runs import LineRuns, Loop
+from trainledger.trace.annotate.source import Files
+from trainledger.trace.annotate.steps import Steps
+from trainledger.trace.annotate.syncs import reads_seen
+from trainledger.trace.annotate.watcher import Watcher
+from trainledger.trace.fakes.counts import Counts
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.own_code import own_code_followed
+from trainledger.trace.fakes.picked import EmptyBatches, ZeroIndices
+from trainledger.trace.fakes.refused import Refused
+from trainledger.trace.fakes.rules import as_if_real, fake_rules
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.shown import numbers_shown
+from trainledger.trace.fakes.stored import without_values
+from trainledger.trace.patches import around, replaced
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.script import as_main, compiled
+
+DEVICES = ("cuda",)
+_NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available", "device type cuda")
+MOST_DECISIONS = 200  # at one line in one step
+MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
+
+OnError = Callable[[str], None]
+
+
+def annotate(
+    program: str | os.PathLike[str] | Callable[..., object],
+    arguments: Sequence[Any] = (),
+    *,
+    fake: bool = False,
+    device: str | None = None,
+    files: Sequence[str] = (),
+    steps: int | None = None,
+    shapes: bool = False,
+    assume: Sequence[str] = (),
+    on_error: OnError | None = None,
+) -> Annotation:
+    """What each line of a program costs: a script, run as ``__main__`` with ``arguments``, or a function of yours.
+
+    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, a value that is read is assumed to
+    be 0, and masks find as many elements as ``assume`` says (`trace`), as ``notes`` say. ``device`` "cuda" lets a
+    program for one GPU run on a machine without any: its tensors pass for the GPU's. Shown are the lines of the script
+    and of the modules in its directory, or of the ``files`` that these patterns name; ``steps`` ends it after so many
+    optimizer steps; with ``shapes`` the tensors of each line are shown.
+
+    However the program ends, what ran is reported; ``ended`` says why where it did not come to its end, and
+    ``on_error`` is called with the traceback. Raises InvalidInput where there is no such script.
+
+    >>> def double():
+    ...     x = torch.ones(4, 8)
+    ...     return (x.t() * 2).sum()
+    >>> annotate(double).total.flops
+    64
+    """
+    _check(device, steps, fake, program, arguments)
+    if callable(program):
+        function = program
+        path = _file_of(program)
+        request = _Request(path, tuple(files) or (path,), fake, device, steps, shapes, script=False, assume=assume)
+        return _run(request, lambda: function(*arguments), on_error)
+    path = os.fspath(program)
+    code = compiled(path)
+    request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes, script=True, assume=assume)
+    with as_main(path, [str(each) for each in arguments]) as module:
+        return _run(request, lambda: exec(code, module.__dict__), on_error)
+
+
+def _check(device: str | None, steps: int | None, fake: bool, program: object, arguments: Sequence[Any]) -> None:
+    problems = []
+    if device is not None and device not in DEVICES:
+        problems.append(Problem("device", device, "must be one that can be pretended", DEVICES[0]))
+    if steps is not None and steps < 1:
+        problems.append(Problem("steps", steps, "must be at least 1", 1))
+    if fake and callable(program) and arguments:
+        rule = "a function on fake tensors creates its own: give it no arguments, and build the model inside"
+        problems.append(Problem("arguments", None, rule))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def _file_of(function: Callable[..., object]) -> str:
+    """The file of a function, below decorators and bound arguments; InvalidInput for one without any source."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        rule = "is not written in Python and has no lines; wrap it in a Python function"
+        raise InvalidInput([Problem("program", repr(function), rule)])
+    return str(code.co_filename)
+
+
+class _Request(NamedTuple):
+    path: str
+    files: Sequence[str]
+    fake: bool
+    device: str | None
+    steps: int | None
+    shapes: bool
+    assume: Sequence[str]
+    script: bool  # or a function, which may use tensors that were there before
+
+
+def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
+    files = Files(request.path, request.files)
+    files.name(request.path)
+    watcher = Watcher(files, request.shapes, from_start=request.script)
+    account, lines, recorder = watcher.account, watcher.lines, watcher.recorder
+    notes: dict[str, None] = {}
+    guesses: Counter[str] = Counter()
+    runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
+    steps = Steps(watcher, files, request.steps)
+    note = notes.setdefault
+    counts = Counts(request.assume, lambda: lines.here() or "a line of a library")
+
+    def guessed() -> None:
+        line = lines.here() or "a line of a library"
+        guesses[line] += 1
+        if guesses[line] > MOST_GUESSES:
+            raise Refused(f"more than {MOST_GUESSES:,} unknown values were read here")
+
+    def decided() -> None:
+        line = lines.here() or "a line of a library"
+        steps.decided[line] += 1
+        if steps.decided[line] > MOST_DECISIONS:
+            rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
+            raise Refused(rule)
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(replaced(torch, "compile", lambda _: _eager(note)))
+        enter(steps.followed())
+        if request.fake:
+            mode = enter(FakeTensorMode(allow_non_fake_inputs=True))
+            enter(without_values(note))
+            enter(numbers_shown())
+            enter(own_code_followed(mode, note, watcher.launched))
+            enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
+            enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
+            enter(ZeroIndices(guessed, decided, EmptyBatches(lambda: lines.here() or "a line of a library")))
+            enter(fake_rules())
+            enter(counts.followed())
+            enter(replaced(dist, "init_process_group", around(partial(_alone, stack, note))))
+            enter(as_if_real())
+        else:
+            enter(replaced(torch, "load", around(partial(_loaded, recorder))))
+        if request.device is not None:
+            accelerator = Accelerator(recorder, account.settle)
+            accelerator.gpu.note = note
+            watcher.device_of, watcher.after = accelerator.device_of, accelerator.after
+            watcher.dies.append(accelerator.gone)
+            enter(pretended(accelerator, lambda: watcher.synchronized("torch.cuda.synchronize", [], "cuda")))
+        enter(reads_seen(watcher.synchronized, guessed))
+        enter(recorder)
+        began = time.perf_counter()
+        with runs, script.terminated():
+            ending = script.run(program, files, on_error or (lambda text: print(text, file=sys.stderr)))
+        seconds = time.perf_counter() - began
+        account.settle()
+        ends = {name: line.live for name, line in account.lines.items()}
+    for line, count in guesses.items():
+        note(f"{counted(count, 'value')} read at {line} assumed to be 0: fake tensors have no values")
+    notes |= dict.fromkeys(counts.notes())
+    if request.device is not None and not request.fake:
+        note("the kernels are those of the CPU; with --fake they are those of CUDA")
+    for each in (too_few_steps(steps.taken), without_cuda(ending.sentence, request.device)):
+        if each:
+            note(each)
+    if not runs.counted:
+        note("runs of lines were not counted: a debugger or coverage tool already traces them")
+    found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
+    return Annotation(
+        script=files.name(files.script), files=tuple(_files(_Seen(watcher, files, runs, ends))), findings=found,
+        total=account.total, elsewhere=_elsewhere(account, files), peak_nbytes=watcher.peak_nbytes,
+        live_nbytes=sum(ends.values()), steps=steps.taken, backwards=recorder.phases.micro_batches, seconds=seconds,
+        fake=request.fake, device=request.device or "", ended=ending.sentence, outcome=ending.outcome,
+        uncounted=tuple((name, times, watcher.uncounted.get(name, "")) for name, times in uncounted),
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def too_few_steps(steps: int) -> str:
+    """What so few optimizer steps cannot show; "" for none or enough.
+
+    >>> too_few_steps(2)
+    'too few steps to judge: 2; a graph kept alive is found from 4 on, a synchronization in a loop from 3 on'
+    """
+    if not 0 < steps < FEWEST_LOOKS:
+        return ""
+    sentence = f"too few steps to judge: {steps}; a graph kept alive is found from {FEWEST_LOOKS} on"
+    return sentence + (f", a synchronization in a loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
+
+
+def without_cuda(sentence: str, device: str | None) -> str:
+    """What helps a program that ended because it found no GPU; "" for any other."""
+    if device is not None or not any(each in sentence for each in _NO_GPU):
+        return ""
+    return 'a script for one GPU runs on a machine without any with --device cuda (in Python device="cuda")'
+
+
+def _loaded(recorder: Recorder, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a file holds is in memory from here on, which no operation shows."""
+    found = load(*args, **kwargs)
+    recorder.appear(tensors_in(found), "torch.load")
+    return found
+
+
+def _alone(
+    stack: ExitStack, note: Callable[[str], object], before: Callable[..., None], *args: Any, **kwargs: Any
+) -> None:
+    """A program that begins a process group is the only rank of it."""
+    from trainledger.trace.distributed.world import process_groups  # most of torch.distributed, which few programs need
+
+    size = int(kwargs.get("world_size", -1))
+    size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1:
+        raise Refused(f"a program of {size} ranks is no single process; trace --world-size {size} accounts for a rank")
+    stack.enter_context(process_groups(1, 0))
+    note("a process group of one rank: FSDP2 gathers and frees no memory that is followed here")
+    distributed_c10d.init_process_group(*args, **kwargs)
+
+
+def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:
+        note("torch.compile was left out: operations run one by one, before fusion")
+        return model if model is not None else lambda each: each
+
+    return compile
+
+
+class _Seen(NamedTuple):
+    """What was seen of a program; ``ends`` are the live bytes of each line when it ended."""
+
+    watcher: Watcher
+    files: Files
+    runs: LineRuns
+    ends: dict[str, int]
+
+
+def _elsewhere(account: Account, files: Files) -> Work:
+    """The work that no line of the files shown caused."""
+    shown, elsewhere = files.shown(), Work()
+    for name, line in account.lines.items():
+        if name.rpartition(":")[0] not in shown:
+            elsewhere += line.own + line.backward + line.recompute
+    return elsewhere
+
+
+def _files(seen: _Seen) -> Iterator[File]:
+    """The script, and the other files of which a line did something."""
+    worked = {name.rpartition(":")[0] for name in seen.watcher.account.lines}
+    for name, path in seen.files.shown().items():
+        if path == seen.files.script or name in worked:
+            numbers = range(1, len(seen.files.shape(path).lines) + 1)
+            yield File(name, tuple(_line(seen, name, path, number) for number in numbers))
+
+
+def _line(seen: _Seen, name: str, path: str, number: int) -> Line:
+    shape, at = seen.files.shape(path), f"{name}:{number}"
+    line = seen.watcher.account.lines.get(at)
+    statement = shape.statement(number)
+    ran = seen.runs.runs.get((name, statement), 0) if statement == number or line is not None else 0
+    loop = seen.runs.loops.get((name, number))
+    marks = _loop_marks(loop) if loop is not None else ()
+    text = shape.lines[number - 1]
+    syncs = [Mark(SYNC, each.what, each.times) for each in seen.watcher.syncs.waits() if each.caller_line == at]
+    if line is None:
+        return Line(number, text, ran, marks=(*marks, *syncs))
+    return Line(
+        number, text, ran, line.own, line.backward, line.recompute, alive=line.alive,
+        at_end=seen.ends.get(at, 0), most_alive=line.most_alive, alive_of_backward=line.alive_of_backward,
+        marks=(*marks, *_marks(line), *syncs), tensors=tuple(line.shown),
+    )  # fmt: skip
+
+
+def _loop_marks(loop: Loop) -> tuple[Mark, ...]:
+    if not loop.iterations or not (loop.flops or loop.moved):
+        return ()
+    flops, moved = loop.flops // loop.iterations, loop.moved // loop.iterations
+    each = f"{format_flops(flops)} and {format_nbytes(moved)} moved each"
+    grown = loop.grown // loop.pairs if loop.pairs else 0
+    kept = f", {format_nbytes(grown)} more alive after each" if grown > 0 else ""
+    return (Mark(LOOP, f"{counted(loop.iterations, 'iteration')}, {each}{kept}", loop.iterations, max(0, grown)),)
+
+
+def _marks(line: LineAccount) -> list[Mark]:
+    marks = [Mark(VIEW, ", ".join(line.views), line.views.total())] if line.views else []
+    copies: dict[str, Mark] = {}
+    for (why, _, inside, backward), copy in line.copies.items():
+        what = f"{why}, {copy.source} to {copy.to}" if why == "dtype" else why
+        where = " in backward" if backward else f" inside {inside}" if inside else ""
+        why_and_where = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
+        before = copies.get(why_and_where, Mark(COPY))
+        copies[why_and_where] = Mark(COPY, why_and_where, before.times + copy.times, before.nbytes + copy.nbytes)
+    marks += copies.values()
+    if line.ran_backward is not None and line.ran_backward.operations:
+        ran = line.ran_backward
+        what = f"ran {format_flops(ran.flops)} for {counted(len(line.ran_lines - {''}), 'line')}, shown at those lines"
+        marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
+    return marks

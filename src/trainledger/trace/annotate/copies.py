@@ -1,0 +1,208 @@
+"""Operations that copy, and why: elements out of order, another dtype, another device, a broadcast written out.
+
+Followed further are two kinds of copies: those in a wider dtype that are converted straight back, and fp32 copies of
+half-precision tensors that a loss reads.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, memory_format
+from torch import contiguous_format as CONTIGUOUS
+from torch._ops import OpOverload
+
+from trainledger.ledger.core.record import Event, Storage
+from trainledger.trace.annotate.source import Callers
+from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in, touched_nbytes
+
+NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE = "non-contiguous", "expanded", "dtype", "device"
+LAYOUT, CLONE, REPEATED, JOINED, INDEXED = "memory format", "clone", "repeat", "joined", "indexing"
+TIMES_LARGER = 16  # a broadcast: than the largest tensor that it is made of
+
+_REPEATS = ("repeat", "repeat_interleave", "tile")
+_JOINS = ("cat", "stack", "concatenate", "hstack", "vstack")
+_INDEXES = ("index", "index_select", "gather", "take", "take_along_dim", "masked_select")
+# Calls that say themselves that they copy or convert.
+_ASKED = {
+    "contiguous", "clone", "copy_", "to", "type", "float", "half", "bfloat16", "double", "int", "long", "bool", "cpu",
+    "cuda", "deepcopy", "type_as", "pin_memory", "einsum", *_REPEATS, *_JOINS,
+}  # fmt: skip
+_HALVES = (torch.bfloat16, torch.float16)
+_WIDER = {
+    **dict.fromkeys(_HALVES, (torch.float32, torch.float64)),
+    torch.float32: (torch.float64,),
+    torch.int32: (torch.int64, torch.float64),
+}
+LOSSES = frozenset({
+    "_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "logsumexp", "mse_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss",
+})  # fmt: skip
+
+
+class Copy:
+    """Copies of one kind at one expression of a line: the first one's tensors, and how often and how many bytes."""
+
+    __slots__ = (
+        "expression", "largest", "line", "nbytes", "of_loss", "shape", "source", "source_dtype", "source_nbytes",
+        "source_stride", "sources", "times", "to",
+    )  # fmt: skip
+
+    def __init__(self, line: str, expression: str, sources: Sequence[Tensor], out: Tensor) -> None:
+        self.line, self.expression = line, expression
+        self.times = self.nbytes = self.largest = self.of_loss = 0
+        source = sources[0]
+        self.source_dtype, self.to = dtype_name(source.dtype), dtype_name(out.dtype)
+        self.source = f"{self.source_dtype}{list(source.shape)}"
+        self.source_stride, self.source_nbytes = tuple(source.stride()), touched_nbytes(source)
+        self.sources, self.shape = [list(each.shape) for each in sources], list(out.shape)
+
+    @property
+    def call(self) -> str:
+        """The name of the call or the operator that the expression is."""
+        return called(self.expression)
+
+    @property
+    def by(self) -> str:
+        """What copies, for a sentence."""
+        return f"`{self.expression}`" if self.expression else self.call or "it"
+
+    @property
+    def asked(self) -> bool:
+        """Whether the words of the line say that it copies."""
+        return self.call in _ASKED
+
+    def count(self, nbytes: int) -> None:
+        self.times += 1
+        self.nbytes += nbytes
+        self.largest = max(self.largest, nbytes)
+
+
+class Copies(dict[tuple[str, str, str, bool], Copy]):
+    """The copies of a line by (why, expression, library inside which it happens, whether in backward)."""
+
+    def count(
+        self, why: str, line: str, source: Tensor, out: Tensor, expression: str, inside: str, backward: bool
+    ) -> None:
+        key = (why, expression, inside, backward)
+        if key not in self:
+            self[key] = Copy(line, expression, [source], out)
+        self[key].count(out.numel() * out.element_size())
+
+
+class Conversions:
+    """Follows copies in another dtype: ``round_trips`` to a wider one and back, ``upcasts`` of halves to fp32."""
+
+    def __init__(self) -> None:
+        self.round_trips: dict[tuple[str, str], Copy] = {}
+        self.upcasts: dict[tuple[str, str, tuple[int, ...]], Copy] = {}
+        self._narrower: dict[Storage, torch.dtype] = {}  # of wider copies that nothing has written to since
+        self._upcast: dict[Storage, Copy] = {}
+
+    @property
+    def watches(self) -> bool:
+        return bool(self._narrower)
+
+    def gone(self, record: Storage) -> None:
+        self._narrower.pop(record, None)
+        self._upcast.pop(record, None)
+
+    def written(self, record: Storage | None) -> None:
+        """A tensor is changed in place: it is no mere copy any more."""
+        if record is not None:
+            self._narrower.pop(record, None)
+
+    def converted(
+        self, source: Storage | None, made: Storage, before: Tensor, after: Tensor, line: str, expression: str
+    ) -> None:
+        """The program has copied a tensor in another dtype."""
+        if source is not None and self._narrower.get(source) is after.dtype and line:
+            trip = self.round_trips.setdefault((line, expression), Copy(line, expression, [before], after))
+            trip.count(source.nbytes + made.nbytes)
+        if after.dtype in _WIDER.get(before.dtype, ()):
+            self._narrower[made] = before.dtype
+
+    def copied(
+        self, source: Storage | None, made: Storage, why: str, before: Tensor, after: Tensor, line: str, expression: str
+    ) -> None:
+        """A tensor was copied, for whatever reason."""
+        if why == DTYPE and before.dtype in _HALVES and after.dtype == torch.float32 and before.dim() > 1:
+            key = (line, expression, tuple(before.shape))  # a call of a library may convert many tensors
+            upcast = self.upcasts.setdefault(key, Copy(line, expression, [before], after))
+            upcast.count(made.nbytes)
+            self._upcast[made] = upcast
+        elif source is not None and source in self._upcast:
+            self._upcast[made] = self._upcast[source]
+
+    def reached_loss(self, records: Iterable[Storage | None]) -> None:
+        """A loss, or the softmax of one, reads tensors."""
+        for each in records:
+            if each is not None and each in self._upcast:
+                self._upcast[each].of_loss += 1
+
+
+class Broadcasts(dict[tuple[str, str], Copy]):
+    """Pointwise results of two tensors or more, each stretched along a dim of the other, by line and expression."""
+
+    def take(self, event: Event, args: tuple[Any, ...], out: Tensor, callers: Callers) -> None:
+        if event.facts["kind"] != "elementwise" or not event.allocated:
+            return
+        sources, size = tensors_in(args), out.numel()
+        if len(sources) < 2 or size < max(1024, TIMES_LARGER * max(each.numel() for each in sources)):
+            return
+        caller = callers.now()
+        if caller is not None and not caller.inside:
+            found = self.setdefault((caller.at, caller.expression), Copy(caller.at, caller.expression, sources, out))
+            found.count(event.allocated[0].nbytes)
+
+
+def why_copied(func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str:
+    """Why an operation copies; "" for one that does not."""
+    if name in _JOINS:
+        return JOINED
+    if not args or not isinstance(args[0], Tensor):
+        return ""
+    source = args[0]
+    if name == "_to_copy":
+        if kwargs.get("dtype") not in (None, source.dtype):
+            return DTYPE
+        return DEVICE if kwargs.get("device") not in (None, source.device) else LAYOUT
+    if name == "clone":
+        return _why_cloned(source, kwargs.get("memory_format"))
+    if name == "copy_":
+        other = args[1]
+        return DEVICE if other.device != source.device else DTYPE if other.dtype != source.dtype else ""
+    if name in _REPEATS:
+        return REPEATED
+    return INDEXED if name in _INDEXES else ""
+
+
+def _why_cloned(source: Tensor, form: memory_format | None) -> str:
+    if form is CONTIGUOUS and not source.is_contiguous():
+        still = any(not step and size > 1 for size, step in zip(source.shape, source.stride(), strict=True))
+        return EXPANDED if still else NON_CONTIGUOUS
+    if form is not None and not source.is_contiguous(memory_format=form):
+        return LAYOUT
+    return CLONE
+
+
+def called(expression: str) -> str:
+    """What an expression calls or does last.
+
+    >>> called("x.transpose(1, 2).reshape(B, -1)"), called("F.linear(x, w)"), called("a @ b"), called("")
+    ('reshape', 'linear', '@', '')
+    """
+    try:
+        node = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            return node.func.attr
+        return node.func.id if isinstance(node.func, ast.Name) else ""
+    if isinstance(node, ast.BinOp):
+        return {ast.MatMult: "@", ast.Mult: "*", ast.Add: "+", ast.Sub: "-", ast.Div: "/"}.get(type(node.op), "")
+    return "[]" if isinstance(node, ast.Subscript) else ""

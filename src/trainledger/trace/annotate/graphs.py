@@ -1,0 +1,272 @@
+"""The graphs of autograd over the steps of a program.
+
+Whether those of past steps stay alive, which forwards record one that no backward uses (evaluation without
+``no_grad``), and whether a gradient that a step has used is added to and used again. A node of autograd has a number
+that grows, which shows the step that made it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainledger.ledger.core.record import Storage
+from trainledger.trace.annotate.source import Chain
+from trainledger.trace.recorder.tensor_facts import tensors_in
+
+MOST_NODES = 50_000  # looked at in one step
+_NO_NUMBER = 2**63
+_EVERY_STEP_UNTIL = 16
+HEAVY = ("matmul", "attention")  # each of their nodes runs an operation in its backward
+_MOST_OPEN = 50_000
+FEWEST_LOOKS = 4  # that distinguish a graph from a variable that is simply still there
+
+
+def nodes_so_far() -> int:
+    """How many nodes of autograd were made: the number of the next."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+class Held(NamedTuple):
+    """What a look at the end of a step found: how many past steps hold on, tensors that do, and bytes of past steps."""
+
+    step: int
+    spans: int
+    tensors: list[tuple[Storage, weakref.ref[Tensor]]]
+    nbytes: int
+
+
+class Graph:
+    """Follows the tensors that were made with gradients recorded. ``steps`` ends of steps have gone by."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.looks: list[Held] = []
+        self._ends: list[int] = []
+        self._made: dict[Storage, tuple[weakref.ref[Tensor], int, int]] = {}  # tensor, steps before, nodes so far
+
+    def made(self, records: list[Storage], out: Any) -> None:
+        """An operation has made pieces of memory; their tensors get their node when it returns."""
+        if records:
+            for record, tensor in zip(records, tensors_in(out), strict=False):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    self._made[record] = (weakref.ref(tensor), self.steps, nodes_so_far())
+
+    def gone(self, record: Storage) -> None:
+        self._made.pop(record, None)
+
+    def end_step(self) -> bool:
+        """A step is over; whether a look was taken at what is left of those before."""
+        self._ends.append(nodes_so_far())
+        self.steps += 1
+        if self.steps > _EVERY_STEP_UNTIL and self.steps % max(1, self.steps // _EVERY_STEP_UNTIL):
+            return False
+        self.look()
+        return True
+
+    def number_before(self, steps: int) -> int:
+        """The number of the first node that was made in the last so many steps."""
+        return self._ends[-1 - steps] if len(self._ends) > steps else 0
+
+    def look(self) -> None:
+        """See which past steps' nodes are alive."""
+        past = self.steps - 1  # nodes with a number before its end are of past steps
+        before = self._ends[past - 1] if past > 0 else 0
+        steps: set[int] = set()
+        old: list[tuple[Storage, weakref.ref[Tensor]]] = []
+        seen: set[Any] = set()
+        nbytes = 0
+        for record, (ref, born, _) in list(self._made.items()):
+            if born < past:
+                nbytes += record.nbytes
+            tensor = ref()
+            if tensor is None or tensor.grad_fn is None:
+                continue
+            held = self._steps_of(tensor.grad_fn, before, seen)
+            if held:
+                steps |= held
+                old.append((record, ref))
+        self.looks.append(Held(self.steps, len(steps), old, nbytes))
+
+    def nbytes_between(self, low: int, high: int) -> int:
+        """Live bytes made while these nodes were: of tensors with a graph, and of those that only a graph holds."""
+        nbytes = 0
+        for record, (ref, _, number) in self._made.items():
+            if low < number <= high:
+                tensor = ref()
+                if tensor is None or tensor.grad_fn is not None:
+                    nbytes += record.nbytes
+        return nbytes
+
+    def _steps_of(self, node: Any, before: int, seen: set[Any]) -> set[int]:
+        found: set[int] = set()
+        todo = [node]
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            number = node._sequence_nr()
+            if number < before:
+                found.add(bisect_right(self._ends, number))
+            if number < _NO_NUMBER:
+                todo.extend(each for each, _ in node.next_functions)
+        return found
+
+    @property
+    def leaks(self) -> Held | None:
+        """The last look, if past steps hold on and the more the longer the program runs; else None."""
+        if len(self.looks) < FEWEST_LOOKS:
+            return None
+        last, middle = self.looks[-1], self.looks[len(self.looks) // 2 - 1]
+        return last if last.spans >= 3 and last.spans > middle.spans else None
+
+
+@dataclass(slots=True)
+class Forward:
+    """Matmuls of one place whose nodes were never used."""
+
+    line: str
+    operations: int = 0
+    flops: int = 0
+    grown: int = 0
+
+
+class _Matmul(NamedTuple):
+    chain: Chain
+    flops: int
+    before: int
+    live: int
+
+
+class Forwards:
+    """Matmuls by the number of their node, until a backward runs it."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Matmul] = {}
+        self._unused: list[tuple[int, _Matmul]] = []
+        self._used: set[str] = set()
+        self._last_used = -1
+
+    def made(self, number: int, chain: Chain, flops: int, before: int, live: int) -> None:
+        """A matmul got a node; ``before`` and ``live`` are bytes live before it and after it."""
+        if len(self._open) >= _MOST_OPEN:
+            self.settle(sorted(self._open)[_MOST_OPEN // 2])
+        self._open[number] = _Matmul(chain, flops, before, live)
+
+    def ran(self, number: int) -> None:
+        """A backward runs a node."""
+        matmul = self._open.pop(number, None)
+        if matmul is not None:
+            self._used.update(matmul.chain)
+            self._last_used = max(self._last_used, number)
+
+    def settle(self, before: int) -> None:
+        """No backward will run a node with a lower number."""
+        for number in [each for each in self._open if each < before]:
+            if len(self._unused) < _MOST_OPEN:
+                self._unused.append((number, self._open[number]))
+            del self._open[number]
+
+    def never_used(self, *, ended: bool, without: Iterable[tuple[int, int]] = ()) -> list[Forward]:
+        """Places of matmuls that no backward has used, ``without`` those of these nodes (from, to).
+
+        Where the program has not ``ended``, those after the last that was used might have been yet to come.
+        """
+        bounds = list(without)
+        found: dict[str, Forward] = {}
+        last = ""
+        began = 0
+        for number, matmul in sorted([*self._unused, *self._open.items()], key=lambda each: each[0]):
+            if (not ended and number > self._last_used) or any(low <= number < high for low, high in bounds):
+                continue
+            line = next((each for each in matmul.chain if each not in self._used), next(iter(matmul.chain), ""))
+            if not line:
+                continue
+            if line != last or matmul.live < began:
+                last, began = line, matmul.before
+            forward = found.setdefault(line, Forward(line))
+            forward.operations += 1
+            forward.flops += matmul.flops
+            forward.grown = max(forward.grown, matmul.live - began)
+        return list(found.values())
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """Gradients of one backward line that grew from step to step."""
+
+    line: str
+    step_line: str
+    times: int = 0
+    nbytes: int = 0
+    _nbytes: int = 0
+    _step: int = -1
+
+    def used(self, nbytes: int, step: int) -> None:
+        """A step uses so many bytes of them, which may be reported parameter by parameter."""
+        if step != self._step:
+            self.times += 1
+            self._step, self._nbytes = step, 0
+        self._nbytes += nbytes
+        self.nbytes = max(self.nbytes, self._nbytes)
+
+
+class Gradients:
+    """Follows each gradient: used by a step, added to by a backward since, used by another step, or cleared.
+
+    Only one that went all the way, used, added to, and used again without having been cleared, is reported: what
+    several backward passes add up before a step, and what another model's loss leaves until it is cleared, is not.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[Storage, str] = {}  # since a step, with the line of the backward that has added to it
+        self.forgotten: dict[str, Forgotten] = {}
+
+    @property
+    def watches(self) -> bool:
+        return bool(self._used)
+
+    def used(self, record: Storage) -> bool:
+        return record in self._used
+
+    def gone(self, record: Storage) -> None:
+        self._used.pop(record, None)
+
+    def cleared(self, records: Iterable[Storage]) -> None:
+        for each in records:
+            self._used.pop(each, None)
+
+    def accumulated(self, record: Storage | None, line: str) -> None:
+        """A backward pass adds to a gradient."""
+        if record is not None and record in self._used:
+            self._used[record] = line or "backward"
+
+    def before_step(self, records: Iterable[Storage], step_line: str, step: int) -> None:
+        """Step number ``step`` is about to use gradients."""
+        for each in records:
+            line = self._used.get(each)
+            if line:
+                self.forgotten.setdefault(line, Forgotten(line, step_line)).used(each.nbytes, step)
+
+    def after_step(self, records: Iterable[Storage]) -> None:
+        for each in records:
+            self._used[each] = ""
+
+
+def gradients_of(optimizer: torch.optim.Optimizer, record_of: Callable[[Tensor], Storage | None]) -> list[Storage]:
+    """The pieces of memory of an optimizer's gradients."""
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                record = record_of(parameter.grad)
+                if record is not None:
+                    found.append(record)
+    return found

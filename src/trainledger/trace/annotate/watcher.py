@@ -1,0 +1,240 @@
+"""Observes each operation of a program as it runs, and hands it to the account and to what looks for findings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from trainledger.ledger.core.record import Event, Storage
+from trainledger.trace.annotate import copies
+from trainledger.trace.annotate.account import MOST_SHOWN, Account, LineAccount
+from trainledger.trace.annotate.annotation import COPY, VIEW, Shown, Work
+from trainledger.trace.annotate.copies import Broadcasts, Conversions
+from trainledger.trace.annotate.graphs import HEAVY, Forwards, Gradients, Graph, nodes_so_far
+from trainledger.trace.annotate.line_runs import Tally
+from trainledger.trace.annotate.loops import LoopGraphs
+from trainledger.trace.annotate.source import Caller, Callers, Files
+from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
+from trainledger.trace.annotate.updates import Updates
+from trainledger.trace.fakes.launches import record_launch
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import TORCH, Lines
+from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
+
+_LOADERS = os.path.join(TORCH, "utils", "data", "")
+
+
+class Watcher:
+    """Observes its ``recorder``. ``device_of`` gives the device that a tensor pretends to be on.
+
+    A program that is watched ``from_start`` has no tensors before it.
+    """
+
+    def __init__(self, files: Files, shapes: bool = False, *, from_start: bool = False) -> None:
+        self.account = account = Account()
+        self.callers = Callers(files)
+        self.lines = Lines(files.counts)
+        self.gradients = Gradients()
+        self.graph = Graph()
+        self.loops = LoopGraphs(files, self.graph)
+        self.forwards = Forwards()
+        self.conversions = Conversions()
+        self.broadcasts = Broadcasts()
+        self.syncs = Syncs()
+        self.updates = Updates(self._record_of)
+        self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
+        self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
+        self.dies: list[Callable[[Storage], None]] = [
+            self.gradients.gone, self.graph.gone, self.conversions.gone, self.updates.gone,
+        ]  # fmt: skip
+        self.uncounted: dict[str, str] = {}
+        self._shapes = shapes
+        self._backward_line = ""
+        self._in_backward = False
+        self._nodes = 0  # of autograd, made before the last operation of a forward
+        account.gone = self._gone
+        self.recorder = Recorder(
+            nn.Module(), find_phases=True, lines=self.lines, observe=self.operation, freed=account.freed,
+            appeared=account.appear if from_start else None,
+        )  # fmt: skip
+
+        self.recorder.higher_order_ran = account.take
+
+    def _gone(self, record: Storage) -> None:
+        for each in self.dies:
+            each(record)
+
+    def operation(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
+    ) -> None:
+        """Take one operation that just ran."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            self._in_backward = False
+        else:
+            number = node._sequence_nr()
+            self.forwards.ran(number)
+            self.loops.ran(number)
+        if event is None:
+            if node is None:
+                self._nodes = nodes_so_far()
+                self._take_view(func, out)
+        else:
+            self._take_event(func, args, kwargs, out, event, node)
+        if self.updates.watches:
+            self.updates.ran(func, args, kwargs, event, backward=node is not None)
+
+    def launched(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the launch of a kernel that the program brings itself."""
+        event = record_launch(self.recorder, name, args, kwargs)
+        self.account.take(event)
+        self.uncounted.setdefault(name, event.facts["line"])
+
+    def _take_event(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event, node: Any
+    ) -> None:
+        before = self.account.live
+        line = self.account.take(event)
+        crossed = self.after(args, kwargs, event)
+        if event.allocated and not self.syncs.accelerated:
+            self.syncs.accelerated = any(not self.device_of(each).startswith("cpu") for each in tensors_in(out))
+        facts = event.facts
+        name = facts["name"]
+        if facts["kind"] == "unknown" and facts["line"]:
+            self.uncounted.setdefault(name, facts["line"])
+        if node is not None:
+            self._ran_backward(event, line)
+            if self.gradients.watches and node.name().endswith("AccumulateGrad"):
+                self.gradients.accumulated(self._record_of(args[0]), self._backward_line)
+        elif torch.is_grad_enabled():
+            self.graph.made(event.allocated, out)
+            now = nodes_so_far()
+            if now > self._nodes and facts["kind"] in HEAVY:
+                self.forwards.made(now - 1, self.callers.chain(), facts["flops"], before, self.account.live)
+            self._nodes = now
+        if self.conversions.watches and func._schema.is_mutable:
+            for each in tensors_in(args[:1]):
+                self.conversions.written(self._record_of(each))
+        if node is None:
+            if self.gradients.watches and func._schema.is_mutable:
+                self._take_written(name, args)
+            if name in SYNCHRONIZING or (name == "index" and _by_mask(args)):
+                self.synchronized(name, tensors_in(args))
+        self._take_copy(func, name, args, kwargs, out, event, line, crossed, backward=node is not None)
+        if self._shapes and node is None:
+            copied = bool(copies.why_copied(func, name, args, kwargs, out))
+            self._show(line, name, "in place" if func._schema.is_mutable else COPY if copied else "", out)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes live at once, with those that were live before the program."""
+        return self.account.most + sum(int(each.nbytes) for each in self.recorder.storages.there_before)
+
+    def tally(self) -> Tally:
+        """What was done so far, and what is there now."""
+        self.account.settle()
+        total = self.account.total
+        return Tally(total.flops, total.read + total.written, self.account.live, nodes_so_far(), self.graph.steps)
+
+    def _record_of(self, tensor: Any) -> Storage | None:
+        return self.recorder.record_of(tensor)
+
+    def _take_view(self, func: OpOverload, out: Any) -> None:
+        if not isinstance(out, (Tensor, list, tuple)):
+            return
+        at = self.lines.here()
+        if not at:
+            return
+        line = self.account.of(at)
+        name = func._schema.name.split("::")[1]
+        line.views[name.lstrip("_")] += 1
+        if self._shapes:
+            self._show(line, name, VIEW, out)
+
+    def _ran_backward(self, event: Event, line: LineAccount) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            caller = self.callers.now()
+            self._backward_line = caller.at if caller is not None else ""
+        caller_line = self.account.of(self._backward_line, changed=True)
+        if caller_line.ran_backward is None:
+            caller_line.ran_backward = Work()
+        facts = event.facts
+        if facts["line"] != self._backward_line:
+            allocated = sum(each.nbytes for each in event.allocated)
+            caller_line.ran_backward.add(facts["flops"], facts["read"], facts["written"], allocated)
+            caller_line.ran_lines.add(facts["line"])
+
+    def _take_written(self, name: str, args: tuple[Any, ...]) -> None:
+        """A gradient that the user writes anew is no longer the one that a step used."""
+        clears = name in ("zero_", "_foreach_zero_", "copy_", "_foreach_copy_")
+        clears = clears or (name == "fill_" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0)
+        if not clears and name not in ("mul_", "div_"):
+            return
+        written = [self._record_of(each) for each in tensors_in(args[0])]
+        known = [each for each in written if each is not None and self.gradients.used(each)]
+        if not known:
+            return
+        caller = None if clears else self.callers.now()
+        if clears or (caller is not None and not caller.inside):
+            self.gradients.cleared(known)
+
+    def _take_copy(
+        self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event,
+        line: LineAccount, crossed: str, *, backward: bool,
+    ) -> None:  # fmt: skip
+        if not isinstance(out, Tensor):
+            return
+        if not backward:
+            self.broadcasts.take(event, args, out, self.callers)
+        why = crossed or copies.why_copied(func, name, args, kwargs, out)
+        if name in copies.LOSSES:
+            self.conversions.reached_loss([self._record_of(each) for each in tensors_in(args)])
+        if not why:
+            return
+        caller: Caller | None = None if backward else self.callers.now()
+        expression, inside = (caller.expression, caller.inside) if caller is not None else ("", "")
+        source = tensors_in(args)[0]
+        line.copies.count(why, event.facts["line"], source, out, expression, inside, backward)
+        if not backward and event.allocated:
+            record, made = self._record_of(source), event.allocated[0]
+            if why == copies.DTYPE and not inside:
+                self.conversions.converted(record, made, source, out, event.facts["line"], expression)
+            self.conversions.copied(record, made, why, source, out, event.facts["line"], expression)
+
+    def synchronized(self, name: str, tensors: list[Tensor], device: str = "cpu") -> None:
+        """The program waits for a value of a tensor, or for a device."""
+        caller = self.callers.now()
+        if caller is not None and not caller.inside.startswith("torch.optim") and not _loads_data(caller.frame):
+            device = next((self.device_of(each) for each in tensors), device)
+            self.syncs.take(caller, name, device, self.graph.steps)
+
+    def _show(self, line: LineAccount, name: str, kind: str, out: Any) -> None:
+        if len(line.shown) >= MOST_SHOWN:
+            return
+        for each in tensors_in(out)[:2]:
+            shown = Shown(
+                name.strip("_"), kind, tuple(each.shape), tuple(each.stride()), dtype_name(each.dtype),
+                self.device_of(each), each.is_contiguous(),
+            )  # fmt: skip
+            line.shown.setdefault(shown)
+
+
+def _loads_data(frame: FrameType | None) -> bool:
+    """Whether a loader runs this code, to make a batch: its tensors are the host's, and nothing waits for them."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_LOADERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _by_mask(args: tuple[Any, ...]) -> bool:
+    """Whether an index is a mask: how many elements it picks must be counted first."""
+    return any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))

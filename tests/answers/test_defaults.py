@@ -1,0 +1,74 @@
+"""What is assumed of a model that is named alone, beside what is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainledger.answers.defaults import FIT, SERVE, default_batch, run_of_model, with_length
+from trainledger.answers.load import load
+from trainledger.spec.problem import InvalidInput
+
+H100 = {"cluster.device": "h100-sxm"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "searched"),
+    [
+        ({}, True), ({"layout.tensor": 8}, True), ({"layout.tensor": 2, "layout.pipeline": 4}, True),
+        ({"layout.overlap": ["gradients"]}, True), ({"layout.shard": 64}, False),
+        ({"layout.tensor": 8, "layout.shard": 8}, False), ({"layout.tensor": 4, "layout.auto": False}, False),
+        ({"layout.tensor": 4, "layout.auto": True, "layout.shard": 16}, True),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_the_devices_is_searched_for(layout: dict[str, Any], searched: bool) -> None:
+    given = {**H100, "cluster.count": 64, **layout}
+    if not searched and "layout.auto" in layout:
+        with pytest.raises(InvalidInput, match="the layout \\(tensor 4\\) takes 4; layout=auto finds the other axes"):
+            run_of_model("llama-3-70b", given)
+        return
+    run = run_of_model("llama-3-70b", given)
+    assert run.layout.auto is searched
+    assert (run.recipe.seq_len, run.recipe.global_batch, run.recipe.precision.kind) == (8192, 512, "bf16-sharded")
+
+
+def test_a_layout_that_is_given_gets_the_recipe_of_one_that_is_searched_for() -> None:
+    given = {**H100, "cluster.count": 16}
+    found = load("gpt2", given)
+    axes = {f"layout.{name}": getattr(found.layout, name) for name in ("replicate", "shard", "reshard_after_forward")}
+    again = load("gpt2", {**given, **axes, "recipe.micro_batch": found.recipe.micro_batch})
+    assert again.recipe == found.recipe
+    assert again.layout == found.layout
+
+
+@pytest.mark.parametrize(
+    ("count", "layout"),
+    [(768, {"layout.shard": 768}), (3000, {"layout.shard": 750, "layout.pipeline": 4}), (2048, {"layout.shard": 2048})],
+)
+def test_every_data_rank_and_every_stage_has_a_sequence(count: int, layout: dict[str, int]) -> None:
+    run = run_of_model("llama-3-8b", {**H100, "cluster.count": count, **layout})
+    assert run.recipe.global_batch % (run.layout.data_ranks * run.layout.pipeline) == 0
+    assert default_batch(run) == run.recipe.global_batch
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "more", "kind"),
+    [
+        ("h100-sxm", 1, {}, "bf16-mixed"), ("h100-sxm", 8, {}, "bf16-sharded"),
+        ("h100-sxm", 1, {"recipe.lora.rank": 8}, "bf16"), ("v100-sxm-32gb", 1, {}, "fp16-mixed"),
+        ("v100-sxm-32gb", 8, {}, "fp16-mixed"), ("t4", 1, {"recipe.lora.rank": 8}, "bf16"),
+    ],
+)  # fmt: skip
+def test_the_precision_is_one_that_the_device_has(device: str, count: int, more: dict[str, Any], kind: str) -> None:
+    given = {"cluster.device": device, "cluster.count": count, **more}
+    for purpose in ("plan", FIT):
+        assert run_of_model("llama-3.2-1b", given, purpose).recipe.precision.kind == kind
+    run = run_of_model("llama-3.2-1b", {**given, "recipe.precision": "fp32"})
+    assert run.recipe.precision.kind == "fp32"
+    assert run_of_model("llama-3.2-1b", {"cluster.device": device}, SERVE).layout.alone
+
+
+def test_adapters_are_not_trained_on_twenty_tokens_for_each_parameter() -> None:
+    assert with_length(run_of_model("gpt2", H100)).recipe.tokens == 20 * 124_439_808
+    assert with_length(run_of_model("gpt2", {**H100, "recipe.lora.rank": 8})).recipe.steps == 1

@@ -1,0 +1,232 @@
+"""Adapters beside frozen weights: what they compute, what learns, and what a run of them leaves."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trainledger.engine.nn.init import initialize
+from trainledger.engine.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, draw, merge
+from trainledger.engine.nn.loss import next_token_loss
+from trainledger.engine.nn.transformer import Transformer, build
+from trainledger.spec.lora import Lora
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
+from trainledger.spec.run import Run
+
+torch.set_num_threads(1)
+
+LLAMA = {
+    "vocab_size": 50,
+    "d_model": 24,
+    "n_layers": 2,
+    "attention.n_heads": 4,
+    "attention.n_kv_heads": 2,
+    "feed_forward.d_ff": 40,
+    "max_seq_len": 16,
+}
+GPT2 = {
+    **LLAMA,
+    "attention.n_kv_heads": None,
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.gated": False,
+    "feed_forward.activation": "gelu_tanh",
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+    "tie_embeddings": True,
+}
+IDS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def run_of(model: dict[str, Any], **recipe: Any) -> Run:
+    batch = {"seq_len": 15, "global_batch": 2, "steps": 3, "lora.rank": 3}
+    return Run(model=from_fields(ModelSpec, model), recipe=from_fields(Recipe, {**batch, **recipe}))
+
+
+def adapted(run: Run) -> Transformer:
+    model = build(run.model, run.recipe)
+    initialize(model, seed=0)
+    adapt(model, run.recipe.lora)
+    draw(model, seed=1)
+    return model
+
+
+def stir(model: nn.Module) -> None:
+    """Give the adapters' second halves values, as training would."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("lora_b"):
+                each.copy_(torch.randn(each.shape, generator=generator) * 0.1)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_at_first_adapters_add_nothing(model: dict[str, Any]) -> None:
+    run = run_of(model)
+    plain = build(run.model, run.recipe)
+    initialize(plain, seed=0)
+    with torch.no_grad():
+        assert torch.equal(plain(IDS), adapted(run)(IDS))
+
+
+@pytest.mark.parametrize("base_format", [None, "bf16", "int8", "nf4"])
+def test_merged_weights_do_what_weights_and_adapters_do(base_format: str | None) -> None:
+    model = adapted(run_of(GPT2, **{"lora.base_format": base_format})).eval()
+    stir(model)
+    with torch.no_grad():
+        before = model(IDS)
+        merge(model)
+        torch.testing.assert_close(model(IDS), before, atol=2e-5, rtol=1e-4)
+    assert not any(isinstance(each, AdaptedLinear) for each in model.modules())
+    assert set(model.state_dict()) == set(build(run_of(GPT2).model, run_of(GPT2).recipe).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        (("linear",), {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        (("attention",), {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (("q_proj", "mlp"), {"q_proj", "gate_proj", "up_proj", "down_proj"}),
+    ],
+)
+def test_adapters_learn_and_nothing_else(targets: tuple[str, ...], names: set[str]) -> None:
+    model = adapted(run_of(LLAMA, **{"lora.targets": targets}))
+    stir(model)
+    next_token_loss(model(IDS[:, :-1]), IDS[:, 1:]).backward()
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    assert {name.split(".")[3] for name in trained} == names
+    assert len(trained) == 2 * 2 * len(names)
+    for name, each in model.named_parameters():
+        assert (each.grad is not None and bool(each.grad.abs().sum() > 0)) == (name in trained), name
+
+
+def test_gradients_are_those_of_the_whole_weight_through_the_adapter() -> None:
+    """With W + s B A as one weight, dA = s B^T dW and dB = s dW A^T."""
+    torch.manual_seed(0)
+    frozen, x, towards = nn.Linear(6, 5), torch.randn(7, 6), torch.randn(7, 5)
+    layer = AdaptedLinear(frozen, Lora(rank=3, alpha=6.0), adapted=True)
+    assert layer.lora_a is not None
+    assert layer.lora_b is not None
+    with torch.no_grad():
+        layer.lora_a.copy_(torch.randn(3, 6))
+        layer.lora_b.copy_(torch.randn(5, 3))
+    (layer(x) * towards).sum().backward()
+    whole = towards.T @ x
+    torch.testing.assert_close(layer.lora_a.grad, 2.0 * layer.lora_b.detach().T @ whole)
+    torch.testing.assert_close(layer.lora_b.grad, 2.0 * whole @ layer.lora_a.detach().T)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    d_out=st.integers(1, 70), d_in=st.integers(1, 70), scale=st.sampled_from([1e-3, 1.0, 30.0]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_quantized_weight_comes_back_to_within_a_step(d_out: int, d_in: int, scale: float, seed: int) -> None:
+    weight = scale * torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(seed))
+    blocks = {"int8": 2048, "nf4": 64}
+    # Half a step of the codes, and what an 8-bit scale itself is off.
+    steps = {"bf16": 2**-8, "int8": 0.5 / 127, "nf4": max(b - a for a, b in pairwise(NF4)) / 2}
+    for name, step in steps.items():
+        again = dequantize(list(codes_of(weight, name)), name, d_out, d_in, torch.float32)
+        assert again.shape == weight.shape
+        flat, found = weight.flatten(), again.flatten()
+        if name == "bf16":
+            assert ((found - flat).abs() <= step * flat.abs()).all()
+            continue
+        for first in range(0, flat.numel(), blocks[name]):
+            block = slice(first, first + blocks[name])
+            largest = flat[block].abs().max()
+            off = largest * (step + (0.08 if name == "nf4" else 0)) + 1e-6 * scale
+            assert ((found[block] - flat[block]).abs() <= off).all(), name
+
+
+def test_zeros_stay_zeros() -> None:
+    for name in ("int8", "nf4"):
+        assert dequantize(list(codes_of(torch.zeros(3, 5), name)), name, 3, 5, torch.float32).abs().sum() == 0
+
+
+@pytest.mark.parametrize("recipe", [{}, {"lora.base_format": "nf4", "lora.dropout": 0.2}, {"precision": "bf16-mixed"}])
+def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """Trained in one go or stopped and resumed: the same bits; the adapters moved and the base did not."""
+    from safetensors.torch import load_file
+
+    from trainledger.answers.load import load
+    from trainledger.engine.train.engine import train
+    from trainledger.engine.train.trained import load_trained
+
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 200)
+    table = {
+        "model": {**{k: v for k, v in LLAMA.items() if v is not None}, "vocab_size": 257},
+        "recipe": {
+            "seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": 4, "checkpoints.every": 2, "lora.rank": 2,
+            "schedule.warmup_steps": 1, "evaluation.sequences": 2, "checkpoints.keep_last": 4, "learning_rate": 0.01,
+            **recipe,
+        },
+        "data": {"path": str(text), "tokenizer": "bytes", "validation_fraction": 0.2, "cache": str(tmp_path / "cache")},
+        "cluster": {"backend": "cpu"},
+    }  # fmt: skip
+    run = load(table)
+    quiet = lambda sentence: None  # noqa: E731
+    whole = train(run, tmp_path / "whole", say=quiet).checkpoint
+    train(run, tmp_path / "cut", say=quiet)
+    import shutil
+
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-00000004")
+    resumed = train(run, tmp_path / "cut", resume=True, say=quiet).checkpoint
+    first, last, again = (
+        load_file(each / "model.safetensors") for each in (whole.parent / "step-00000002", whole, resumed)
+    )
+    assert last.keys() == again.keys()
+    for name, value in last.items():
+        assert torch.equal(value, again[name]), name
+        assert torch.equal(value, first[name]) == (".lora_" not in name), name
+    states = load_file(whole / "optimizer.safetensors")
+    assert all(".lora_" in name for name in states)
+    model = load_trained(tmp_path / "whole", quiet).model
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    assert all(each.dtype == torch.float32 for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "sentence"),
+    [
+        (
+            {},
+            {"lora.targets": ("q_prj",)},
+            "recipe.lora.targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
+            "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; "
+            "nearest that works: q_proj",
+        ),
+        (
+            {},
+            {"precision": "fp16-mixed"},
+            "recipe.precision = 'fp16-mixed': is not accounted for with frozen weights; nearest that works: bf16-mixed",
+        ),
+        (
+            {"feed_forward": "experts", "feed_forward.n_experts": 4},
+            {},
+            "recipe.lora.rank = 3: there are no adapters for experts (model.feed_forward): train all weights with "
+            "recipe.lora = none",
+        ),
+        (
+            {"feed_forward.gated": False, "feed_forward.activation": "gelu"},
+            {"lora.targets": ("gate_proj",)},
+            "recipe.lora.targets = ['gate_proj']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj, "
+            "up_proj, down_proj; nearest that works: linear",
+        ),
+    ],
+)
+def test_what_does_not_work_is_reported(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
+    assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]

@@ -1,0 +1,245 @@
+"""Two plans beside each other: what differs, and parts whose differences sum to the difference exactly."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_runs import ALONE, SHARDED
+
+import trainledger as tl
+from trainledger.answers.pages.compare import about, document, figures
+from trainledger.cli import main
+from trainledger.forecast.plan.compare import compare, reasons
+from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
+from trainledger.report.document import signed
+from trainledger.report.terminal import text
+from trainledger.spec.difference import as_override, differences, overrides
+
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "recipe.activation_checkpointing": st.sampled_from(["none", "full", "selective"]),
+        "recipe.micro_batch": st.sampled_from([1, 2, 4, 16]),
+        "recipe.seq_len": st.sampled_from([256, 512, 1000]),
+        "recipe.loss": st.sampled_from(["full", "chunked", "compiled"]),
+        "recipe.precision": st.sampled_from(["bf16-mixed", "bf16"]),
+        "recipe.tokens": st.sampled_from(["1B", "3B"]),
+        "model.n_layers": st.integers(1, 20),
+        "cluster.device": st.sampled_from(["h100-sxm", "a100-sxm-80gb", "l4"]),
+    },
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(CHANGES, CHANGES)
+def test_parts_sum_to_the_difference_exactly(of_a: dict[str, Any], of_b: dict[str, Any]) -> None:
+    a, b = (tl.load(ALONE, each) for each in (of_a, of_b))
+    found = tl.compare(a, b)
+    forecast_a, forecast_b = tl.predict(a), tl.predict(b)
+    assert sum(each.a for each in found.times) == nanoseconds(forecast_a.total_seconds or 0)
+    assert sum(each.b for each in found.times) == nanoseconds(forecast_b.total_seconds or 0)
+    assert sum(each.difference for each in found.memory) == (forecast_b.device_nbytes or 0) - (
+        forecast_a.device_nbytes or 0
+    )
+    assert tl.load(ALONE, {**of_a, **{each.field: each.b for each in found.fields}}) == b
+
+
+def test_one_device_against_a_layout() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    by_name = {each.name: each for each in found.rows}
+    assert by_name["devices"].difference == 15
+    assert sum(each.b for each in found.times) == nanoseconds(tl.predict(tl.load(SHARDED)).total_seconds or 0)
+    assert "exposed communication" in {each.name for each in found.times}
+
+
+def test_the_largest_causes_come_first() -> None:
+    large = {"recipe.micro_batch": 32}  # kernels that take longer than their launches
+    found = tl.compare(tl.load(ALONE, large), tl.load(ALONE, large | {"recipe.activation_checkpointing": "full"}))
+    assert reasons(found.times)[0].name == "recomputation"
+    assert reasons(found.memory)[0].name == "activations"
+    answer = str(found)
+    assert "The whole run: b takes" in answer
+    assert "longer than a" in answer
+    assert "recomputation +" in answer
+    assert [each.field for each in found.fields] == ["recipe.activation_checkpointing"]
+
+
+def test_what_only_rounding_tells_apart_is_no_difference() -> None:
+    """Bars of an hour that end some nanoseconds apart, as sums of the same seconds in another order do."""
+    run = tl.load(ALONE)
+    answer = [
+        Forecast(total_seconds=sum(bars.values()) / 10**9, step_seconds=1.0,
+                 waterfall=tuple(Bar(cause, each) for cause, each in bars.items()))
+        for bars in (
+            {"ideal": 3600 * 10**9, "kernel efficiency": 700 * 10**9 + 1, "failures": 10**9},
+            {"ideal": 3600 * 10**9 - 2, "kernel efficiency": 700 * 10**9, "failures": 21 * 10**9},
+        )
+    ]  # fmt: skip
+    found = compare(run, answer[0], replace(run, recipe=replace(run.recipe, seed=1)), answer[1])
+    assert [each.name for each in reasons(found.times)] == ["failures"]
+    assert sum(each.difference for each in found.times) == 20 * 10**9 - 3
+    assert "takes 20 s longer than a (+0.5 %): failures +20 s." in " ".join(str(found).split())
+    none = replace(answer[0], waterfall=(*answer[0].waterfall[:2], Bar("failures", 10**9 + 1)))
+    found = compare(run, answer[0], replace(run, recipe=replace(run.recipe, seed=1)), none)
+    assert "The whole run: b takes as long as a." in " ".join(str(found).split())
+
+
+def test_a_bound_is_no_match_for_a_calibrated_time() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"cluster.device": "l4"}))
+    answer = " ".join(str(found).split())
+    assert "B's time is only a lower bound, what its device allows at best, and a's is what programs reach" in answer
+    both = tl.compare(tl.load(ALONE, {"cluster.device": "l4"}), tl.load(ALONE, {"cluster.device": "t4"}))
+    assert "is only a lower bound" not in str(both)
+
+
+def test_a_run_against_itself() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(ALONE))
+    assert found.fields == ()
+    assert not any(each.difference for each in (*found.times, *found.memory))
+    assert str(found).endswith("The two runs have the same value in every field.")
+
+
+def test_without_a_known_machine_memory_is_compared_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    table = {**ALONE, "cluster": {}}
+    found = tl.compare(tl.load(table), tl.load(table, {"recipe.micro_batch": 4}))
+    assert found.times == ()
+    assert reasons(found.memory)
+    assert "was not measured yet" in str(found).replace("\n", " ")
+
+
+def test_an_override_is_written_so_that_it_reads_back() -> None:
+    other = tl.load(
+        SHARDED,
+        {
+            "recipe.micro_batch": "none", "recipe.activation_checkpointing.keep": ["attention"],
+            "recipe.compile": False,
+            "layout.reshard_after_forward": False, "recipe.learning_rate": 1e-5, "model.name": "x-1",
+        },
+    )  # fmt: skip
+    run = tl.load(SHARDED)
+    assert tl.load(SHARDED, overrides(run, other)) == other
+    assert tl.load(SHARDED, overrides(other, run)) == run
+    assert as_override("recipe.micro_batch", None) == "recipe.micro_batch=none"
+    assert len(differences(run, other)) == 5  # compile is false in both
+
+
+def test_the_text_fits_a_terminal() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    assert max(len(line) for line in text(document(found, names=("a-run.toml", "another.toml"))).splitlines()) <= 80
+    assert len(repr(found)) < 100
+
+
+def test_a_difference_of_shares_is_in_points() -> None:
+    """41 % less 38 % are three points; three percent of 38 % would be another number."""
+    shown = str(tl.compare(tl.load(ALONE), tl.load(SHARDED)))
+    for name in ("MFU", "HFU"):
+        assert re.search(rf"^{name} .* % +[+-]\d+\.\d points$", shown, re.MULTILINE), shown
+
+
+def test_a_difference_too_small_to_show_has_no_sign() -> None:
+    assert signed(-0.0001, "share") == "0.0 %"
+    assert signed(-0.001, "share") == "-0.1 %"
+    assert signed(0.0, "seconds") == "0"
+
+
+def test_the_figures_hold_both_sides() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    time, memory = figures(found, ("one", "other")).values()
+    assert [each["name"] for each in time["data"]] == ["a: one", "b: other"]
+    *parts, whole = memory["data"][0]["x"]
+    assert sum(parts) == pytest.approx(sum(each.a for each in found.memory) / 1e9) == whole
+    assert memory["layout"]["shapes"] == []  # both fit
+
+
+def test_what_does_not_fit_is_drawn_and_said() -> None:
+    small, large = ({**ALONE, "cluster": {"device": each}} for each in ("l4", "h200"))
+    for table in (small, large):
+        table["recipe"] = {**ALONE["recipe"], "micro_batch": 64, "global_batch": 64}
+    found = tl.compare(tl.load(small), tl.load(large))
+    assert (found.forecast_a.fits, found.forecast_b.fits) == (False, True)
+    memory = list(figures(found).values())[1]["layout"]
+    given = [each.usable_nbytes for each in (found.forecast_a, found.forecast_b)]
+    assert [each["x0"] for each in memory["shapes"]] == [each / 1e9 for each in given if each]
+    assert [each["text"][:3] for each in memory["annotations"][-2:]] == ["a: ", "b: "]
+    assert all(memory["xaxis"]["range"][0] <= each["x0"] < memory["xaxis"]["range"][1] for each in memory["shapes"])
+    said = " ".join(about(found, ("one", "other")))
+    assert "a: one" in said
+    assert "1 x l4" in said
+    assert "a does NOT fit: " in said
+    assert "b fits (chance " in said
+
+
+def test_two_files_and_one_file_changed_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "a.toml", tmp_path / "b.toml"
+    a.write_text(tomli_w.dumps(ALONE))
+    b.write_text(tomli_w.dumps({**ALONE, "recipe": {**ALONE["recipe"], "micro_batch": 4}}))
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    by_files = json.loads(capsys.readouterr().out)
+    assert main(["compare", str(a), "--set-b", "recipe.micro_batch=4", "--json"]) == 0
+    by_change = json.loads(capsys.readouterr().out)
+    for name in ("fields", "rows", "nanoseconds", "memory_nbytes"):
+        assert by_files[name] == by_change[name]
+    parts = by_files["nanoseconds"]
+    assert sum(each["difference"] for each in parts["parts"]) == parts["difference"]
+
+
+def test_models_alone_are_compared_by_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "gpt2", "gpt2-medium", "--set", "cluster.device=l4"]) == 0
+    out = capsys.readouterr().out
+    assert "Time of one step" in out
+    assert "whole run" not in out
+
+
+def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = tmp_path / "beside.html"
+    words = ["compare", "gpt2", "gpt2-medium", "--set", "cluster.device=l4", "--json", "--plot", str(where)]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["time_of"] == "one step"
+    assert err.endswith(f"Written to {where}\n")
+    assert "Memory of the peak rank" in where.read_text()
+
+
+def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "gpt2"]) == 2
+    sentence = "B: there is nothing to compare with: name a second plan, or change this one with --set-b\n"
+    assert capsys.readouterr() == ("", sentence)
+
+
+def test_runs_that_wait_for_tokens_are_compared_with_the_wait() -> None:
+    """A slow loader leaves a step as it is and halves what the run makes of it."""
+    slow, quick = (tl.load(ALONE, {"cluster.loader_tokens_per_second": each}) for each in (1000, 2000))
+    by_name = {each.name: each for each in tl.compare(slow, quick).rows}
+    assert by_name["step"].difference == by_name["tokens/s"].difference == by_name["MFU"].difference == 0
+    assert by_name["tokens/s with the wait"].difference == pytest.approx(1000)
+    steps = by_name["step with the wait for tokens"]
+    assert (steps.a or 0) / (steps.b or 1) == pytest.approx(2)
+    shares = by_name["MFU with the wait"]
+    assert (shares.b or 0) / (shares.a or 1) == pytest.approx(2)
+    assert not [each for each in tl.compare(tl.load(ALONE), tl.load(SHARDED)).rows if "wait" in each.name]
+
+
+def test_what_is_not_known_of_one_run_is_no_gain_of_it() -> None:
+    found = tl.compare(tl.load(ALONE, {"cluster.device": "h100-sxm"}), tl.load(ALONE, {"cluster.device": "h200"}))
+    answer = " ".join(str(found).split())
+    assert (
+        "B has no interruptions in it, as its device's rate of failures is not known (cluster.mtbf_device_hours"
+        in answer
+    )
+    same = tl.compare(tl.load(ALONE, {"cluster.device": "h200"}), tl.load(ALONE, {"cluster.device": "h200"}))
+    assert "interruptions" not in str(same)
+
+
+def test_another_price_is_said_where_the_time_is_the_same() -> None:
+    dear = tl.load(ALONE, {"cluster.price_per_device_hour": 3.0})
+    cheap = tl.load(dear, {"cluster.price_per_device_hour": 1.5})
+    assert re.search(r"b costs [\d.,]+ less than a \(-50\.0 %\)\.", " ".join(str(tl.compare(dear, cheap)).split()))
+    assert "costs" not in str(tl.compare(dear, dear))

@@ -1,0 +1,163 @@
+"""A layout that is to be found: what somebody wrote beside it is kept, and a default batch can be sharded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainledger as tl
+from trainledger.answers.load import load
+from trainledger.cli import main
+from trainledger.forecast.plan.layouts.grid import divisors, fixed_by
+from trainledger.spec import runfile
+from trainledger.spec.problem import InvalidInput
+
+pytestmark = pytest.mark.sweep
+
+GPT2: dict[str, Any] = {
+    "model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 1},
+    "cluster": {"device": "h100-sxm", "count": 4}, "layout": {"auto": True},
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "model": {"preset": "deepseek-v2-lite"},
+    "recipe": {
+        "seq_len": 4096,
+        "global_batch": 64,
+        "steps": 1,
+        "precision": "bf16-sharded",
+        "micro_batch": 1,
+        "attention": "efficient",
+    },  # slow enough to hide its sends behind
+    "cluster": {"device": "h100-sxm", "count": 16},
+    "layout": {"auto": True, "pipeline": 1, "context": 1, "tensor": 1, "expert": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "usual"),
+    [
+        (GPT2, "shard", 1), (GPT2, "zero", 3), (EXPERTS, "overlap", ("gradients",)),
+        (EXPERTS, "expert_send", "copies"),
+    ],
+)  # fmt: skip
+def test_what_is_written_with_auto_is_kept_where_it_is_the_default_too(
+    table: dict[str, Any], name: str, usual: Any, tmp_path: Path
+) -> None:
+    assert getattr(load(table).layout, name) != usual
+    layout = {**table["layout"], name: usual}
+    run = load({**table, "layout": layout})
+    assert getattr(run.layout, name) == usual
+    path = tmp_path / "run.toml"
+    path.write_text(
+        "".join(
+            f"[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
+            for section, fields in {**table, "layout": layout}.items()
+        )
+    )
+    assert load(path) == run == load(table, {f"layout.{name}": usual})
+    assert load(table, iter([f"layout.{name}={_toml(usual)}"])) == run
+
+
+def _toml(value: object) -> str:
+    return (
+        str(list(value) if isinstance(value, tuple) else value).lower() if not isinstance(value, str) else repr(value)
+    )
+
+
+def test_the_command_line_keeps_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt2", "--device", "h100-sxm", "--count", "4", "--set", "layout=auto"]
+    words += ["--set", "recipe.global_batch=16"]
+    assert main(words) == 0
+    assert "[layout]\nshard = 4\n" in capsys.readouterr().out
+    assert main([*words, "--set", "layout.shard=1"]) == 0
+    found = capsys.readouterr().out.partition("[layout]")[2].partition("[recipe]")[0]
+    assert "replicate = " in found
+    assert "\nshard" not in found
+
+
+def test_recomputation_that_is_written_is_kept_and_named_where_nothing_fits() -> None:
+    table = {**GPT2, "model": {"preset": "llama-3-8b"}, "recipe": {**GPT2["recipe"], "seq_len": 8192,
+             "precision": "bf16-sharded"}, "cluster": {"device": "a100-sxm-40gb", "count": 16}}  # fmt: skip
+    given = {"layout.context": 1, "layout.tensor": 1, "layout.pipeline": 1}
+    assert load(table, given).recipe.activation_checkpointing.kind != "none"
+    with pytest.raises(InvalidInput, match="activation_checkpointing = 'none': too large are activations"):
+        load(table, {**given, "recipe.activation_checkpointing": "none"})
+
+
+def test_a_complete_run_says_no_more_than_what_is_not_as_by_default() -> None:
+    run = load(GPT2, search=False)
+    assert fixed_by(run, runfile.written(vars(run))) == {}
+    alone = load({**GPT2, "cluster": {"device": "h100-sxm"}, "layout": {}})
+    assert fixed_by(run, runfile.written(runfile.resolved(alone), ["layout=auto"])) == {}
+    assert fixed_by(run, runfile.written(runfile.resolved(alone), ["layout=auto", "layout.tensor=1"])) == {"tensor": 1}
+    assert load(replace(run), {"layout.shard": 1}).layout.replicate == 4
+
+
+def test_none_is_no_choice_and_an_empty_value_takes_it_out() -> None:
+    run = load(GPT2, search=False)
+    written = runfile.written(GPT2, ["recipe.micro_batch=none", "layout.shard=1", "layout.shard="])
+    assert "recipe.micro_batch" in written
+    assert fixed_by(run, written) == {}
+
+
+def test_what_the_search_cannot_keep_is_refused() -> None:
+    for given in ({"layout.stage_layers": [6, 6]}, {"layout.gather": "tensor"}):
+        (name,) = given
+        with pytest.raises(InvalidInput, match=f"{name} = .* cannot be combined with auto: leave it out"):
+            load(GPT2, given)
+
+
+@pytest.mark.parametrize("count", [24, 50, 97, 100, 257, 511])
+def test_a_batch_that_nobody_gave_can_be_spread_over_the_devices(count: int) -> None:
+    run = load("llama-3-8b", {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}, search=False)
+    round_sizes = [each << power for each in (1, 2, 3, 4, 5, 6, 7) for power in range(8)]
+    assert run.recipe.global_batch == count * min(round_sizes, key=lambda each: abs(each - 512 / count))
+    given = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto", "recipe.micro_batch": 3}
+    by_three = load("llama-3-8b", given, search=False).recipe.global_batch
+    assert by_three % 3 == 0
+    assert by_three // 3 in (each * count for each in round_sizes)
+
+
+def test_powers_of_two_keep_the_batch_of_a_power_of_two() -> None:
+    for power in range(15):
+        given = {"cluster.device": "h100-sxm", "cluster.count": 2**power, "layout": "auto"}
+        assert load("llama-3-8b", given, search=False).recipe.global_batch == 512
+        assert load("gpt2", given, search=False).recipe.global_batch == 4096
+
+
+@pytest.mark.parametrize("count", [768, 1000, 1536, 3000])
+def test_more_devices_than_sequences_share_them_in_powers_of_two(count: int) -> None:
+    given = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}
+    batch = load("llama-3-8b", given, search=False).recipe.global_batch
+    assert 512 / 2**0.5 <= batch <= 512 * 2**0.5
+    ranks = max(each for each in divisors(count) if batch % each == 0)
+    assert (count // ranks).bit_count() == 1  # what is left for tensor ranks and stages
+
+
+def test_a_count_that_is_no_power_of_two_costs_about_as_much_for_each_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rate(count: int) -> float:
+        with_layout = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}
+        found = tl.layouts(
+            load("gpt2", with_layout, search=False), fixed={"tensor": 1, "context": 1, "pipeline": 1}, keep=1
+        )
+        assert found.best is not None
+        return found.best.run.recipe.tokens_per_step / found.best.seconds / count
+
+    assert rate(6) == pytest.approx(rate(8), rel=0.05)
+    words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "6", "--keep", "1", "--fix", "pipeline=1"]
+    assert main([*words, "--fix", "tensor=1", "--fix", "context=1"]) == 0
+    assert "recipe.global_batch=3840 (3.932M tokens in a step)" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.agreement
+def test_the_count_that_is_proposed_is_not_just_a_double() -> None:
+    table = {"model": {"preset": "llama-13b"}, "cluster": {"device": "h100-sxm", "count": 2}, "layout": {"auto": True},
+             "recipe": {"seq_len": 2048, "global_batch": 1536, "steps": 10, "precision": "bf16-sharded"}}  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"nearest that works: cluster\.count=3$"):
+        load(table)
+    assert load(table, {"cluster.count": 3}).layout.devices == 3

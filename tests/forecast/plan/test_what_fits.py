@@ -1,0 +1,283 @@
+"""What fits: the found run fits and the next does not, by the verdict of a plan; and what limits it has a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import trainledger as tl
+from trainledger.answers.cost import plan
+from trainledger.answers.load import load
+from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.pages.fit import document
+from trainledger.forecast.plan import sizes, sweep
+from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, saving_recipes, what_fits
+from trainledger.forecast.plan.memory_check import memory_model
+from trainledger.forecast.plan.sweep import Sweep, edge
+from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.ranks import heaviest_stages
+from trainledger.spec.rules.run import run_problems
+
+pytestmark = pytest.mark.sweep
+
+MODEL = {
+    "vocab_size": 4096,
+    "d_model": 512,
+    "n_layers": 8,
+    "attention.n_heads": 8,
+    "attention.n_kv_heads": 4,
+    "feed_forward.d_ff": 1536,
+    "max_seq_len": 4096,
+}
+
+
+def run_of(model=None, layout=None, device="rtx-3090", **recipe):
+    layout = layout or {}
+    ranks = layout.get("replicate", 1) * layout.get("shard", 1)
+    count = ranks * layout.get("context", 1) * layout.get("tensor", 1) * layout.get("pipeline", 1)
+    given_recipe = {"seq_len": 1024, "global_batch": 8 * ranks, "micro_batch": 2, "steps": 1, "precision": "bf16-mixed"}
+    return load(
+        {
+            "model": model or MODEL,
+            "recipe": given_recipe | recipe,
+            "layout": layout,
+            "cluster": {"device": device, "count": count},
+        }
+    )
+
+
+RUNS = st.builds(
+    run_of,
+    layout=st.sampled_from(
+        [{}, {"shard": 4}, {"shard": 2, "zero": 1}, {"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2},
+         {"pipeline": 4}, {"shard": 2, "pipeline": 2, "tensor": 2}, {"shard": 2, "context": 2}]
+    ),
+    device=st.sampled_from(["rtx-3090", "l4", "a100-sxm-40gb", "h100-sxm", "mi300x"]),
+    seq_len=st.sampled_from([256, 1024, 4096]),
+    micro_batch=st.sampled_from([1, 2]),
+    optimizer=st.sampled_from(["adamw", "sgd", "lion"]),
+    activation_checkpointing=st.sampled_from(["none", "full", "selective"]),
+)  # fmt: skip
+
+
+def verdict(run):
+    """That of a plan, with nothing of the search in it."""
+    held = plan(run).device_memory
+    assert held is not None
+    return held
+
+
+@pytest.mark.agreement
+@given(run=RUNS, question=st.sampled_from(list(QUESTIONS)))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_edge_is_exact(run, question):
+    found = what_fits(run, machine_of(run), backend=kernels_of(run), of=[question], changes=False)[question]
+    if question == "memory":
+        assert found.size == verdict(run).nbytes
+        return
+    if found.run is not None:
+        assert list(run_problems(found.run)) == []
+        assert verdict(found.run).fits
+        assert found.memory is not None
+        assert found.memory.nbytes == verdict(found.run).nbytes
+    if found.beyond_run is not None:
+        assert not verdict(found.beyond_run).fits
+        assert found.beyond is not None
+        assert found.beyond.nbytes == verdict(found.beyond_run).nbytes
+        assert sum(found.beyond.by_category.values()) == found.beyond.peak_nbytes
+    if found.size is not None and found.beyond_size is not None:
+        next_one = {
+            "sequence": found.size + sizes.sequence_unit(run), "micro-batch": found.size + 1,
+            "devices": found.size - run.layout.context * run.layout.tensor * run.layout.pipeline,
+        }  # fmt: skip
+        assert found.beyond_size == next_one.get(question, found.beyond_size)
+        assert question != "model" or found.beyond_size > found.size
+
+
+def test_sizes_are_those_of_the_runs_found():
+    run = run_of(layout={"shard": 2})
+    fit = tl.fit(run, changes=False)
+    assert fit["model"].size == parameters(fit["model"].run.model).total
+    assert fit["sequence"].size == fit["sequence"].run.recipe.seq_len
+    assert fit["micro-batch"].size == fit["micro-batch"].run.recipe.micro_batch
+    assert fit["devices"].size == fit["devices"].run.layout.devices == 1
+    assert fit["memory"].size == fit.memory.nbytes == verdict(run).nbytes
+
+
+def test_a_larger_memory_never_fits_less():
+    run = run_of(micro_batch=1)
+    small, large = machine_of(run), machine_of(run_of(device="h100-sxm"))
+    found = [what_fits(run, each, backend="cuda", of=["model", "sequence"], changes=False) for each in (small, large)]
+    for question in ("model", "sequence"):
+        assert found[0][question].size < found[1][question].size
+
+
+@pytest.mark.agreement
+def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
+    run = run_of({"preset": "llama-3.2-1b"}, layout={"replicate": 2, "shard": 2}, micro_batch=2)
+    fit = tl.fit(run, of=["model", "memory"])
+    assert [row.name for row in fit.rows] == [
+        "unchanged", "+ states sharded in full", "+ micro-batch 1", "+ full recomputation", "+ loss in chunks",
+    ]  # fmt: skip
+    for before, after in zip(fit.rows, fit.rows[1:], strict=False):
+        assert set(before.settings) < set(after.settings)
+        assert after.answers["memory"].size < before.answers["memory"].size
+        assert (after.answers["model"].size or 0) >= (before.answers["model"].size or 0)
+    for recipe in saving_recipes(run):
+        section = {"preset": "llama-3.2-1b"}
+        again = {name: vars(getattr(run, name)) for name in ("recipe", "layout", "cluster")}
+        pasted = load({"model": section, **again}, recipe.settings)
+        assert (pasted.recipe, pasted.layout) == (recipe.run.recipe, recipe.run.layout)
+
+
+def test_a_run_that_saves_already_has_no_changes():
+    run = run_of(micro_batch=1, activation_checkpointing="full", loss="chunked")
+    assert [each.name for each in saving_recipes(run)] == ["unchanged"]
+
+
+def test_nothing_fits():
+    run = run_of({"preset": "llama-3-70b"}, device="t4", precision="fp16-mixed", micro_batch=1, global_batch=2)
+    fit = tl.fit(run, of=["sequence", "devices", "memory"], changes=False)
+    assert fit["sequence"].size is None
+    assert fit["sequence"].note == "not even the smallest fits"
+    assert fit["sequence"].beyond.nbytes > fit["sequence"].beyond.usable_nbytes
+    assert fit["devices"].size is None
+    assert fit["devices"].note == "not even with states in 16,384 parts: the rest is not sharded"
+    assert not fit.memory.fits
+    assert fit.devices == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"lora.rank": 8, "precision": "bf16"}, "recipe.lora.rank = 8 is accounted for on one device only"),
+        ({"activation_checkpointing": "full"}, "not even with states in 16,384 parts"),
+    ],
+)  # fmt: skip
+def test_states_that_cannot_be_sharded_are_refused_with_the_rule(recipe, why):
+    fields = {"seq_len": 1024, "global_batch": 1, "steps": 1, **recipe}
+    run = load({"model": {"preset": "llama-3-70b"}, "recipe": fields, "cluster": {"device": "l4"}})
+    found = tl.fit(run, of="devices", changes=False)["devices"]
+    assert found.note.startswith(why)
+
+
+def test_what_the_heaviest_rank_is_called():
+    run = run_of(layout={"pipeline": 4}, micro_batch=1)
+    scale = memory_model(machine_of(run), backend=kernels_of(run))
+    held = scale.use_of(run)
+    assert held.rank == f"stage {held.stage + 1} of 4"
+    weights = [scale.nbytes(run, stage) for stage in range(4)]
+    assert max(weights) == weights[held.stage] == held.nbytes
+    assert scale.use_of(run_of()).rank == "every rank"
+
+
+@pytest.mark.parametrize("again", ["none", "full"])
+@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"schedule": "1f1b"}, {"schedule": "gpipe"}, {"schedule": "zero-bubble"},
+        {"schedule": "interleaved", "virtual_stages": 2}, {"stage_layers": [1, 3, 3, 1]},
+        {"stage_layers": [1, 2, 4, 1]},
+    ],
+)  # fmt: skip
+def test_the_heaviest_stage_is_among_the_first_of_each_kind(layout, shard, again):
+    """Weighed stage by stage, none is heavier; of equal stages one is weighed instead of all."""
+    table = {"pipeline": 4, "shard": shard, **layout}
+    for sequences in (4, 2 * 8, 64):
+        run = run_of(layout=table, micro_batch=1, global_batch=sequences * shard, activation_checkpointing=again)
+        scale = memory_model(machine_of(run), backend=kernels_of(run))
+        weights = [scale.nbytes(run, stage) for stage in range(4)]
+        weighed = heaviest_stages(run)
+        held = scale.use_of(run)
+        assert max(weights) == weights[held.stage] == held.nbytes
+        assert held.stage in weighed
+        assert scale.fits(run) is (max(weights) <= scale.usable_nbytes)
+        if sequences == 64:  # with fewer some stages have nothing but micro-batches in flight
+            assert len(weighed) == (4 if layout == {"stage_layers": [1, 2, 4, 1]} else 3)
+
+
+@pytest.mark.parametrize("start", [0, 3, 50, 99])
+@given(last=st.integers(-1, 99), holes=st.sets(st.integers(1, 98), max_size=40))
+def test_the_search_on_a_line(start, last, holes):
+    """On any line with holes: the last that fits and the first that does not, whatever place it starts from."""
+    line = Sweep("", range(100), lambda place: place, start=start)  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "memory_problems", lambda place: iter(["a hole"] if place in holes else []))
+        found, beyond = edge(line, lambda place: place <= last)
+    there = [place for place in range(100) if place not in holes]
+    assert found == next(((each, each) for each in reversed(there) if each <= last), None)
+    assert beyond == next(((each, each) for each in there if each > last), None)
+
+
+def test_a_family_is_searched_a_little_beyond_its_edge():
+    fits = {0, 1, 2, 3, 5}
+    line = Sweep("", range(20), lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "memory_problems", lambda place: iter(()))
+        assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
+
+
+def test_micro_batches_that_divide():
+    run = run_of(global_batch=12, micro_batch=1)
+    assert [divides_batch(run, each) for each in (1, 5, 7, 100)] == [1, 4, 6, 12]
+
+
+def test_what_is_not_known_is_a_sentence():
+    run = run_of()
+    with pytest.raises(tl.InvalidInput, match=r"of = 'modle': must be some of model, sequence.*nearest.*model"):
+        tl.fit(run, of=["modle"])
+    with pytest.raises(tl.InvalidInput, match="must be some of"):
+        tl.fit(run, of=[])
+    with pytest.raises(tl.InvalidInput, match="was not measured yet"):
+        what_fits(run, None, backend="cuda")
+    unknown = replace(tl.device("l4"), memory_nbytes=None, usable_nbytes=None)
+    with pytest.raises(tl.InvalidInput, match="has no known memory"):
+        what_fits(run, unknown, backend="cuda")
+
+
+def test_the_answers_as_plain_data():
+    import json
+
+    answer = document(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
+    assert json.loads(json.dumps(answer)) == answer
+    row = answer["rows"][0]
+    assert set(row["answers"]) == set(QUESTIONS)
+    assert row["answers"]["model"]["model"]["d_model"] > 0
+    assert row["answers"]["sequence"]["beyond"]["category"] in row["answers"]["sequence"]["beyond"]["by_category"]
+
+
+def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_the_largest():
+    table = {
+        "model": {"preset": "llama-3-8b"},
+        "recipe": {
+            "seq_len": 1024,
+            "global_batch": 64,
+            "steps": 1,
+            "micro_batch": 1,
+            "precision": "bf16-sharded",
+            "activation_checkpointing": "full",
+        },
+        "cluster": {"device": "h100-sxm", "count": 64},
+        "layout": {"shard": 64, "reshard_after_forward": False},
+    }
+    run = load(table)
+    names = [each.name for each in saving_recipes(run)]
+    assert "+ parameters gathered again in backward" in names
+    first, last = (tl.fit(run, of=["model"]).rows[place].answers["model"].size for place in (0, -1))
+    assert last > 3 * first
+
+
+def test_adapters_end_with_frozen_weights_in_four_bits() -> None:
+    found = tl.fit("llama-3-8b", {"cluster.device": "rtx-4090", "recipe.lora.rank": 16, "recipe.seq_len": 2048},
+                   of="micro-batch")  # fmt: skip
+    assert found.rows[-1].name == "+ frozen weights in nf4"
+    assert "recipe.lora.base_format=nf4" in found.rows[-1].settings
+    sizes = [row.answers["micro-batch"].size or 0 for row in found.rows]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[-2]
+    run = tl.load(found.run, found.rows[-1].settings)
+    assert tl.plan(run).forecast.fits

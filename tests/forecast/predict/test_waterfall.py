@@ -1,0 +1,72 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.answers.pages.plan import bars as bars_of
+from trainledger.answers.pages.plan_figures import waterfall as figure
+from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
+from trainledger.forecast.predict.step import CAUSES
+from trainledger.report.document import Document, Section
+from trainledger.report.terminal import text as written
+
+
+def text(bars):
+    return written(Document("", (Section("", (bars_of(bars),)),)))
+
+
+AMOUNTS = st.floats(0.0, 1e9, allow_nan=False)
+
+
+@given(
+    napkin=AMOUNTS,
+    causes=st.lists(AMOUNTS, min_size=len(CAUSES), max_size=len(CAUSES)),
+    parts=st.lists(AMOUNTS, min_size=len(RUN_CAUSES), max_size=len(RUN_CAUSES)),
+    steps=st.integers(1, 10**6),
+)
+def test_bars_sum_to_the_total_and_each_is_its_cause(napkin, causes, parts, steps):
+    step, whole = dict(zip(CAUSES, causes, strict=True)), dict(zip(RUN_CAUSES, parts, strict=True))
+    of_steps = sum(causes) * steps
+    total = of_steps + sum(parts)
+    bars = waterfall(napkin, of_steps, step, whole, total)
+    assert sum(each.nanoseconds for each in bars) == nanoseconds(total)
+    found = {each.cause: each.seconds for each in bars}
+    assert UNEXPLAINED not in found
+    near = 1e-9 * (total + napkin) + 2e-8
+    for name, seconds in step.items():
+        if name != "ideal":
+            assert abs(found[name] - seconds * steps) <= near
+    for name, seconds in whole.items():
+        assert abs(found[name] - seconds) <= near
+    assert abs(found[NAPKIN] + found[BEYOND] - step["ideal"] * steps) <= near
+
+
+def test_what_the_causes_leave_is_said():
+    bars = waterfall(1.0, 4.0, {"ideal": 2.0, "kernel efficiency": 2.0}, {"data": 1.0}, 6.0)
+    assert {each.cause: each.seconds for each in bars if each.nanoseconds} == {
+        NAPKIN: 1.0, BEYOND: 1.0, "kernel efficiency": 2.0, "data": 1.0, UNEXPLAINED: 1.0,
+    }  # fmt: skip
+
+
+def test_less_than_6nd_is_a_bar_that_takes_away():
+    bars = waterfall(3.0, 2.0, {"ideal": 2.0}, {}, 2.0)
+    assert [(each.cause, each.seconds) for each in bars[:2]] == [(NAPKIN, 3.0), (BEYOND, -1.0)]
+    lines = text(bars).splitlines()
+    assert lines[1].split() == ["attention,", "not", "in", "6", "N", "D", "-1", "s", "-50.0", "%", "-" * 11]
+    assert lines[1].index("-" * 11) == lines[0].rindex("#") - 10
+
+
+@given(
+    napkin=st.integers(1, 10**25), less=st.floats(0, 1),
+    others=st.lists(st.integers(0, 10**25), min_size=1, max_size=14),
+)  # fmt: skip
+def test_a_line_fits_80_columns(napkin, less, others):
+    bars = [Bar("x" * 26, each) for each in (napkin, -int(0.999 * less * napkin), *others)]
+    assert max(len(line) for line in text(bars).splitlines()) <= 80
+
+
+def test_the_figure_has_the_bars_and_their_sum():
+    drawn = figure([Bar(NAPKIN, 2 * 86400 * 10**9), Bar("data", 0), Bar("failures", 86400 * 10**9)], "a run")
+    (data,) = drawn["data"]
+    assert data["y"] == [NAPKIN, "failures", "in all"]
+    assert data["x"] == [2.0, 1.0, 3.0]
+    assert drawn["layout"]["xaxis"]["title"]["text"] == "days"
+    assert [each["text"] for each in drawn["layout"]["annotations"]] == data["y"]  # above its bar each

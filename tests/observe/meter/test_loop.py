@@ -1,0 +1,198 @@
+"""`meter_loop`: what it leaves in a directory, what it refuses, and what reads it."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import trainledger as tl
+from counting_compiler import CountingCompiler
+from trainledger.answers.pages.record import read_run
+from trainledger.answers.pages.runs import document
+from trainledger.forecast.predict.forecast import Forecast
+
+pytestmark = pytest.mark.torch
+
+
+def model_and_optimizer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(meter, model, optimizer, steps):
+    batches = [(torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))) for _ in range(steps)]
+    for inputs_BT, labels_BT in meter.data(batches):
+        loss = nn.functional.cross_entropy(model(inputs_BT).flatten(0, 1), labels_BT.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        meter.log(loss=loss, grad_norm=1.0)
+
+
+def test_a_directory_that_runs_and_reconcile_read(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(model, optimizer, tmp_path / "run", model_flops_per_step=10**6) as meter:
+        train(meter, model, optimizer, 6)
+    record = read_run(tmp_path / "run")
+    assert record.state["state"] == "finished"
+    assert [each["step"] for each in record.steps] == [1, 2, 3, 4, 5, 6]
+    assert [each["tokens"] for each in record.steps] == [32 * each for each in range(1, 7)]
+    assert all(each["loss"] > 0 and each["grad_norm"] == 1.0 for each in record.steps)
+    assert all(each["memory_nbytes"] > 0 for each in record.steps)
+    assert record.measured.tokens_per_step == 32
+    (row,) = document(tmp_path, [record]).data()["runs"]
+    assert (row["state"], row["step"]) == ("finished", 6)
+    assert not any("run.toml" in each for each in row["missing"])
+
+
+def test_it_lets_go_of_model_and_optimizer(tmp_path):
+    model, optimizer = model_and_optimizer()
+    meter = tl.meter_loop(model, optimizer, tmp_path / "run")
+    train(meter, model, optimizer, 2)
+    meter.close()
+    meter.close()  # twice does nothing
+    train(meter, model, optimizer, 2)
+    assert len(read_run(tmp_path / "run").steps) == 2
+
+
+def test_a_recorded_step_gives_ledger_and_flops(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=2) as meter:
+        train(meter, model, optimizer, 10)
+    record = read_run(tmp_path / "run")
+    tokens_BT, labels_BT = (torch.zeros(2, 16, dtype=torch.long) for _ in range(2))
+
+    def loss_of(logits_BTV, labels_BT):
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
+
+    traced = tl.trace(model, tokens_BT, loss=loss_of, label=labels_BT, optimizer=optimizer)
+    assert record.measured_ledger.matmul_flops == traced.matmul_flops
+    assert record.measured_ledger.kept_nbytes == traced.kept_nbytes
+    of_the_step_before = 4  # its loss, which the loop holds until it has the next
+    assert record.measured_ledger.peak().nbytes == traced.peak().nbytes + of_the_step_before
+    assert record.measured.parameters == sum(each.numel() for each in model.parameters())
+    spread = record.measured.step_seconds  # 1 and 2 are warm-up, 2 to 7 recorded
+    assert spread.count + spread.discarded == 3
+    assert record.measured.tokens_per_step == 32
+
+
+class Container(torch.optim.Optimizer):
+    """Optimizers as one, as torchtitan's `OptimizersContainer` is: states are those of the ones inside."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+        super().__init__([each for one in optimizers for group in one.param_groups for each in group["params"]], {})
+
+    def step(self, closure=None):
+        for each in self.optimizers:
+            each.step()
+
+    def zero_grad(self, set_to_none=True):
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
+
+def test_what_is_compiled_is_so_again_after_the_recorded_steps(tmp_path):
+    compiler = CountingCompiler()
+    model, optimizer = model_and_optimizer()
+    loss_of = torch.compile(lambda *both: nn.functional.cross_entropy(*both), backend=compiler)
+    calls = []
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=3) as meter:
+        batches = [(torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))) for _ in range(12)]
+        for inputs_BT, labels_BT in meter.data(batches):
+            before = compiler.calls
+            loss_of(model(inputs_BT).flatten(0, 1), labels_BT.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            calls.append(compiler.calls - before)
+    assert calls[:2] == [1, 1]
+    assert calls[2:4] == [0, 0]  # recorded, and watched line by line
+    assert calls[-1] == 1
+
+
+def test_optimizers_in_a_container_are_one_step(tmp_path):
+    model, _ = model_and_optimizer()
+    inside = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in model]
+    optimizer = Container(inside)
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=3) as meter:
+        train(meter, model, optimizer, 4)
+    record = read_run(tmp_path / "run")
+    assert len(record.steps) == 4
+    states = sum(2 * 4 * each.numel() + 4 for each in model.parameters())
+    assert sum(nbytes for name, nbytes in record.measured_ledger.resident if name == "optimizer state") == states
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_a_loss_in_pieces_is_of_one_micro_batch(tmp_path, grad_accum):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=2):
+        for _ in range(3):
+            for _ in range(grad_accum):
+                logits_BTV = model(torch.randint(0, 64, (2, 16)))
+                pieces = [each.detach().requires_grad_() for each in logits_BTV.chunk(4, dim=1)]
+                for each in pieces:
+                    each.logsumexp(-1).sum().backward()
+                logits_BTV.backward(torch.cat([each.grad for each in pieces], dim=1))
+            optimizer.step()
+            optimizer.zero_grad()
+    ledger = read_run(tmp_path / "run").measured_ledger
+    assert ledger.micro_batches == grad_accum
+    assert ledger.kept_nbytes >= 4 * 2 * 16 * 32  # what the last layer keeps, of each micro-batch
+
+
+def test_a_forecast_is_kept_and_compared(tmp_path):
+    model, optimizer = model_and_optimizer()
+    said = []
+    forecast = Forecast(step_seconds=1e-7, step_seconds_by_phase={"forward": 1e-7})
+    with tl.meter_loop(model, optimizer, tmp_path / "run", forecast=forecast, say=said.append) as meter:
+        train(meter, model, optimizer, 30)
+    assert any("times the forecast" in each for each in said)
+    assert read_run(tmp_path / "run").reconciliation["step_seconds"].ratio > 100
+
+
+def test_a_directory_with_another_run_is_refused(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(model, optimizer, tmp_path / "run") as meter:
+        train(meter, model, optimizer, 3)
+    with pytest.raises(tl.InvalidInput, match="holds a metered loop of 3 steps; name another directory"):
+        tl.meter_loop(model, optimizer, tmp_path / "run")
+    with tl.meter_loop(model, optimizer, tmp_path / "run", first_step=4) as meter:
+        train(meter, model, optimizer, 2)
+    assert [each["step"] for each in read_run(tmp_path / "run").steps] == [1, 2, 3, 4, 5]
+    (tmp_path / "run" / "state.json").write_text(json.dumps({"state": "running", "step": 3}))
+    with pytest.raises(tl.InvalidInput, match="holds a run of a run file, which trainledger train --resume continues"):
+        tl.meter_loop(model, optimizer, tmp_path / "run", first_step=4)
+
+
+def test_an_error_in_the_loop_ends_the_run_as_failed(tmp_path):
+    model, optimizer = model_and_optimizer()
+
+    def broken():
+        with tl.meter_loop(model, optimizer, tmp_path / "run") as meter:
+            train(meter, model, optimizer, 1)
+            1 / 0  # noqa: B018
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert read_run(tmp_path / "run").state["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((None, None), "model: must be a torch module, not NoneType"),
+        ((nn.Linear(1, 1), 3), "optimizer: must be an optimizer of torch or several, not int"),
+    ],
+)
+def test_what_is_refused(arguments, sentence):
+    with pytest.raises(tl.InvalidInput, match=sentence):
+        tl.meter_loop(*arguments)
+
+
+def test_numbers_that_are_refused(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(tl.InvalidInput, match="deep = 0: must be a whole number, at least 1"):
+        tl.meter_loop(model, optimizer, tmp_path / "run", deep=0)
+    assert not (tmp_path / "run").exists()
