@@ -7,7 +7,7 @@ import pytest
 
 from trainledger.cli import main
 
-SNAPSHOT = Path(__file__).parents[1] / "profiler" / "snapshots" / "h200_gpt2_two_steps.pickle.gz"
+SNAPSHOT = Path(__file__).parents[1] / "observe" / "profiler" / "snapshots" / "h200_gpt2_two_steps.pickle.gz"
 RUN = """
 [model]
 preset = "gpt2"

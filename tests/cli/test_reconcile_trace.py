@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TRACE = Path(__file__).parents[1] / "profiler" / "traces" / "h100_qwen_forward.json.gz"
+TRACE = Path(__file__).parents[1] / "observe" / "profiler" / "traces" / "h100_qwen_forward.json.gz"
 
 
 def asked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from itertools import pairwise
 from math import log10
 from typing import Any
@@ -12,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, os.path.dirname(__file__))
-from drawn import Drawn, corners, number
-
 import trainledger as tl
+from drawn import Drawn, corners, number
 from trainledger.answers.pages.fit import figures as figures_of_a_fit
 from trainledger.answers.pages.memory import memory_figure, memory_lanes
 from trainledger.answers.pages.plan_figures import figures as figures_of_a_plan

@@ -18,7 +18,7 @@ from trainledger.cli import main
 
 pytestmark = pytest.mark.process
 
-HOUSE = Path(__file__).parent.parent.parent
+HOUSE = Path(__file__).parents[3]
 TEXT = (HOUSE / "docs" / "budgets.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
 

@@ -10,7 +10,7 @@ from offline import CHROMIUM, opened
 
 from trainledger.observe.profiler.profile import profile_of
 
-TRACES = Path(__file__).parents[2] / "profiler" / "traces"
+TRACES = Path(__file__).parents[2] / "observe" / "profiler" / "traces"
 TRACE = TRACES / "h100_qwen_forward.json.gz"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here, so the page was not looked at")
 

@@ -9,8 +9,6 @@ from html import escape
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, os.path.dirname(__file__))
 from make_run import STEPS, make_run
 from offline import CHROMIUM, opened
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, os.path.dirname(__file__))
-from drawn import Drawn
 from make_run import make_run
 
 import trainledger as tl
+from drawn import Drawn
 from trainledger.answers.pages.memory import memory_figure
 from trainledger.answers.pages.reconciliation import figures as figures_of_a_run
 from trainledger.answers.pages.record import read_run

@@ -38,7 +38,7 @@ def library(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real data that lies beside the repository on some machines."""
-    beside = Path(__file__).resolve().parents[3] / "shared"
+    beside = Path(__file__).resolve().parents[4] / "shared"
     directory = Path(os.environ.get("TRAINLEDGER_SHARED", beside)) / "data"
     if not directory.is_dir():
         pytest.skip("the shared test data is not on this machine (TRAINLEDGER_SHARED names its directory)")

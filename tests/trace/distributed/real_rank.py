@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.optim import optimizer as optimizers
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "engine" / "train"))
 from rank_witness import FUNCTIONAL, IN_PLACE, Witness, nbytes, tensors_in
 
 NAMES = {**FUNCTIONAL, **IN_PLACE, "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
