@@ -1,12 +1,16 @@
 """Quantities in text: what they mean, what is refused, and that printing and reading agree."""
 
 import doctest
+from math import ceil
 
+import numpy as np
 import pytest
+import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.spec import units
+from trainledger.spec.units import ceil_div, round_up
 
 
 def test_the_examples_in_the_docstrings_hold():
@@ -144,3 +148,19 @@ def test_printed_bytes_read_back(nbytes):
     number, unit = units.format_nbytes(nbytes).split(" ")
     scale = units.parse_nbytes(f"1{unit}")
     assert float(number) * scale == pytest.approx(nbytes, rel=1e-3)
+
+
+counts, sizes = st.integers(0, 10**30), st.integers(1, 10**12)
+
+
+@given(counts, sizes)
+def test_pieces_hold_all_and_one_fewer_does_not(a, b):
+    assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b == round_up(a, b)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.integers(1, 10**6))
+def test_arrays_and_formulas_give_what_numbers_give(many, b):
+    expected = [ceil(sympy.Rational(each, b)) for each in many]
+    assert list(ceil_div(np.array(many), b)) == expected
+    a = sympy.Symbol("a", integer=True)
+    assert ceil_div(a, b).subs(a, many[0]) == expected[0]

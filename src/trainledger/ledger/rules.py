@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 
 # Elementary operations per element that a normalization, a softmax or an update takes, one for each
 # addition, multiplication, root, exponential or comparison in its definition; an `assumed` count, as

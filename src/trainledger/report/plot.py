@@ -15,9 +15,9 @@ from trainledger.report.style import key_of, titled, untitled
 from trainledger.report.svg import WIDTH, standalone
 from trainledger.report.table import WIDTH as COLUMNS
 from trainledger.report.table import wrapped
-from trainledger.spec.division import ceil_div
 from trainledger.spec.plain import check_target, finite, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import ceil_div
 
 SUFFIXES = (".html", ".png", ".svg")
 HEIGHT = 420  # pixels of an image where the figure says no height

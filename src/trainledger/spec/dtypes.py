@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
+from trainledger.spec.units import ceil_div
 
 Int = Any  # int, array or symbol
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.spec.attention import Latent, MultiHead
-from trainledger.spec.division import round_up
 from trainledger.spec.feed_forward import Dense, Experts
 from trainledger.spec.frozen import frozen
 from trainledger.spec.parts import part
 from trainledger.spec.positions import Alibi, Learned, NoPositions, Rope
 from trainledger.spec.setting import setting
+from trainledger.spec.units import round_up
 
 NORM_PLACES = ("pre", "post", "sandwich", "after-add")
 BLOCKS = ("serial", "parallel", "parallel-two-norms")

@@ -13,7 +13,6 @@ from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, Segment, kind_of, period_of, segments
 from trainledger.spec.lora import ATTENTION, is_target
@@ -21,6 +20,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import CHECKPOINTING, Checkpointing, Segments
+from trainledger.spec.units import ceil_div
 
 
 @frozen

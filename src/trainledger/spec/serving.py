@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import BLOCK_FORMATS
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.units import ceil_div
 
 Int = Any
 PHASES = ("prefill", "decode")

@@ -1,10 +1,12 @@
-"""Quantities in text: the only place that knows what T, GB, GiB and w stand for.
+"""Quantities: counts rounded up, and text, of which only this file knows what T, GB, GiB and w stand for.
 
 Counts and FLOPs are decimal (K = 1e3), bytes are decimal (GB = 1e9) or binary (GiB = 2**30), always
 written out, times are seconds.
 """
 
 from __future__ import annotations
+
+from typing import Any, overload
 
 KILO, MEGA, GIGA, TERA, PETA, EXA = 10**3, 10**6, 10**9, 10**12, 10**15, 10**18
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -30,6 +32,34 @@ _SECONDS = {
 
 _LONGEST = 40
 _MANY_PERCENT = 10_000  # from here on tenths say nothing
+
+
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Any, b: Any) -> Any: ...
+def ceil_div(a: Any, b: Any) -> Any:
+    """How many pieces of size ``b`` hold ``a``, the last one perhaps in part; exact for integers of any size.
+
+    Also of arrays, for many counts at once, and of sympy expressions, for a formula.
+
+    >>> ceil_div(10, 4), ceil_div(8, 4), ceil_div(0, 4)
+    (3, 2, 0)
+    """
+    return -(-a // b)
+
+
+@overload
+def round_up(a: int, multiple: int) -> int: ...
+@overload
+def round_up(a: Any, multiple: Any) -> Any: ...
+def round_up(a: Any, multiple: Any) -> Any:
+    """The smallest multiple that is not below ``a``, of what `ceil_div` takes.
+
+    >>> round_up(50257, 128), round_up(256, 128)
+    (50304, 256)
+    """
+    return -(-a // multiple) * multiple
 
 
 class NotAQuantity(ValueError):  # noqa: N818

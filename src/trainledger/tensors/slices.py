@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 from trainledger.tensors.strided import Strided, list_text
 from trainledger.tensors.views import (
     CannotApply,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from trainledger.report.cells import Cell, cell_figure
 from trainledger.report.document import Figure, Table
 from trainledger.report.style import COLOURS, arranged, points
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded
+from trainledger.spec.units import ceil_div
 from trainledger.tensors.blocks import InBlock
 from trainledger.tensors.number import WHOLE, Whole
 

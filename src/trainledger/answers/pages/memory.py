@@ -18,8 +18,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.report.document import Figure, Table
 from trainledger.report.style import COLOURS, DARK, GREY, arranged, bar_figure, bars, folded, line, mark, points
-from trainledger.spec.division import ceil_div
-from trainledger.spec.units import GIGA, KILO, MEGA, counted, format_nbytes
+from trainledger.spec.units import GIGA, KILO, MEGA, ceil_div, counted, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
 _MOST_POINTS, _FEW_POINTS = 1200, 320  # drawn of one ledger

@@ -18,9 +18,9 @@ from typing import Any
 from trainledger.answers.pages.peak import NO_TENSORS
 from trainledger.ledger.entry import HOST, TensorLife
 from trainledger.ledger.ledger import Ledger
-from trainledger.spec.division import round_up
 from trainledger.spec.plain import check_target, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import round_up
 
 _ALIGNED = 512  # bytes that CUDA's caching allocator rounds a block up to
 _SEGMENT = 2 << 20  # and a segment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainledger.report.cells import Cell, cell_figure
 from trainledger.report.document import Figure, Table
 from trainledger.report.style import COLOURS
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 from trainledger.tensors.strided import list_text, row_of
 
 if TYPE_CHECKING:

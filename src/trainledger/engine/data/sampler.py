@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.engine.data.store import Split, Tokens, TokenStore, check_lengths
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 
 Places = npt.NDArray[np.uint64]
 ROUNDS = 6

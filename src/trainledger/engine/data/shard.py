@@ -28,10 +28,10 @@ from trainledger.engine.data.files import (
     write_whole,
 )
 from trainledger.engine.data.tokenizer import Tokenizer
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import token_dtype
 from trainledger.spec.durable import parse_json, sync
 from trainledger.spec.problem import Problem
+from trainledger.spec.units import ceil_div
 
 SPLITS = ("train", "validation")
 TOKENIZED_AT_ONCE = 2**16  # characters; an encoding takes some hundred bytes of memory per token

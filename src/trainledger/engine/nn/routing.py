@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.units import ceil_div
 
 TINY = 1e-20  # keeps scores that all underflow from dividing by zero
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 
 BLOCK = 256
 SMALLEST = 4096  # elements of a tensor whose moments are stored in 8 bits

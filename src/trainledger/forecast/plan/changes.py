@@ -11,7 +11,6 @@ from typing import Any
 
 from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
-from trainledger.spec.division import round_up
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import AXES, SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
@@ -21,6 +20,7 @@ from trainledger.spec.precision import FP8Tensorwise
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.run import Run
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
+from trainledger.spec.units import round_up
 
 SAME, ROUNDING, RESULT = "same", "rounding", "result"
 EFFECTS = {

@@ -13,7 +13,6 @@ from trainledger.ledger import rules_of_thumb as rules
 from trainledger.report.document import Answer
 from trainledger.spec.calibration import find_calibration, to_device
 from trainledger.spec.cluster import Device
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import (
@@ -21,6 +20,7 @@ from trainledger.spec.units import (
     SECONDS_PER_DAY,
     SECONDS_PER_HOUR,
     NotAQuantity,
+    ceil_div,
     format_count,
     format_percent,
     format_seconds,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.optimizers import Adam, Adam8bit
 from trainledger.spec.run import Run
+from trainledger.spec.units import ceil_div
 
 
 @frozen

@@ -25,10 +25,10 @@ from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
 from trainledger.spec.cluster import Device
-from trainledger.spec.division import ceil_div
 from trainledger.spec.layers import segments
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
+from trainledger.spec.units import ceil_div
 
 BUFFERING = ("split_with_sizes_copy", "chunk_cat")  # copies out of what FSDP gathers, and into what it reduces
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.core.sizes import greater, smaller
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Protocol
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.units import ceil_div
 
 Number = Any  # a number, or an array of them
 

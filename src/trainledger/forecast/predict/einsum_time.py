@@ -11,9 +11,9 @@ from trainledger.forecast.predict.roofline import NoRate, Roofline, peak_rate
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.cluster import Device
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
+from trainledger.spec.units import ceil_div
 
 AT_THE_PEAK = "FLOPs at the peak"
 DIMS = ("batch", "m", "n", "k")

@@ -15,10 +15,10 @@ from typing import Any
 
 from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.frozen import frozen
+from trainledger.spec.units import ceil_div
 
 Real = Any  # float for one run, an array for many at once
 

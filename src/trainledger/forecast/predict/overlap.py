@@ -9,9 +9,9 @@ from typing import Any
 from trainledger.forecast.predict.stream_ops import BACKWARD, Timed, schedule_of
 from trainledger.forecast.predict.streams import rank_seconds
 from trainledger.ledger.entry import Entry
-from trainledger.spec.division import ceil_div
 from trainledger.spec.layout import Layout, is_int, overlaps
 from trainledger.spec.run import Run
+from trainledger.spec.units import ceil_div
 
 # What is summed or gathered once a step over ranks with their own optimizer state goes in buckets of so many elements,
 # or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).

@@ -24,11 +24,10 @@ from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
 from trainledger.forecast.predict.utilization import matmul_dtype_of
 from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster, Device
-from trainledger.spec.division import ceil_div
 from trainledger.spec.layout import overlaps
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
-from trainledger.spec.units import format_nbytes, format_percent
+from trainledger.spec.units import ceil_div, format_nbytes, format_percent
 
 NO_LINK = "no step time: no link between devices of this machine was measured"
 

@@ -31,12 +31,11 @@ from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
 from trainledger.spec.cluster import Device
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
-from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, format_nbytes
+from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
 
 if TYPE_CHECKING:
     from trainledger.ledger.ranks import RankAccount

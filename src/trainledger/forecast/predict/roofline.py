@@ -16,8 +16,8 @@ from trainledger.forecast.predict.kernel import Real, attention_seconds, matmul_
 from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
 from trainledger.spec.cluster import Device
-from trainledger.spec.division import round_up
 from trainledger.spec.fit import factor_of
+from trainledger.spec.units import round_up
 
 if TYPE_CHECKING:
     from trainledger.spec.calibration import Calibration, KernelTime

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainledger.ledger.entry import Int
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
+from trainledger.spec.units import ceil_div
 
 
 def summed(amounts: Iterable[Int]) -> Int:

@@ -13,8 +13,8 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.ledger.parallel.rank_plan import RankPlan
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.units import ceil_div
 
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size by default
 

@@ -17,10 +17,10 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
-from trainledger.spec.division import round_up
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
+from trainledger.spec.units import round_up
 
 # Rows of the logsumexp of the memory-efficient kernel are padded to a multiple of this (PyTorch,
 # aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kAlignLSE).

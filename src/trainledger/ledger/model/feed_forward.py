@@ -22,8 +22,8 @@ from trainledger.ledger.ops.float8 import by_blocks
 from trainledger.ledger.ops.loss import with_loss
 from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
+from trainledger.spec.units import ceil_div
 
 
 def mlp(

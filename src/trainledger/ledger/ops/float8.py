@@ -14,8 +14,8 @@ from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
-from trainledger.spec.division import ceil_div
 from trainledger.spec.precision import Float8
+from trainledger.spec.units import ceil_div
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
 

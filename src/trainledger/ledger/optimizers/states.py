@@ -10,10 +10,10 @@ from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.update_rules import RULES, for_muon, moments_of
-from trainledger.spec.division import ceil_div
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.units import ceil_div
 
 # 8-bit Adam: elements that share a scale (bitsandbytes since 0.44; 2,048 in Dettmers et al. 2022, section 2.2), and
 # how many a tensor must have for its moments to be stored so (bitsandbytes' min_8bit_size).

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.meter.watch import Finding
-from trainledger.spec.division import round_up
-from trainledger.spec.units import format_percent
+from trainledger.spec.units import format_percent, round_up
 
 MULTIPLE = 8  # 16 bytes of two-byte numbers: what tensor cores load at once (NVIDIA, matrix multiplication guide)
 _GOOD = 64

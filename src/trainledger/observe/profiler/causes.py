@@ -28,8 +28,7 @@ from trainledger.observe.profiler.step_time import (
     StepTime,
 )
 from trainledger.observe.profiler.step_time import COPY as COPIES
-from trainledger.spec.division import round_up
-from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
+from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds, round_up
 
 REACHABLE = 0.75  # of a data sheet's peak: what large matmuls of 16 bits reach on A100 and H100 (assumed)
 _WORTH_A_SENTENCE = 0.02  # of the step

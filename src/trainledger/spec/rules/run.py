@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.spec.division import round_up
 from trainledger.spec.layout import AXES
 from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
@@ -17,6 +16,7 @@ from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.spec.run import Run
+from trainledger.spec.units import round_up
 
 
 def run_problems(run: Run) -> Iterator[Problem]:

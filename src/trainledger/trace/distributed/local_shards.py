@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 from trainledger.trace.patches import Patch, all_replaced, around, inside
 
 _ELEMENTWISE = (

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.units import counted
+from trainledger.spec.units import ceil_div, counted
 from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.recorder.assumed_sizes import ASSUMED, BOUND, AssumedSizes
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from trainledger.spec.division import round_up
+from trainledger.spec.units import round_up
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
-from trainledger.spec.division import ceil_div
+from trainledger.spec.units import ceil_div
 from trainledger.trace.operators.custom import Args, Count, Shape
 
 _ATTENTION = "aten::_native_multi_head_attention"

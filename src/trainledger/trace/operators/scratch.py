@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.spec.division import round_up
+from trainledger.spec.units import round_up
 from trainledger.trace.operators.custom import Args, Count
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")

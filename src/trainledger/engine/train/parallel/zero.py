@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.engine.train.mixed_precision import Named, StandIns
 from trainledger.engine.train.parallel.mesh import shard_mesh
-from trainledger.spec.division import ceil_div
 from trainledger.spec.layout import Layout
+from trainledger.spec.units import ceil_div
 
 # torch 2.13 has other names for these two.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

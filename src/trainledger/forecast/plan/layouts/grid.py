@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
 from trainledger.spec.parts import KIND
@@ -22,6 +21,7 @@ from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.setting import Broken, read_value
+from trainledger.spec.units import ceil_div
 
 CHECKPOINTING = ("none", "selective", "full")
 FIELDS = (

@@ -11,9 +11,9 @@ from trainledger.spec.convert.megatron.layout import layout_of, ranks_of
 from trainledger.spec.convert.megatron.model import model_of
 from trainledger.spec.convert.megatron.reading import Reading
 from trainledger.spec.convert.megatron.recipe import recipe_of
-from trainledger.spec.division import ceil_div
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.units import ceil_div
 
 __all__ = ["SUFFIXES", "Arguments", "MegatronRun", "from_arguments", "from_values", "read_arguments", "read_file"]
 
