@@ -60,7 +60,7 @@ def own_step(kind: str, name: str, blocks: str) -> dict[str, Any]:
         import transformers
 
         import trainledger as tl
-        from trainledger.trace.optimizers import optimizer_named
+        from trainledger.trace.loss import optimizer_named
 
         config: Any = transformers.MixtralConfig(use_cache=False)
         if kind == "hf":

@@ -12,9 +12,8 @@ import transformers
 
 import trainledger as tl
 from trainledger.spec.problem import InvalidInput
-from trainledger.trace.hugging_face import completed, model_of_config
-from trainledger.trace.inputs import inputs_of
-from trainledger.trace.target import trace_target
+from trainledger.trace.command import completed, model_of_config
+from trainledger.trace.target import inputs_of, trace_target
 
 pytestmark = pytest.mark.torch
 

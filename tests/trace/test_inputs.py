@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainledger.spec.problem import InvalidInput
-from trainledger.trace.inputs import MOST_DIMS, dtype_named, floating_dtype_named, input_of
+from trainledger.trace.target import MOST_DIMS, dtype_named, floating_dtype_named, input_of
 
 pytestmark = pytest.mark.torch
 

@@ -26,7 +26,7 @@ from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run
 from trainledger.trace.fakes.kernels import _IN_FP32, _TO_FP32, autocast_as_on_cuda, kernels_of
-from trainledger.trace.recorder.tensor_facts import dtype_name
+from trainledger.trace.recorder.storages import dtype_name
 
 pytestmark = pytest.mark.torch
 

@@ -37,8 +37,8 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.trace import trace
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.fakes.values import ZeroWhereUnknown
 from trainledger.trace.recorder.recorder import Recorder
 
 pytestmark = pytest.mark.agreement

@@ -12,8 +12,7 @@ import torch
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace import trace
-from trainledger.trace.inputs import inputs_of
-from trainledger.trace.target import load_target, trace_target
+from trainledger.trace.target import inputs_of, load_target, trace_target
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.trace.recorder.notes import quiet_fake_errors
+from trainledger.trace.recorder.source_lines import quiet_fake_errors
 
 pytestmark = pytest.mark.torch
 

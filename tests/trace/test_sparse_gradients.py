@@ -13,8 +13,8 @@ from zoo_own_code import sparse_clicks
 
 import trainledger as tl
 from trainledger.trace.fakes.results import results_of
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import FakeTensorMode
+from trainledger.trace.fakes.values import ZeroWhereUnknown
 
 pytestmark = pytest.mark.torch
 

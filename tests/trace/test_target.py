@@ -12,9 +12,16 @@ from torch import Tensor, nn
 
 import trainledger as tl
 from trainledger.spec.problem import InvalidInput
-from trainledger.trace.inputs import input_of, inputs_of
-from trainledger.trace.optimizers import OPTIMIZERS, WAYS, optimizer_named
-from trainledger.trace.target import TrainingStep, build, checkpoint_modules, load_target, trace_target
+from trainledger.trace.loss import OPTIMIZERS, WAYS, optimizer_named
+from trainledger.trace.target import (
+    TrainingStep,
+    build,
+    checkpoint_modules,
+    input_of,
+    inputs_of,
+    load_target,
+    trace_target,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -31,7 +31,7 @@ from zoo_transformers import SPECIMENS as OF_TRANSFORMERS
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.fakes.tensors import make_states
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in
 from trainledger.trace.step import trace, trace_step
 
 ZOO = (*OF_TRANSFORMERS, *OF_TORCH, *OF_OWN_CODE)

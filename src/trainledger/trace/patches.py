@@ -1,4 +1,4 @@
-"""Names of other libraries that mean something else for a while."""
+"""Names of other libraries that mean something else for a while, and modes entered by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
 Patch = tuple[Any, str, Made]  # the owner of the name, the name
@@ -117,3 +119,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = then_look  # type: ignore[method-assign]
         return spec
+
+
+@contextmanager
+def dispatching(mode: TorchDispatchMode) -> Iterator[None]:
+    """Inside, operations are dispatched to a mode, also while it handles one; its own ``__enter__`` is not called."""
+    TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]

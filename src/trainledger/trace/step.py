@@ -14,19 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
-from trainledger.trace.fakes.counts import Counts
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
-from trainledger.trace.fakes.rules import as_if_real, fake_rules
-from trainledger.trace.fakes.scalar_reads import AssumedValues, ZeroWhereUnknown
+from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
-from trainledger.trace.loss import loss_of
-from trainledger.trace.optimizers import closure_note, evaluates, needs_closure, optimizers_in
+from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
+from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
 from trainledger.trace.recorder.attribution import threads_follow
-from trainledger.trace.recorder.notes import quiet_fake_errors, why_it_stopped
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import Lines, ends_here
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.source_lines import Lines, ends_here, quiet_fake_errors, why_it_stopped
+from trainledger.trace.recorder.storages import tensors_in
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_ASSUMED = 10_000  # of one line: a loop that waits for a value would never end

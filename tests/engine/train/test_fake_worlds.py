@@ -24,7 +24,7 @@ from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
-from trainledger.trace.distributed.local_shards import local
+from trainledger.trace.distributed.collectives import local
 
 WIDE: dict[str, Any] = {
     "d_model": 1024,

@@ -194,8 +194,7 @@ def test_operations_without_a_rule_are_told_with_their_line() -> None:
 
 
 def test_a_long_program_is_not_kept_in_memory() -> None:
-    from trainledger.trace.annotate.steps import Steps
-    from trainledger.trace.annotate.watcher import Watcher
+    from trainledger.trace.annotate.watcher import Steps, Watcher
 
     seen: list[Watcher] = []
     made = Steps.__init__

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainledger.trace.annotate.annotate import annotate
-from trainledger.trace.recorder.tensor_facts import is_gpu
+from trainledger.trace.recorder.storages import is_gpu
 
 torch.set_num_threads(1)
 PROGRAMS = Path(__file__).parent / "programs"

@@ -19,7 +19,7 @@ import trainledger as tl
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.distributed import trace_rank
-from trainledger.trace.fakes.refused import Refused
+from trainledger.trace.recorder.source_lines import Refused
 
 pytestmark = pytest.mark.torch
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 import trainledger as tl
 from trainledger.trace.command import trace_rank_target
 from trainledger.trace.distributed import fake_world, trace_rank
-from trainledger.trace.distributed.local_shards import Shards
+from trainledger.trace.distributed.collectives import Shards
 
 pytestmark = pytest.mark.torch
 

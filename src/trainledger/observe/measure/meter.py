@@ -22,8 +22,8 @@ from trainledger.observe.measure.contention import Sample, watched
 from trainledger.observe.measure.pace import SLOWED, Pace, pace_of
 from trainledger.observe.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.trace.compiled import metered
+from trainledger.trace.loss import optimizers_in
 from trainledger.trace.operators.scratch import sums_of_matmul
-from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.step import phases_of

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
 from trainledger.trace.patches import all_replaced, inside
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 

@@ -18,8 +18,8 @@ from trainledger.observe.measure.few_blocks import from_few_blocks
 from trainledger.spec.run import Run
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.fakes.values import ZeroWhereUnknown
 from trainledger.trace.recorder.recorder import Recorder
 
 Batch = tuple[Tensor, Tensor]

@@ -18,7 +18,7 @@ from trainledger.observe.measure.rank_recorder import RealRankRecorder, recorded
 from trainledger.observe.meter.script import main_script
 from trainledger.observe.meter.shapes import odd_shapes
 from trainledger.observe.meter.watch import Finding
-from trainledger.trace.annotate.live import watched_code
+from trainledger.trace.annotate.annotate import watched_code
 from trainledger.trace.compiled import metered
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines

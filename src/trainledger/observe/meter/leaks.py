@@ -12,8 +12,7 @@ from torch import Tensor
 from trainledger.observe.meter.script import main_script
 from trainledger.observe.meter.watch import Finding
 from trainledger.spec.units import counted, format_nbytes
-from trainledger.trace.annotate.holders import Holder, holder_of
-from trainledger.trace.annotate.source import Files
+from trainledger.trace.annotate.source import Files, Holder, holder_of
 
 _STEPS = 5  # between two looks at all tensors
 _ASKED = 8  # tensors of a kind that are asked who holds them

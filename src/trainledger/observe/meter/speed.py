@@ -13,7 +13,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.spec.calibration import Calibration, find_calibration
 from trainledger.spec.cluster import Device
-from trainledger.trace.recorder.tensor_facts import dtype_name
+from trainledger.trace.recorder.storages import dtype_name
 
 
 class Speed:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,30 +20,40 @@ from torch.distributed import distributed_c10d
 
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import counted, format_flops, format_nbytes
-from trainledger.trace.annotate import script
-from trainledger.trace.annotate.accelerator import Accelerator, pretended
-from trainledger.trace.annotate.account import Account, LineAccount
-from trainledger.trace.annotate.annotation import BACKWARD, COPY, LOOP, SYNC, VIEW, Annotation, File, Line, Mark, Work
+from trainledger.trace import script
+from trainledger.trace.annotate.annotation import (
+    BACKWARD,
+    COPY,
+    LOOP,
+    SYNC,
+    VIEW,
+    Account,
+    Annotation,
+    File,
+    Finding,
+    Line,
+    LineAccount,
+    Mark,
+    Work,
+)
+from trainledger.trace.annotate.copies import reads_seen
 from trainledger.trace.annotate.findings import FEWEST_READS, findings
 from trainledger.trace.annotate.graphs import FEWEST_LOOKS
-from trainledger.trace.annotate.line_runs import LineRuns, Loop
+from trainledger.trace.annotate.loops import LineRuns, Loop
 from trainledger.trace.annotate.source import Files
-from trainledger.trace.annotate.steps import Steps
-from trainledger.trace.annotate.syncs import reads_seen
-from trainledger.trace.annotate.watcher import Watcher
-from trainledger.trace.fakes.counts import Counts
+from trainledger.trace.annotate.watcher import Steps, Watcher
+from trainledger.trace.compiled import compiled_runs_eagerly
+from trainledger.trace.fakes.accelerator import Accelerator, pretended
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.own_code import own_code_followed
-from trainledger.trace.fakes.picked import EmptyBatches, ZeroIndices
-from trainledger.trace.fakes.refused import Refused
-from trainledger.trace.fakes.rules import as_if_real, fake_rules
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
-from trainledger.trace.fakes.shown import numbers_shown
+from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
 from trainledger.trace.fakes.stored import without_values
+from trainledger.trace.fakes.values import EmptyBatches, ZeroIndices, ZeroWhereUnknown, numbers_shown
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.tensor_facts import tensors_in
-from trainledger.trace.script import as_main, compiled
+from trainledger.trace.recorder.source_lines import Refused
+from trainledger.trace.recorder.storages import tensors_in
+from trainledger.trace.script import Ending, as_main, compiled
 
 DEVICES = ("cuda",)
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available", "device type cuda")
@@ -327,3 +337,19 @@ def _marks(line: LineAccount) -> list[Mark]:
         what = f"ran {format_flops(ran.flops)} for {counted(len(line.ran_lines - {''}), 'line')}, shown at those lines"
         marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
     return marks
+
+
+@contextmanager
+def watched_code(script: str) -> Iterator[Callable[[], tuple[Finding, ...]]]:
+    """Observe what runs inside, the lines of a script and of the modules beside it; the findings are asked after it."""
+    files = Files(script)
+    watcher = Watcher(files)
+    steps = Steps(watcher, files, None)
+    with ExitStack() as stack:
+        stack.enter_context(steps.followed())
+        stack.enter_context(reads_seen(watcher.synchronized, lambda: None))
+        stack.enter_context(compiled_runs_eagerly())
+        stack.enter_context(watcher.recorder)
+        yield lambda: findings(watcher, files, steps.holder, Ending())
+        steps.end_step()  # the context ends with an update
+    watcher.account.settle()

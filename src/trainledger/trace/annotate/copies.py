@@ -1,23 +1,30 @@
-"""Operations that copy, and why: elements out of order, another dtype, another device, a broadcast written out.
+"""Operations that copy, and places where a program waits for a value.
 
-Followed further are two kinds of copies: those in a wider dtype that are converted straight back, and fp32 copies of
-half-precision tensors that a loss reads.
+Copies have a reason: elements out of order, another dtype, another device, a broadcast written out. Two kinds are
+followed further: those in a wider dtype that are converted straight back, and fp32 copies of half-precision tensors
+that a loss reads. A program waits at operators that read a value, lists, arrays, prints, copies to the host.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, memory_format
 from torch import contiguous_format as CONTIGUOUS
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.annotate.source import Callers
-from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in, touched_nbytes
+from trainledger.trace.annotate.source import Caller, Callers
+from trainledger.trace.patches import all_replaced
+from trainledger.trace.recorder.storages import dtype_name, tensors_in, touched_nbytes
 
 NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE = "non-contiguous", "expanded", "dtype", "device"
 LAYOUT, CLONE, REPEATED, JOINED, INDEXED = "memory format", "clone", "repeat", "joined", "indexing"
@@ -206,3 +213,114 @@ def called(expression: str) -> str:
     if isinstance(node, ast.BinOp):
         return {ast.MatMult: "@", ast.Mult: "*", ast.Add: "+", ast.Sub: "-", ast.Div: "/"}.get(type(node.op), "")
     return "[]" if isinstance(node, ast.Subscript) else ""
+
+
+SYNCHRONIZING = frozenset({
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_consecutive", "unique_dim",
+    "nonzero_numpy",
+})  # fmt: skip
+_READS = "reads a number off a tensor"
+_SAID = {
+    "nonzero": "counts what is not zero", "masked_select": "counts what a mask picks", "equal": "compares values",
+    "index": "counts what a mask picks", "_unique2": "counts distinct values",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Sync:
+    """One place that waits for a device: how often, in how many steps, the last of these; ``inside`` which library."""
+
+    caller_line: str
+    what: str
+    device: str
+    inside: str
+    times: int = 0
+    steps: int = 0
+    last: int = -1
+
+
+class Syncs:
+    """Counts by line and expression. Of a program that uses an accelerator, only what waits for that counts.
+
+    ``accelerated`` is set as soon as the program has a tensor there.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Sync] = {}
+        self.accelerated = False
+
+    def take(self, caller: Caller, name: str, device: str, step: int) -> None:
+        """Count one; ``step`` is how many steps have ended before."""
+        self.accelerated = self.accelerated or not device.startswith("cpu")
+        what = words(name, caller.expression)
+        found = self.found.get((caller.at, what))
+        if found is None:
+            found = self.found[caller.at, what] = Sync(caller.at, what, device, caller.inside)
+        found.times += 1
+        if found.last != step:
+            found.steps += 1
+            found.last = step
+
+    def waits(self) -> list[Sync]:
+        """Those that wait for a device, of a program that uses one; else all."""
+        return [each for each in self.found.values() if not (self.accelerated and each.device.startswith("cpu"))]
+
+
+def words(name: str, expression: str) -> str:
+    """A wait in words.
+
+    >>> words("_local_scalar_dense", "loss.item()"), words("_local_scalar_dense", "x > 0"), words("cpu", "x.cpu()")
+    ('.item()', 'reads a number off a tensor', '.cpu()')
+    """
+    if not name.startswith("_") and name not in _SAID:
+        return {"print": "print of a tensor"}.get(name) or (name if "." in name else f".{name}()")
+    call = called(expression)
+    if call in ("item", "tolist", "nonzero", "equal", "unique", "masked_select", "allclose", "cpu", "numpy"):
+        return f".{call}()" if call not in ("equal", "allclose") else f"torch.{call}"
+    if call in ("float", "int", "bool", "print", "range", "math"):
+        return f"{call}(tensor)"
+    return _SAID.get(name, _READS)
+
+
+@contextmanager
+def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Callable[[], None]) -> Iterator[None]:
+    """Call ``synchronized`` at reads that no operator shows. Of fake tensors a list is of zeros, after a call of
+    ``guessed``, and a numpy array is refused.
+    """
+
+    inside = False
+
+    def noticed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, noticed once where a mode that it passes through calls it again."""
+
+        @functools.wraps(before)
+        def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            # Operators print tensors into the words of an error that they may need; that is no print of the program.
+            if inside or (name == "print" and sys._getframe(1).f_code.co_filename == torch._ops.__file__):
+                return before(self, *args, **kwargs)
+            synchronized(name, [self])
+            if isinstance(self, FakeTensor) and name == "tolist" and self.constant is None:
+                guessed()
+                return _zeros(tuple(self.shape), 0.0 if self.is_floating_point() else 0)
+            inside = True
+            try:
+                return before(self, *args, **kwargs)
+            finally:
+                inside = False
+
+        return read
+
+    def made(name: str) -> Callable[[Any], Callable[..., Any]]:
+        return lambda before: noticed(name, before)
+
+    methods = {"tolist": "tolist", "numpy": "numpy", "cpu": "cpu", "__repr__": "print"}
+    patched = [(torch.Tensor, method, made(name)) for method, name in methods.items()]
+    with all_replaced(*patched, (FakeTensor, "tolist", made("tolist"))):
+        yield
+
+
+def _zeros(shape: tuple[int, ...], value: float) -> Any:
+    if not shape:
+        return value
+    return [_zeros(shape[1:], value) for _ in range(shape[0])]

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from trainledger.spec.units import counted, format_flops, format_nbytes
 from trainledger.trace.annotate.annotation import PROBLEM, REMARK, Finding
 from trainledger.trace.annotate.copies import DEVICE, EXPANDED, NON_CONTIGUOUS, REPEATED, Copy
-from trainledger.trace.annotate.holders import Holder
-from trainledger.trace.annotate.script import DONE, Ending
-from trainledger.trace.annotate.source import Files
+from trainledger.trace.annotate.source import Files, Holder
 from trainledger.trace.annotate.watcher import Watcher
+from trainledger.trace.script import DONE, Ending
 
 LEAST_OF_MOVED = 1 / 1000  # of all bytes that the program moves: smaller copies are not worth a word
 LEAST_OF_PEAK = 1 / 100  # of the most that is live: smaller tensors are not worth a word

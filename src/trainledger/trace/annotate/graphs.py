@@ -1,4 +1,4 @@
-"""The graphs of autograd over the steps of a program.
+"""The graphs of autograd over the steps of a program, and the parameters that it writes itself.
 
 Whether those of past steps stay alive, which forwards record one that no backward uses (evaluation without
 ``no_grad``), and whether a gradient that a step has used is added to and used again. A node of autograd has a number
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from trainledger.ledger.core.record import Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.annotate.source import Chain
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in, written_arguments
 
 MOST_NODES = 50_000  # looked at in one step
 _NO_NUMBER = 2**63
@@ -270,3 +271,86 @@ def gradients_of(optimizer: torch.optim.Optimizer, record_of: Callable[[Tensor],
                 if record is not None:
                     found.append(record)
     return found
+
+
+RecordOf = Callable[[Tensor], Storage | None]
+OnWrite = Callable[[list[Storage], bool], None]
+
+
+class Updates:
+    """Follows parameters by their memory; ``on_write(gradients, begins)`` hears of the gradients of a write.
+
+    Parameters are leaves that need gradients, seen in any operation. A gradient is used once a step. ``over`` is called
+    when a step is. Nothing is followed once ``on_write`` is None, as in a program that uses `torch.optim`.
+    """
+
+    def __init__(self, record_of: RecordOf) -> None:
+        self.on_write: OnWrite | None = None
+        self.over: Callable[[], None] = lambda: None
+        self._record_of = record_of
+        self._parameters: dict[Storage, dict[int, weakref.ref[Tensor]]] = {}
+        self._of_gradients: set[Storage] = set()  # made in a backward, or from what was
+        self._written: set[Storage] = set()  # in this step
+        self._after_backward = False  # and before the next graph
+        self._stepping = False
+        self._nodes = 0
+
+    @property
+    def watches(self) -> bool:
+        return self.on_write is not None
+
+    def gone(self, record: Storage) -> None:
+        self._parameters.pop(record, None)
+        self._of_gradients.discard(record)
+        self._written.discard(record)
+
+    def ran(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event | None, *, backward: bool
+    ) -> None:
+        """An operation runs, a view (without an event) too: the program's own, or in a backward."""
+        inputs = tensors_in(args)
+        for each in inputs:
+            if each.requires_grad and each.is_leaf:
+                self._learn(each)
+        if backward:
+            self._written.clear()
+            self._after_backward = True
+        if self._stepping and (backward or nodes_so_far() > self._nodes):
+            self._after_backward, self._stepping = backward, False
+            self.over()
+        if event is None:
+            return
+        changed = written_arguments(func, args, kwargs) if func._schema.is_mutable else []
+        written = [record for each in changed if (record := self._record_of(each)) is not None]
+        read = (self._record_of(each) for each in (*inputs, *tensors_in(kwargs)))
+        if not backward and not any(each in self._of_gradients for each in read):
+            return
+        self._of_gradients.update(event.allocated)
+        self._of_gradients.update(each for each in written if each not in self._parameters)
+        if self._after_backward and not backward:
+            self._write([each for each in written if each in self._parameters and each not in self._written])
+
+    def _learn(self, parameter: Tensor) -> None:
+        record = self._record_of(parameter)
+        if record is not None:
+            known = self._parameters.setdefault(record, {})
+            ref = known.get(id(parameter))
+            if ref is None or ref() is not parameter:
+                known[id(parameter)] = weakref.ref(parameter)
+                self._of_gradients.discard(record)
+
+    def _write(self, parameters: list[Storage]) -> None:
+        if not parameters or self.on_write is None:
+            return
+        self._written.update(parameters)
+        begins, self._stepping = not self._stepping, True
+        self._nodes = nodes_so_far() if begins else self._nodes
+        self.on_write([each for parameter in parameters for each in self._gradients(parameter)], begins)
+
+    def _gradients(self, parameter: Storage) -> Iterable[Storage]:
+        for ref in self._parameters[parameter].values():
+            tensor = ref()
+            if tensor is not None and tensor.grad is not None:
+                record = self._record_of(tensor.grad)
+                if record is not None:
+                    yield record

@@ -1,31 +1,33 @@
-"""Observes each operation of a program as it runs, and hands it to the account and to what looks for findings."""
+"""Observes each operation and optimizer step of a program, for its account and for what looks for findings."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.optim.optimizer as optimizers
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.ledger.core.record import Event, Storage
+from trainledger.trace import script
 from trainledger.trace.annotate import copies
-from trainledger.trace.annotate.account import MOST_SHOWN, Account, LineAccount
-from trainledger.trace.annotate.annotation import COPY, VIEW, Shown, Work
-from trainledger.trace.annotate.copies import Broadcasts, Conversions
-from trainledger.trace.annotate.graphs import HEAVY, Forwards, Gradients, Graph, nodes_so_far
-from trainledger.trace.annotate.line_runs import Tally
-from trainledger.trace.annotate.loops import LoopGraphs
-from trainledger.trace.annotate.source import Caller, Callers, Files
-from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
-from trainledger.trace.annotate.updates import Updates
-from trainledger.trace.fakes.launches import record_launch
+from trainledger.trace.annotate.annotation import COPY, MOST_SHOWN, VIEW, Account, LineAccount, Shown, Work
+from trainledger.trace.annotate.copies import SYNCHRONIZING, Broadcasts, Conversions, Syncs
+from trainledger.trace.annotate.graphs import HEAVY, Forwards, Gradients, Graph, Updates, gradients_of, nodes_so_far
+from trainledger.trace.annotate.loops import LoopGraphs, Tally
+from trainledger.trace.annotate.source import Caller, Callers, Files, Holder, holder_of, snapshots
+from trainledger.trace.fakes.own_code import record_launch
+from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import TORCH, Lines
-from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
+from trainledger.trace.recorder.storages import dtype_name, tensors_in
 
 _LOADERS = os.path.join(TORCH, "utils", "data", "")
 
@@ -49,7 +51,7 @@ class Watcher:
         self.syncs = Syncs()
         self.updates = Updates(self._record_of)
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
-        self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
+        self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], bool] = lambda args, kwargs, event: False
         self.dies: list[Callable[[Storage], None]] = [
             self.gradients.gone, self.graph.gone, self.conversions.gone, self.updates.gone,
         ]  # fmt: skip
@@ -101,7 +103,7 @@ class Watcher:
     ) -> None:
         before = self.account.live
         line = self.account.take(event)
-        crossed = self.after(args, kwargs, event)
+        crossed = copies.DEVICE if self.after(args, kwargs, event) else ""
         if event.allocated and not self.syncs.accelerated:
             self.syncs.accelerated = any(not self.device_of(each).startswith("cpu") for each in tensors_in(out))
         facts = event.facts
@@ -238,3 +240,105 @@ def _loads_data(frame: FrameType | None) -> bool:
 def _by_mask(args: tuple[Any, ...]) -> bool:
     """Whether an index is a mask: how many elements it picks must be counted first."""
     return any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
+
+
+_KEPT = 8  # steps whose nodes may still be run backward
+_MOST_ASKED = 8  # tensors that are asked who holds them
+
+
+class Steps:
+    """Follows the optimizers of a program, whichever it makes; a program that makes none is followed by its writes."""
+
+    def __init__(self, watcher: Watcher, files: Files, most: int | None) -> None:
+        self.taken = 0
+        self.in_step = False
+        self.holder: Holder | None = None
+        self.decided: Counter[str] = Counter()  # conditions on unknown values since the last step
+        self._watcher, self._files, self._most = watcher, files, most
+        self._stale: list[dict[str, Any]] = []
+        watcher.updates.on_write, watcher.updates.over = self._written, self._enough
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """While inside, each optimizer's step is followed."""
+        hooks = [
+            optimizers.register_optimizer_step_pre_hook(self._before),
+            optimizers.register_optimizer_step_post_hook(self._after),
+        ]
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(replaced(torch.optim.Optimizer, "__init__", self._making))
+                yield
+        finally:
+            for each in hooks:
+                each.remove()
+
+    def _making(self, before: Callable[..., None]) -> Callable[..., None]:
+        """From the first optimizer on what else the program writes to parameters is no step (averages, clipping)."""
+
+        @functools.wraps(before)
+        def made(*args: Any, **kwargs: Any) -> None:
+            self._watcher.updates.on_write = None
+            before(*args, **kwargs)
+
+        return made
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._watcher.updates.on_write = None
+        self._forget_frames()
+        self._use(gradients_of(optimizer, self._watcher.recorder.record_of), self.taken)
+        self.in_step = True
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.in_step:
+            return  # it began before it was followed
+        self.in_step = False
+        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.record_of))
+        self.end_step()
+        self._enough()
+
+    def _written(self, gradients: list[Storage], begins: bool) -> None:
+        """The program writes parameters by these gradients; ``begins`` with the first write since a backward."""
+        if begins:
+            self._forget_frames()
+        self._use(gradients, self.taken if begins else self.taken - 1)
+        self._watcher.gradients.after_step(gradients)
+        if begins:
+            self.end_step()
+
+    def _enough(self) -> None:
+        """End the program where it has taken as many steps as were asked for."""
+        if self._most is not None and self.taken >= self._most:
+            raise script.EnoughSteps(f"stopped after {self.taken:,} optimizer steps, as asked")
+
+    def _forget_frames(self) -> None:
+        for each in self._stale:
+            each.clear()
+        self._stale = []
+
+    def _use(self, gradients: list[Storage], step: int) -> None:
+        caller = self._watcher.callers.now()
+        at = caller.at if caller is not None else "a library"
+        self._watcher.gradients.before_step(gradients, at, step)
+
+    def end_step(self) -> None:
+        """A step is over: look at what it leaves behind."""
+        graph = self._watcher.graph
+        self.taken += 1
+        self.decided.clear()
+        self._watcher.account.settle()
+        if self.taken % _KEPT == 0:
+            self._watcher.recorder.attribution.forget_before(graph.number_before(_KEPT))
+            self._watcher.forwards.settle(graph.number_before(_KEPT))
+        if not graph.end_step() or graph.leaks is None:
+            return
+        caller = self._watcher.callers.now()
+        if caller is None or (self.holder is not None and self.holder.line):
+            return
+        for _, ref in graph.looks[-1].tensors[:_MOST_ASKED]:
+            tensor = ref()
+            if tensor is not None:
+                self.holder = holder_of(tensor, caller.frame, self._files) or self.holder
+                if self.holder is not None and self.holder.line:
+                    break
+        self._stale = snapshots(caller.frame, self._files)

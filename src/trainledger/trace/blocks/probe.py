@@ -25,7 +25,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.stacks import Found, Stack
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.attribution import Attribution
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in
 
 _Answer = Callable[[Mapping[str, Tensor]], Any]  # a block's result, made of the tensors it was given
 _DEVICE = torch.ops.prim.device.default

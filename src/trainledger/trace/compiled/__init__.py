@@ -1,6 +1,5 @@
 """The ledger of compiled modules and steps: the compiler's own code, on fake tensors without its kernels."""
 
-from trainledger.trace.compiled.dynamo import captured, is_compiled, metered
-from trainledger.trace.compiled.torch_internals import compiled_runs_eagerly, no_word_of_hooks
+from trainledger.trace.compiled.dynamo import captured, compiled_runs_eagerly, is_compiled, metered, no_word_of_hooks
 
 __all__ = ["captured", "compiled_runs_eagerly", "is_compiled", "metered", "no_word_of_hooks"]

@@ -1,30 +1,163 @@
 """Compiled modules while a step is traced or metered: Dynamo compiles them anew, and Inductor's code runs.
 
 Inductor lowers, fuses, schedules and plans memory as usual and writes the Python that allocates, reuses and frees; for
-fake tensors only the C++ of the kernels is not compiled. Before each call that code says which one it is.
+fake tensors only the C++ of the kernels is not compiled. Before each call that code says which one it is. The private
+names of torch's compiler are looked up here and nowhere else.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _python_dispatch as dispatch
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Owners, Runs
-from trainledger.trace.compiled.torch_internals import compiled_runs_eagerly, hooks_unseen, modes_off, no_word_of_hooks
 from trainledger.trace.patches import around, replaced
-from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import is_users, shown_file
+from trainledger.trace.recorder.source_lines import compiled_parts, is_users, shown_file
+
+_DYNAMO = "torch._dynamo.convert_frame"
+_NAMES = {
+    "frames": (_DYNAMO, "CatchErrorsWrapper", ("__call__",)),
+    "skipped": (_DYNAMO, "ConvertFrameReturn", ()),
+    "functions": ("torch.overrides", "", ("_pop_mode_temporarily",)),
+    "hooks": ("torch.nn.modules.module", "", ("_global_forward_pre_hooks", "_global_forward_hooks")),
+    "breaks": ("torch._dynamo.utils", "graph_break_reasons", ()),
+    "graphs": ("torch._inductor.graph", "GraphLowering", ("_compile_to_module_lines",)),
+    "kernels": ("torch._inductor.codegen.cpp", "CppScheduling", ("define_kernel",)),
+    "scheduler": ("torch._inductor.scheduler", "Scheduler", ("codegen_extern_call",)),
+    "compiling": ("torch._inductor.async_compile", "AsyncCompile", ("cpp_pybinding",)),
+    "graph": ("torch._inductor.virtualized", "V", ()),
+}
+_FLAG = "_is_in_any_mode_without_ignore_compile_internals"
+_SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether anything can have been compiled: torch.compile imports Dynamo when it is called."""
+    return _DYNAMO in sys.modules
+
+
+@cache
+def internal(what: str) -> Any:
+    """A class, a module or a list of the compiler's. Raises InvalidInput where this torch has it no longer."""
+    module, owner, members = _NAMES[what]
+    where = module
+    try:
+        found: Any = importlib.import_module(module)
+        if owner:
+            where = f"{module}.{owner}"
+            found = getattr(found, owner)
+        for each in members:
+            if not hasattr(found, each):
+                where = f"{where}.{each}"
+                raise AttributeError(where)
+    except (ImportError, AttributeError):
+        rule = f"is needed for the ledger of a compiled step, and torch {torch.__version__} does not have it"
+        raise InvalidInput([Problem(where, None, rule, "torch 2.13, or the model without compile")]) from None
+    return found
+
+
+def has_all_names() -> bool:
+    """Whether this torch has all that following compiled code needs."""
+    try:
+        for each in _NAMES:
+            internal(each)
+    except InvalidInput:
+        return False
+    return True
+
+
+@contextmanager
+def no_word_of_hooks() -> Iterator[None]:
+    """Inside, torch.compile does not warn of hooks on all modules: they are the recorder's, and hidden from it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*global hooks on modules.*")
+        yield
+
+
+@contextmanager
+def compiled_runs_eagerly() -> Iterator[None]:
+    """Inside, what torch.compile made runs as if it were not compiled, also with ``fullgraph=True``.
+
+    Under a dispatch mode it does so anyway, but refuses to where a whole graph was asked for, and Dynamo leaves what it
+    meets there eager for good.
+    """
+    if not dynamo_is_loaded():  # the stance would import it
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def modes_unseen() -> Iterator[None]:
+    """Dynamo does not see the dispatch modes that are active, for which it would run everything eagerly."""
+    before = getattr(dispatch, _FLAG, None)
+    if before is None or not hasattr(dispatch, _SET_FLAG):  # a version that looks at the modes themselves
+        yield
+        return
+    setattr(dispatch, _FLAG, False)
+    getattr(dispatch, _SET_FLAG)(False)
+    try:
+        yield
+    finally:
+        setattr(dispatch, _FLAG, before)
+        getattr(dispatch, _SET_FLAG)(before)
+
+
+@contextmanager
+def function_modes_off() -> Iterator[None]:
+    """No mode that sees torch's functions is active inside: under one Dynamo does not follow every tensor method."""
+    with ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(internal("functions")._pop_mode_temporarily())
+        yield
+
+
+@contextmanager
+def hooks_unseen() -> Iterator[None]:
+    """Hooks on all modules, as a recorder's, are not called inside: a compiler would compile them along."""
+    hooks = internal("hooks")
+    lists = [value for each, value in vars(hooks).items() if each.startswith("_global_forward") and value]
+    before = [dict(each) for each in lists]
+    for each in lists:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, content in zip(lists, before, strict=True):
+            each.update(content)
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """The compiler's settings while its code says what it calls: no cache stores that; backward is compiled at once."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    functorch: Any = torch._functorch.config
+    inductor: Any = torch._inductor.config
+    backward = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
+    kernels = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1}
+    with ExitStack() as stack:
+        for config, wanted in ((functorch, backward), (inductor, kernels)):
+            known = {each: value for each, value in wanted.items() if hasattr(config, each)}
+            stack.enter_context(config.patch(known))
+        yield
+
 
 _WORKS = "_trainledger_works"  # the calls of a graph, kept with it
 # Errors of the backend's or Dynamo's own, which compiling for real tensors does not raise.
@@ -48,7 +181,7 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
     and what could not be compiled, which then runs eagerly, are said in the recorder's notes. What this process has
     compiled before is forgotten: its next call compiles it again.
     """
-    if not torch_internals.dynamo_is_loaded():
+    if not dynamo_is_loaded():
         yield
         return
     runs = Runs(recorder, mode, Owners(model))
@@ -57,19 +190,19 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
         # Inside, what looks like a backward is the compiler's, which follows one to write its graph.
         outside, recorder.compiling = recorder.compiling, True
         try:
-            with modes_off(), hooks_unseen(), _without_kernels(runs):
+            with dispatch._disable_current_modes(), hooks_unseen(), _without_kernels(runs):
                 return before(wrapper, frame, cache_entry, frame_state)
         except Exception as error:
             if type(error).__name__ not in _OF_COMPILER:
                 raise
             recorder.notes.append(_failed(frame, error))
-            return torch_internals.name("skipped")()
+            return internal("skipped")()
         finally:
             recorder.compiling = outside
 
     recorder.sees_compiled = True
     torch._dynamo.reset()
-    breaks = len(torch_internals.name("breaks"))
+    breaks = len(internal("breaks"))
     with ExitStack() as stack:
         for _, each in compiled_parts(model):
             if each._compiled_call_impl is None:  # of torch.compile: a module around the one that is compiled
@@ -78,8 +211,8 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
                 stack.enter_context(replaced(each, "_compiled_call_impl", _without_hooks))
                 entered = around(partial(_entered, recorder, each))
                 stack.enter_context(replaced(each, "_compiled_call_impl", entered))
-        stack.enter_context(replaced(torch_internals.name("frames"), "__call__", around(compile_frame)))
-        stack.enter_context(torch_internals.modes_unseen())
+        stack.enter_context(replaced(internal("frames"), "__call__", around(compile_frame)))
+        stack.enter_context(modes_unseen())
         stack.enter_context(no_word_of_hooks())
         try:
             yield
@@ -98,7 +231,7 @@ def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = Non
     on_cpu = all(each.device.type == "cpu" for each in model.parameters())
     alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
     some = is_compiled(model) if compiled is None else compiled
-    follows = some and on_cpu and alone and torch_internals.dynamo_is_loaded() and torch_internals.has_all_names()
+    follows = some and on_cpu and alone and dynamo_is_loaded() and has_all_names()
     return captured(model, recorder, None) if follows else compiled_runs_eagerly()
 
 
@@ -117,7 +250,7 @@ def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, with no hook called that would be compiled along."""
 
     def unseen(*arguments: Any, **options: Any) -> Any:
-        with hooks_unseen(), torch_internals.function_modes_off():
+        with hooks_unseen(), function_modes_off():
             return run(*arguments, **options)
 
     return unseen
@@ -125,7 +258,7 @@ def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _breaks(before: int) -> Iterator[str]:
     """A sentence for each graph break since there were as many, with its line."""
-    for each in torch_internals.name("breaks")[before:]:
+    for each in internal("breaks")[before:]:
         users = [frame for frame in each.user_stack if is_users(frame.filename)]
         where = f" at {shown_file(users[-1].filename)}:{users[-1].lineno}" if users else ""
         yield f"graph break{where}: {_first_lines(each.reason, 1)}"
@@ -146,17 +279,16 @@ def _first_lines(text: str, count: int) -> str:
 @contextmanager
 def _without_kernels(runs: Runs) -> Iterator[None]:
     """Inside, Inductor makes no kernels; the code that it writes reports to ``runs`` when it runs."""
-    name = torch_internals.name
 
     def define(before: Callable[..., Any], kernels: Any, source: Any, nodes: Any, kernel_args: Any = None) -> Any:
-        graph = name("graph").graph
+        graph = internal("graph").graph
         kernel = before(kernels, source, nodes, kernel_args)
         places = _places(kernels.kernel_group.args if kernel_args is None else kernel_args)
         _announce(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
         return kernel
 
     def call(before: Callable[..., Any], scheduler: Any, scheduler_node: Any) -> Any:
-        graph = name("graph").graph
+        graph = internal("graph").graph
         _announce(graph, work_of_operator(scheduler_node.node, bool(graph.is_backward)))
         return before(scheduler, scheduler_node)
 
@@ -167,10 +299,10 @@ def _without_kernels(runs: Runs) -> Iterator[None]:
         return _module(graph, wrapper_code.value, runs)
 
     with (
-        torch_internals.settings(),
-        replaced(name("kernels"), "define_kernel", around(define)),
-        replaced(name("scheduler"), "codegen_extern_call", around(call)),
-        replaced(name("graphs"), "_compile_to_module_lines", around(load)),
+        settings(),
+        replaced(internal("kernels"), "define_kernel", around(define)),
+        replaced(internal("scheduler"), "codegen_extern_call", around(call)),
+        replaced(internal("graphs"), "_compile_to_module_lines", around(load)),
     ):
         yield
 
@@ -191,7 +323,7 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
     def kernel(before: Callable[..., Any], *source: Any, **options: Any) -> Callable[..., None]:
         return runs.kernel(before(*source, **options) if runs.really else None)
 
-    with replaced(torch_internals.name("compiling"), "cpp_pybinding", around(kernel)):
+    with replaced(internal("compiling"), "cpp_pybinding", around(kernel)):
         exec(compile(source, module.__file__, "exec"), module.__dict__)
     module.__dict__.update(runs.names(graph.__dict__.get(_WORKS, [])))
     module.__dict__["call"] = runs.graph(module.__dict__["call"], is_backward=bool(graph.is_backward))

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work
-from trainledger.trace.recorder.attribution import plain_name
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.tensor_facts import dtype_name
+from trainledger.trace.recorder.source_lines import plain_name
+from trainledger.trace.recorder.storages import dtype_name
 
 Moved = dict[str, str]  # from a module that code was compiled for to the one that it runs for
 NEXT = "trainledger_next"  # how the code says which call comes next
@@ -173,7 +173,7 @@ class Runs:
         events = self._recorder.events
         if len(events) > self._events_before:
             self._settle()
-        with torch_internals.modes_off(), self._mode:
+        with _disable_current_modes(), self._mode:
             tensor = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
         self._recorder.phases.notice(events)
         if not self._waiting:

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.ledger.core.record import Event, Origin, Storage
-from trainledger.trace.distributed.collectives import Collective, collective_of
-from trainledger.trace.distributed.local_shards import communication_marked, local
+from trainledger.trace.distributed.collectives import Collective, collective_of, communication_marked, local
 from trainledger.trace.operators.table import operator_of
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in
 
 COMMUNICATION = "communication"
 _READ = torch.ops.aten._local_scalar_dense.default

@@ -20,23 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, no_word_of_hooks
-from trainledger.trace.distributed.collectives import COUNTS, counts_have_values, give_values
-from trainledger.trace.distributed.local_shards import local, run_on_parts
+from trainledger.trace.distributed.collectives import COUNTS, counts_have_values, give_values, local, run_on_parts
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
-from trainledger.trace.fakes.counts import Counts
-from trainledger.trace.fakes.launches import record_launch
-from trainledger.trace.fakes.own_code import own_code_followed
-from trainledger.trace.fakes.picked import EmptyBatches, zero_where_picked
-from trainledger.trace.fakes.refused import Refused
-from trainledger.trace.fakes.rules import as_if_real, fake_rules
-from trainledger.trace.fakes.scalar_reads import AssumedValues
-from trainledger.trace.fakes.shown import numbers_shown
+from trainledger.trace.fakes.own_code import own_code_followed, record_launch
+from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
 from trainledger.trace.fakes.stored import without_values
-from trainledger.trace.patches import all_replaced, around, inside, replaced
-from trainledger.trace.recorder.modes import dispatching
-from trainledger.trace.recorder.notes import quiet_fake_errors
-from trainledger.trace.recorder.source_lines import Lines
-from trainledger.trace.recorder.tensor_facts import has_no_memory, tensors_in
+from trainledger.trace.fakes.values import AssumedValues, EmptyBatches, numbers_shown, zero_where_picked
+from trainledger.trace.patches import all_replaced, around, dispatching, inside, replaced
+from trainledger.trace.recorder.source_lines import Lines, Refused, quiet_fake_errors
+from trainledger.trace.recorder.storages import has_no_memory, tensors_in
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default

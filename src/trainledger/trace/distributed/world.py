@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import stage as stages
 
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.distributed.collectives import AXES, name_groups
-from trainledger.trace.distributed.local_shards import SHARDS
+from trainledger.trace.distributed.collectives import AXES, SHARDS, name_groups
 from trainledger.trace.distributed.reducer import REDUCER
-from trainledger.trace.distributed.without_gpu import STAGES, as_cpu
+from trainledger.trace.fakes.accelerator import as_cpu
 from trainledger.trace.fakes.gpu import Gpu
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.values import ZeroWhereUnknown
 from trainledger.trace.patches import Patch, all_replaced, answering, around, inside, replaced
 
 RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
@@ -76,7 +77,7 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
 @contextmanager
 def process_groups(world_size: int, rank: int) -> Iterator[None]:
     """Inside, process groups and what is built on them (meshes, FSDP2, DDP, pipeline stages) send nothing."""
-    with _fake_process_groups(world_size, rank), all_replaced(*_MESHES, *SHARDS, *STAGES, *REDUCER):
+    with _fake_process_groups(world_size, rank), all_replaced(*_MESHES, *SHARDS, *_STAGES, *REDUCER):
         yield
 
 
@@ -207,6 +208,41 @@ _MESHES: tuple[Patch, ...] = (
     (DeviceMesh, "__init__", around(_on_cpu)),
     *((DeviceMesh, each, _outside) for each in _METHODS),
     *((DeviceMesh, each, lambda method: staticmethod(_outside(method))) for each in ("_concatenate", "from_group")),
+)
+
+
+def _stage_on_cpu(init: Callable[..., None], stage: Any, *args: Any, **kwargs: Any) -> None:
+    init(stage, *args, **kwargs)
+    stage.device = torch.device("cpu")
+
+
+def _asked_of_plain(method: Callable[..., Any], stage: Any, output: Any) -> Any:
+    return method(stage, torch.empty(0) if type(output) is FakeTensor else output)
+
+
+class _Distributed:
+    """torch.distributed as a pipeline's schedule sees it: with processes that answer."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def get_backend(self, group: Any = None) -> str:
+        """No fake one, of which a schedule asks nothing."""
+        return "gloo"
+
+
+# A stage allocates its buffers on the device it is given; before its first step torch saves random states. Stages ask
+# each other for shapes, which torch since 2.14 does not begin in a fake process group; here they are answered
+# (`program.Messages`). Since 2.15 a stage frees what it has sent where that is a plain tensor.
+_STAGE = getattr(stages, "_PipelineStageBase", None)
+_STAGES: tuple[Patch, ...] = (
+    (_STAGE, "__init__", around(_stage_on_cpu)),
+    (_STAGE, "_output_slot_is_releasable", around(_asked_of_plain)),
+    (torch.random, "fork_rng", lambda _: lambda *args, **kwargs: nullcontext()),
+    (schedules, "dist", _Distributed),
 )
 
 

@@ -13,36 +13,46 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.amp.autocast_mode
-from torch import Tensor
 
 from trainledger.spec.units import GIGA
-from trainledger.trace.fakes.refused import Refused
 from trainledger.trace.patches import Made, Patch, all_replaced, answering, around
-from trainledger.trace.recorder.source_lines import TORCH
+from trainledger.trace.recorder.source_lines import TORCH, Refused
 
 GPU_NBYTES = 80 * GIGA
 CAPABILITY = (9, 0)
 NAME = "a GPU that is not there"
-_COMPILER = tuple(os.path.join(TORCH, each) + os.sep for each in ("_inductor", "_functorch", "_dynamo"))
+_COMPILER = tuple(os.path.join(TORCH, part) + os.sep for part in ("_inductor", "_functorch", "_dynamo"))
+# An H100 SXM's, as torch.cuda.get_device_properties names them.
+_COUNTS = """
+    multi_processor_count 132 is_integrated 0 is_multi_gpu_board 0 max_threads_per_multi_processor 2048 warp_size 32
+    regs_per_multiprocessor 65536 shared_memory_per_block 49152 shared_memory_per_block_optin 232448
+    shared_memory_per_multiprocessor 233472 L2_cache_size 52428800 pci_bus_id 0 pci_device_id 0 pci_domain_id 0
+    clock_rate 1980000 memory_clock_rate 2619000 memory_bus_width 5120
+"""
+_WORDS = _COUNTS.split()
 _ABOUT = SimpleNamespace(
-    name=NAME, total_memory=GPU_NBYTES, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132,
-    is_integrated=0, is_multi_gpu_board=0, max_threads_per_multi_processor=2048, warp_size=32,
-    regs_per_multiprocessor=65536, shared_memory_per_block=48 * 1024, shared_memory_per_block_optin=227 * 1024,
-    shared_memory_per_multiprocessor=228 * 1024, L2_cache_size=50 * 2**20, gcnArchName="", uuid="", pci_bus_id=0,
-    pci_device_id=0, pci_domain_id=0, clock_rate=1980000, memory_clock_rate=2619000, memory_bus_width=5120,
-)  # fmt: skip
-# Of torch.cuda, by the answer.
-_NOTHING = (
-    "empty_cache init _lazy_init _lazy_call manual_seed manual_seed_all seed seed_all set_stream ipc_collect "
-    "reset_max_memory_allocated reset_max_memory_cached reset_accumulated_memory_stats "
-    "set_per_process_memory_fraction set_rng_state set_rng_state_all set_sync_debug_mode check_error"
+    **dict(zip(_WORDS[::2], map(int, _WORDS[1::2]), strict=True)),
+    name=NAME,
+    total_memory=GPU_NBYTES,
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    gcnArchName="",
+    uuid="",
 )
+# Names of torch.cuda, torch.cuda.memory and torch.accelerator that do nothing here.
+_NOTHING = """
+    empty_cache init _lazy_init _lazy_call manual_seed manual_seed_all seed seed_all set_stream ipc_collect
+    reset_max_memory_allocated reset_max_memory_cached reset_accumulated_memory_stats
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_sync_debug_mode check_error
+    _record_memory_history _dump_snapshot
+"""
+_CONTEXTS = "stream device device_of device_index"
 _MARKS = "range_push range_pop mark range_start range_end"  # for NVIDIA's tools
 
 
@@ -118,12 +128,10 @@ class Gpu:
     a sentence about what is not followed.
     """
 
-    def __init__(
-        self, n_devices: int = 1, index: int = 0, live: Callable[[], int] = lambda: 0,
-        synchronized: Callable[[], None] = lambda: None, note: Callable[[str], object] = lambda sentence: None,
-    ) -> None:  # fmt: skip
-        self.n_devices, self.index = n_devices, index
-        self.live, self.synchronized, self.note = live, synchronized, note
+    def __init__(self, n_devices: int = 1, index: int = 0, live: Callable[[], int] = lambda: 0) -> None:
+        self.n_devices, self.index, self.live = n_devices, index, live
+        self.synchronized: Callable[[], None] = lambda: None
+        self.note: Callable[[str], object] = lambda sentence: None
         self.most_nbytes = 0
 
     def now(self) -> int:
@@ -174,10 +182,10 @@ class Gpu:
 @contextmanager
 def gpu_answers(gpu: Gpu) -> Iterator[None]:
     """Inside, a program that asks for a GPU has one, and its number formats and memory are answered."""
+    owners = (torch.cuda, torch.cuda.memory, torch.accelerator)
     patches: list[Patch] = [
-        *((torch.cuda, name, made) for name, made in _of_cuda(gpu).items()),
-        *((torch.cuda.memory, name, made) for name, made in _memory(gpu).items()),
-        (torch.Tensor, "pin_memory", answering_itself),
+        *((owner, name, made) for owner in owners for name, made in _answers(gpu).items()),
+        (torch.Tensor, "pin_memory", lambda _: lambda tensor, *args, **kwargs: tensor),  # the host's like any other
         (torch.Tensor, "record_stream", answering(None)),
         (torch.cuda.nccl, "version", answering((2, 27, 3))),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu),
@@ -187,19 +195,60 @@ def gpu_answers(gpu: Gpu) -> Iterator[None]:
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     if flex is not None:
         patches.append((flex, "_validate_device", answering(None)))  # which refuses a backward on CPUs
-    if hasattr(torch, "accelerator"):
-        patches += [(torch.accelerator, name, made) for name, made in _of_any(gpu).items()]
     with all_replaced(*patches):
         yield
 
 
-def answering_itself(_: Any) -> Callable[..., Tensor]:
-    """A method that gives back its tensor: pinned memory is memory of the host like any other."""
-
-    def itself(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self
-
-    return itself
+def _answers(gpu: Gpu) -> dict[str, Made]:
+    """By name; what an owner lacks of them is left out."""
+    truths: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": lambda: gpu.n_devices,
+        "current_accelerator": torch.device("cuda"),
+    }
+    values: dict[str, Any] = {
+        **dict.fromkeys(_NOTHING.split()),
+        **dict.fromkeys(_CONTEXTS.split(), nullcontext()),
+        **dict.fromkeys(("utilization", "temperature", "power_draw", "initial_seed"), 0),
+        "get_device_name": NAME,
+        "get_device_properties": _ABOUT,
+        "get_device_capability": CAPABILITY,
+        "is_bf16_supported": True,
+        "can_device_access_peer": True,
+        "is_current_stream_capturing": False,
+        "get_arch_list": ["sm_90"],
+        "memory_summary": "",
+        "memory_snapshot": [],
+        "graph_pool_handle": (0, 0),
+    }
+    called: dict[str, Callable[[], Any]] = {
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), gpu.now),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), gpu.most),
+        **dict.fromkeys(("mem_get_info", "get_memory_info"), lambda: (GPU_NBYTES - gpu.now(), GPU_NBYTES)),
+        "reset_peak_memory_stats": gpu.reset,
+        "memory_stats": gpu.stats,
+        "get_rng_state_all": list,
+        **dict.fromkeys(("current_stream", "default_stream"), _Stream),
+        **dict.fromkeys(("current_device", "current_device_index", "current_device_idx"), lambda: gpu.index),
+        "get_rng_state": lambda: torch.empty(16, dtype=torch.uint8, device="cpu"),
+        "synchronize": lambda: gpu.synchronized(),
+    }
+    instead: dict[str, Any] = {
+        **dict.fromkeys(("set_device", "set_device_index", "set_device_idx"), gpu.set_device),
+        "Event": _Event,
+        "Stream": _Stream,
+        "ExternalStream": _Stream,
+        "CUDAGraph": _Graph,
+        "graph": gpu.capture,
+        "make_graphed_callables": gpu.graphed,
+    }
+    return {
+        **{name: _truth(value) for name, value in truths.items()},
+        **{name: answering(value) for name, value in values.items()},
+        **{name: _does(call) for name, call in called.items()},
+        **{name: partial(_first, meanwhile) for name, meanwhile in instead.items()},
+    }
 
 
 def _without_nvidia_smi(before: Callable[..., None], process: Any, args: Any, *more: Any, **options: Any) -> None:
@@ -224,54 +273,12 @@ def _truth(value: Any) -> Made:
     return made
 
 
-def _does(action: Callable[[], Any]) -> Made:
-    return lambda _: lambda *args, **kwargs: action()
+def _does(call: Callable[[], Any]) -> Made:
+    return lambda _: lambda *args, **kwargs: call()
 
 
-def _memory(gpu: Gpu) -> dict[str, Made]:
-    return {
-        "memory_allocated": _does(gpu.now), "max_memory_allocated": _does(gpu.most), "memory_reserved": _does(gpu.now),
-        "max_memory_reserved": _does(gpu.most), "memory_cached": _does(gpu.now), "max_memory_cached": _does(gpu.most),
-        "reset_peak_memory_stats": _does(gpu.reset), "memory_stats": _does(gpu.stats),
-        "mem_get_info": _does(lambda: (GPU_NBYTES - gpu.now(), GPU_NBYTES)), "memory_summary": answering(""),
-        "memory_snapshot": answering([]), "_record_memory_history": answering(None),
-        "_dump_snapshot": answering(None),
-    }  # fmt: skip
-
-
-def _of_cuda(gpu: Gpu) -> dict[str, Made]:
-    context, nothing = answering(nullcontext()), answering(None)
-    state = _does(lambda: torch.empty(16, dtype=torch.uint8, device="cpu"))
-    return {
-        **dict.fromkeys(_NOTHING.split(), nothing),
-        **_memory(gpu),
-        "is_available": _truth(True), "is_initialized": _truth(True), "device_count": _truth(lambda: gpu.n_devices),
-        "current_device": _does(lambda: gpu.index), "set_device": lambda _: gpu.set_device,
-        "get_device_name": answering(NAME), "get_device_properties": answering(_ABOUT),
-        "get_device_capability": answering(CAPABILITY), "is_bf16_supported": answering(True),
-        "get_arch_list": answering(["sm_90"]), "can_device_access_peer": answering(True),
-        "utilization": answering(0), "temperature": answering(0), "power_draw": answering(0),
-        "synchronize": _does(gpu.synchronized), "is_current_stream_capturing": answering(False),
-        "get_rng_state": state, "initial_seed": answering(0), "get_rng_state_all": _does(list),
-        "Event": lambda _: _Event, "Stream": lambda _: _Stream, "ExternalStream": lambda _: _Stream,
-        "current_stream": _does(_Stream), "default_stream": _does(_Stream), "stream": context, "device": context,
-        "device_of": context, "CUDAGraph": lambda _: _Graph, "graph": lambda _: gpu.capture,
-        "graph_pool_handle": answering((0, 0)), "make_graphed_callables": lambda _: gpu.graphed,
-    }  # fmt: skip
-
-
-def _of_any(gpu: Gpu) -> dict[str, Made]:
-    nothing = answering(None)
-    return {
-        **{name: made for name, made in _memory(gpu).items() if hasattr(torch.accelerator, name)},
-        "is_available": _truth(True), "device_count": _truth(lambda: gpu.n_devices),
-        "current_accelerator": _truth(torch.device("cuda")),
-        "get_memory_info": _does(lambda: (GPU_NBYTES - gpu.now(), GPU_NBYTES)),
-        "synchronize": _does(gpu.synchronized), "current_device_index": _does(lambda: gpu.index),
-        "current_device_idx": _does(lambda: gpu.index), "set_device_index": lambda _: gpu.set_device,
-        "set_device_idx": lambda _: gpu.set_device, "current_stream": _does(_Stream), "set_stream": nothing,
-        "empty_cache": nothing, "device_index": answering(nullcontext()),
-    }  # fmt: skip
+def _first(meanwhile: Any, before: Any) -> Any:
+    return meanwhile
 
 
 def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.trace.optimizers import make_state, needs_closure
+from trainledger.trace.loss import make_state, needs_closure
 from trainledger.trace.patches import all_replaced, around
 
 _DEEPEST = 4  # containers in containers whose contents are put back

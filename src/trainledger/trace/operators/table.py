@@ -14,10 +14,10 @@ from torch._ops import OpOverload
 from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.trace.fakes import results
-from trainledger.trace.operators import factorizations, matmuls
+from trainledger.trace.operators import matmuls
 from trainledger.trace.operators.custom import CUSTOM, Args, Count, Operator, registered_with_torch
 from trainledger.trace.operators.scratch import SCRATCH
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.storages import tensors_in
 
 # Operators of aten by kind and rule of FLOPs, for each element of the largest input (`ledger.rules.FLOPS_PER_ELEMENT`).
 _COUNTED: dict[tuple[str, str], str] = {
@@ -161,7 +161,7 @@ _RULES: dict[str, tuple[str, Count]] = {
         f"aten::_embedding_bag{each}": ("embedding", lambda args, out: args[1].numel() * args[0].shape[1])
         for each in ("", "_forward_only")
     },
-    **factorizations.RULES,
+    **matmuls.FACTORIZATIONS,
     **matmuls.RULES,
     **{
         f"aten::{each}": (kind, _each_input(what)) for (kind, what), named in _COUNTED.items() for each in named.split()
@@ -177,8 +177,8 @@ _RULES: dict[str, tuple[str, Count]] = {
         for each in ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")
     },
 }
-_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", *factorizations.RULES}
-_SCRATCH = {**SCRATCH, **matmuls.FUSED_SCRATCH, **factorizations.SCRATCH}
+_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", *matmuls.FACTORIZATIONS}
+_SCRATCH = {**SCRATCH, **matmuls.FUSED_SCRATCH, **matmuls.FACTORIZATION_SCRATCH}
 
 
 def operator_of(func: OpOverload) -> Operator:
@@ -213,5 +213,5 @@ def _known(func: OpOverload) -> Operator:
 
 def assumed_of(ran: Iterable[str]) -> tuple[str, ...]:
     """What is assumed of the operators that ran."""
-    notes = {**factorizations.NOTES, **results.NOTES}
+    notes = {**matmuls.NOTES, **results.NOTES}
     return tuple(notes[each] for each in sorted(notes.keys() & set(ran)))

@@ -24,7 +24,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _python_dispatch as dispatch
 
 from trainledger.trace.patches import all_replaced, around
-from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers
+from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers, plain_name
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
@@ -187,22 +187,6 @@ class Attribution:
 def of_loss(path: str) -> bool:
     """Whether a module, or what runs outside of all, takes a loss."""
     return path == OUTSIDE or path.endswith(".loss")
-
-
-def plain_name(name: str) -> str:
-    """A module's or parameter's name without the module that torch.compile puts around another.
-
-    >>> plain_name("_orig_mod.layers.0._orig_mod.weight"), plain_name("layers.0._orig_mod")
-    ('layers.0.weight', 'layers.0')
-    """
-    return ".".join(each for each in name.split(".") if each != "_orig_mod")
-
-
-def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The compiled modules of a model with their names: those that ``torch.compile`` or ``Module.compile`` made."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_torchdynamo_orig_callable") or module._compiled_call_impl is not None:
-            yield name, module
 
 
 def _number_of_node() -> int | None:

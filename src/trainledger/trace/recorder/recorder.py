@@ -25,20 +25,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.ledger.core.record import Event, Storage, amounts
 from trainledger.ledger.entry import HOST
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.loss import NoScalarLossError
+from trainledger.trace.loss import NoScalarLossError, that_hold_state
 from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
-from trainledger.trace.optimizers import that_hold_state
-from trainledger.trace.patches import around, inside, replaced
-from trainledger.trace.recorder.assumed_sizes import ASSUMED, AssumedSizes
-from trainledger.trace.recorder.attribution import Attribution, of_loss, plain_name
-from trainledger.trace.recorder.modes import dispatching
-from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
+from trainledger.trace.patches import around, dispatching, inside, replaced
+from trainledger.trace.recorder.attribution import Attribution, of_loss
 from trainledger.trace.recorder.phases import Phases, added_into, alone
-from trainledger.trace.recorder.source_lines import Lines
-from trainledger.trace.recorder.storages import Storages
-from trainledger.trace.recorder.tensor_facts import (
+from trainledger.trace.recorder.source_lines import Lines, notes_of, plain_name, why_it_stopped
+from trainledger.trace.recorder.storages import (
+    ASSUMED,
+    AssumedSizes,
+    Storages,
     arithmetic_dtype,
     has_no_memory,
     is_followed,
@@ -390,9 +388,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             partial=self.partial,
             notes=(
                 *self.notes,
-                *(() if self.sees_compiled else ran_eagerly(self._root)),
-                *lower_bound(self.uncounted),
-                *unseen_or_threaded(self._unseen, self._in_threads),
+                *notes_of(None if self.sees_compiled else self._root, self.uncounted, self._unseen, self._in_threads),
                 *assumed_of(event.facts["name"] for event in self.events),
             ),
         )

@@ -1,22 +1,26 @@
-"""Which line of the user's code an operation comes from."""
+"""Which line of the user's code an operation comes from, and sentences of where and why a trace is partial."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.autograd.graph
+from torch import nn
 
 BY_AUTOGRAD = None  # no Python called the operation: the engine of backward did
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-_TRACER = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("trace", "annotate", "measure"))
+_TRACER = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("trace", os.path.join("observe", "measure")))
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 OURS = _PACKAGE + os.sep
 _STDLIB = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "platstdlib"))
@@ -116,3 +120,103 @@ _ENDS: set[CodeType] = set()
 def ends_here(function: Callable[..., object]) -> None:
     """Who calls this function of the tracer has caused none of the operations below it."""
     _ENDS.add(function.__code__)
+
+
+class Refused(Exception):  # noqa: N818
+    """Something that cannot be done here; the text says what and what to do instead."""
+
+
+_WHY = {
+    "DataDependentOutputException": "its result is a value, which fake tensors do not have",
+    "DynamicOutputShapeException": "how large its result is depends on values, which fake tensors do not have",
+    "UnsupportedOperatorException": "it has no rule for shapes alone; torch.library.register_fake gives it one",
+}
+_LOGGER = "torch._subclasses.fake_tensor"
+_LINE = "failed while attempting to run meta for"
+
+
+def notes_of(eager: nn.Module | None, uncounted: Mapping[str, int], unseen: int, calls: int) -> Iterator[str]:
+    """Sentences of how a ledger was recorded.
+
+    Compiled modules of a model ran ``eager``, as they do under any dispatch mode; of ``uncounted`` operators only the
+    results are known; ``unseen`` tensors were made by operations that were not recorded, ``calls`` ran in threads.
+    """
+    names = [plain_name(name) or "the model" for name, _ in compiled_parts(eager)] if eager is not None else []
+    if names:
+        who = f"{names[0]} and {len(names) - 1} more are" if len(names) > 1 else f"{names[0]} is"
+        yield f"{who} compiled, and ran eagerly while each operation was recorded"
+    if uncounted:
+        yield f"the peak is a lower bound: what has no rule may allocate more than its results ({', '.join(uncounted)})"
+    if unseen:
+        yield (
+            f"{unseen} tensors of the graph come from operations that were not recorded, such as those of a thread "
+            "that began before the trace: their FLOPs and the memory of what they keep are missing"
+        )
+    if calls:
+        yield (
+            f"{calls} calls ran in threads of their own: their operations are recorded in the order in which they "
+            "came, and memory that is live in several threads at once differs from run to run; lines and modules of "
+            "their backward may be wrong"
+        )
+
+
+def why_it_stopped(error: BaseException, phase: str) -> str:
+    """The sentence: in which phase, at which line, at which operator, and why."""
+    where, own = _lines(error.__traceback__)
+    at = f" at {where}" if where else ""
+    if own and own != where:  # inside a library, whose helper wanted a file or a network, say
+        at += f", called at {own}"
+    if isinstance(error, Refused):
+        return f"{phase} ended{at}: {error}"
+    known = _WHY.get(type(error).__name__)
+    if known is not None:
+        operator: Any = getattr(error, "func", None) or (error.args[0] if error.args else "an operator")
+        return f"{phase} ended{at}: {operator} cannot go on: {known}"
+    try:
+        first = (str(error).strip().splitlines() or [""])[0]
+    except Exception:  # an error that cannot even say what it is
+        first = "(it has no words)"
+    return f"{phase} ended{at}: {type(error).__name__}: {first[:300]}"
+
+
+def _lines(trace: TracebackType | None) -> tuple[str, str]:
+    """The innermost line that an error passed through, but for torch's and ours; and that of code not installed."""
+    found = own = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = f"{shown_file(file)}:{trace.tb_lineno}"
+            own = own if is_installed(file) else found
+        trace = trace.tb_next
+    return found, own
+
+
+@contextmanager
+def quiet_fake_errors() -> Iterator[None]:
+    """Suppress the log line, with its stack, that torch writes where an operator refuses fake tensors."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_LINE)
+
+    logger = logging.getLogger(_LOGGER)
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without the module that torch.compile puts around another.
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.weight"), plain_name("layers.0._orig_mod")
+    ('layers.0.weight', 'layers.0')
+    """
+    return ".".join(each for each in name.split(".") if each != "_orig_mod")
+
+
+def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The compiled modules of a model with their names: those that ``torch.compile`` or ``Module.compile`` made."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_torchdynamo_orig_callable") or module._compiled_call_impl is not None:
+            yield name, module

@@ -1,4 +1,10 @@
-"""The life of every storage while a recorder is active: from the operation that made it to its last reference."""
+"""Tensors in arguments, the life of their memory from birth to last reference, and sizes that rest on an assumption.
+
+An assumed size (how many elements a mask finds, `fakes.rules`) is a dim of a result; whatever is computed of that
+result rests on it too, and has it as a dim again, or others that are made of it. A result whose dims are all those of
+other inputs, as a weight's gradient, does not: its own size is known. Sizes are compared by their numbers, so that a
+size which happens to equal an assumed one, in a tensor computed of such, is taken to rest on it as well.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,99 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.entry import TensorLife
-from trainledger.trace.recorder.tensor_facts import dtype_name, has_no_memory, tensors_in
+
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
+DTYPE_NAMES |= {torch.bool: "bool"}
+DTYPE_NAMES |= {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an argument or a result, looking into lists, tuples and dicts; of a sparse one, its parts."""
+    if isinstance(value, Tensor):
+        return [value] if value.layout is torch.strided else _parts(value)
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    if isinstance(value, dict):
+        return [tensor for each in value.values() for tensor in tensors_in(each)]
+    return []
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors with the memory of one that has none of its own; none of an opaque one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout is torch.jagged:
+        return [tensor._values, tensor._offsets]  # type: ignore[attr-defined, list-item]
+    return []
+
+
+def is_followed(tensor: Tensor) -> bool:
+    """Whether the parts of a sparse tensor are known: of a fake one, torch may not know how many there are."""
+    return tensor.layout is torch.sparse_coo and tensor._values().shape[0] > 0
+
+
+def has_no_memory(value: Any) -> bool:
+    """Whether a tensor is on the meta device, as models are built there to count their parameters."""
+    if isinstance(value, FakeTensor):
+        return value.fake_device.type == "meta"
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The field's name of a torch dtype (``fp32``); torch's own where it has none."""
+    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def arithmetic_dtype(first: Tensor, kind: str) -> str:
+    """The format in which an operation computes, by its first operand (empty: one without a name).
+
+    fp32 matmuls of a GPU are in TF32 where ``torch.set_float32_matmul_precision`` allows it.
+    """
+    if first.dtype == torch.float32 and kind in ("matmul", "attention") and first.is_cuda:
+        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return DTYPE_NAMES.get(first.dtype, "")
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether what a program names as a device is a GPU.
+
+    >>> is_gpu("cuda:1"), is_gpu(0), is_gpu("cpu"), is_gpu(torch.device("cuda"))
+    (True, True, False, True)
+    """
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def touched_nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements, those of a broadcast dim counted once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            elements *= size
+    return elements * tensor.element_size()
+
+
+def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes in place, by its schema."""
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is removed
+            continue
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            written.extend(tensors_in(value))
+    return written
 
 
 class Storages:
@@ -122,3 +216,100 @@ class Storages:
                 path=origin.path, phase="" if origin.born < 0 else each.phase, line=origin.line, born=origin.born,
                 died=origin.died,
             )  # fmt: skip
+
+
+EXACT, BOUND, ASSUMED = "exact", "bound", "assumed"
+_ORDER = (EXACT, BOUND, ASSUMED)
+# Results have the size of the first argument, whatever is put into it.
+_INTO = (
+    "index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
+    "select_scatter", "slice_scatter",
+)  # fmt: skip
+_OF_GIVEN_SIZE = ("new_zeros", "new_empty", "new_ones", "new_full", "new_empty_strided")
+
+
+class AssumedSizes:
+    """Sizes that rest on an assumption, and what follows from them for each operation."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, str] = {}
+        self._given: set[int] = set()  # those that are no size of what was looked at
+        self._found: dict[int, str] = {}  # by the operation that runs now
+
+    def found(self, number: int, elements: int, basis: str) -> None:
+        """The operation that runs now has found ``number`` of so many elements, as assumed."""
+        self._found[number] = basis
+        if number != elements:
+            self._given.add(number)
+
+    def clear(self) -> None:
+        """Forget all sizes."""
+        self._sizes, self._given, self._found = {}, set(), {}
+
+    def basis(self, func: OpOverload, args: Any, kwargs: Any, out: Any, made: list[Storage], known: Storages) -> str:
+        """The basis of what an operation does; the records of what it ``made`` get theirs."""
+        found, self._found = self._found, {}
+        if not found and not self._sizes:
+            return EXACT
+        inputs, outputs = tensors_in(args) + tensors_in(kwargs), tensors_in(out)
+        resting = [each for each in inputs if _basis(known.of(each)) != EXACT]
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        dims = {dim for each in outputs for dim in each.shape}
+        self._sizes |= {number: basis for number, basis in found.items() if number in dims}
+        basis = _worst(
+            (*(each for number, each in found.items() if number in dims), *(_basis(known.of(each)) for each in resting))
+        )
+        if name == "index_put" and len(args) > 2 and any(each.dtype == torch.bool for each in tensors_in(args[1])):
+            basis = _worst((basis, *(self._sizes.get(dim, EXACT) for dim in args[2].shape)))
+        of_given_size = name in _OF_GIVEN_SIZE or not inputs  # which the program knows as a plain number
+        if of_given_size:
+            sizes = {each: self._sizes[each] for each in dims & self._given if each in self._sizes}
+            basis = _worst((basis, *sizes.values()))
+        else:
+            sizes = self._sizes
+            if basis != EXACT:
+                self._learn(dims, inputs, () if func.is_view else args, basis)
+        if basis == EXACT:
+            return EXACT
+        first = inputs[0] if inputs else None
+        if name in _INTO and first is not None and all(each is not first for each in resting):
+            return basis
+        by_storage = {id(record): each for each in outputs if (record := known.of(each)) is not None}
+        for record in made:
+            tensor = by_storage.get(id(record))
+            if tensor is not None:
+                record.basis = _worst(sizes.get(dim, EXACT) for dim in tensor.shape)
+        return basis
+
+    def of_records(self, arguments: Iterable[Storage | None], made: Iterable[Storage] = ()) -> str:
+        """The basis of what is computed of these pieces of memory by no operator, as by a compiled kernel.
+
+        What it ``made`` gets a basis by the size that it was made in.
+        """
+        basis = _worst(_basis(each) for each in arguments)
+        for record in made if basis != EXACT else ():
+            if record.origin is not None:
+                record.basis = _worst(self._sizes.get(dim, EXACT) for dim in record.origin.shape)
+        return basis
+
+    def _learn(self, dims: set[int], inputs: list[Tensor], args: Any, basis: str) -> None:
+        """What is no size of an input and was not given as a number is made of assumed sizes, as by ``cat``."""
+        explained = {1, 0} | {dim for each in inputs for dim in each.shape} | set(_numbers(args))
+        for each in dims - explained:
+            self._sizes[each] = _worst((self._sizes.get(each, EXACT), basis))
+
+
+def _basis(record: Storage | None) -> str:
+    return EXACT if record is None else record.basis
+
+
+def _worst(bases: Iterable[str]) -> str:
+    return max(bases, key=_ORDER.index, default=EXACT)
+
+
+def _numbers(args: Any) -> Iterator[int]:
+    if isinstance(args, (list, tuple)):
+        for each in args:
+            yield from _numbers(each)
+    elif isinstance(args, int):
+        yield int(args)

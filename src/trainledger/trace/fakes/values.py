@@ -1,20 +1,24 @@
-"""Values that code reads off fake tensors, which are assumed: 0 where nothing else is known."""
+"""Values that a program reads off fake tensors, which are assumed: 0 where nothing else is known."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainledger.trace.fakes.results import added_to_dense
-from trainledger.trace.optimizers import DECISIONS, number_for_lbfgs
-from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, callers
+from trainledger.trace.loss import DECISIONS, number_for_lbfgs
+from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, Refused, callers
+from trainledger.trace.recorder.storages import tensors_in
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
@@ -142,3 +146,115 @@ class AssumedValues:
             values, are = ("value", "is") if count == 1 else ("values", "are")
             unknown = f"{count} {values} read at {line} {are} unknown and assumed to be 0"
             yield f"{unknown}: code that depends on it may take another path"
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_READ = torch.ops.aten._local_scalar_dense.default
+_PICKS = (torch.ops.aten.unbind.int, torch.ops.aten.select.int)
+_SLICE, _EMBEDDING = torch.ops.aten.slice.Tensor, torch.ops.aten.embedding.default
+
+
+def zero_where_picked(func: OpOverload, out: Any, guessed: Callable[[], None]) -> None:
+    """Give whole numbers that an operation picks one by one the value 0; ``guessed`` is called for each."""
+    if func not in _PICKS:
+        return
+    for each in tensors_in(out):
+        if each.dim() or each.dtype not in _WHOLE or not isinstance(each, FakeTensor):
+            return
+        if each.constant is None:
+            guessed()
+            with _disable_current_modes():
+                each.constant = torch.zeros((), dtype=each.dtype)
+
+
+class EmptyBatches:
+    """Refuses batches of nothing that come of values which were assumed; ``line`` is the one that runs now."""
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
+        self._emptied = ""  # the last line that a slice came out empty at
+
+    def ran(self, func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
+        """An operation has run."""
+        if func is _SLICE and not out.numel() and args[0].numel():
+            self._emptied = self._line()
+        elif func is _EMBEDDING and not args[1].numel():
+            self.refuse([args[1]])
+
+    def refuse(self, inputs: list[Tensor]) -> None:
+        """Raise Refused where the inputs of a model have an empty one, if a slice of the program's was empty before."""
+        if self._emptied and any(isinstance(each, FakeTensor) and not each.numel() for each in inputs):
+            raise Refused(
+                f"the batch is empty: the slice at {self._emptied} begins and ends at values that fake tensors do not "
+                "have, and both are assumed to be 0; give the slice its length, as in data[i : i + T]"
+            )
+
+
+class ZeroIndices(TorchDispatchMode):
+    """Whole numbers that are picked are 0 and known; ``decided`` is called at each condition on an unknown value."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, guessed: Callable[[], None], decided: Callable[[], None], empty: EmptyBatches) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._guessed, self._decided, self._empty = guessed, decided, empty
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _READ and args[0].dtype == torch.bool and args[0].constant is None:
+            self._decided()
+        out = func(*args, **(kwargs or {}))
+        zero_where_picked(func, out, self._guessed)
+        self._empty.ran(func, args, out)
+        return out
+
+
+@contextmanager
+def numbers_shown() -> Iterator[None]:
+    """Inside, what is written of a fake tensor is what would be written of one whose unknown values are 0."""
+    with all_replaced(
+        (torch.Tensor, "__format__", around(_formatted)),
+        (torch.Tensor, "__repr__", around(_printed)),
+        (torch.Tensor, "__round__", around(_rounded)),  # not in every version of torch
+        (torch.Tensor, "numpy", around(_as_array)),
+        (torch.Tensor, "__array__", around(_as_array)),
+    ):
+        yield
+
+
+def _is_number(tensor: Any) -> bool:
+    return type(tensor) is FakeTensor and not tensor.dim()
+
+
+def _of_real(function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """What a function gives of a real tensor of the number that is read off a fake one."""
+    number = tensor.item()
+    with _disable_current_modes():
+        return function(torch.tensor(number, dtype=tensor.dtype), *args, **kwargs)
+
+
+def _formatted(before: Callable[..., str], tensor: Tensor, form: str) -> str:
+    return format(tensor.item(), form) if _is_number(tensor) else before(tensor, form)
+
+
+def _rounded(before: Callable[..., Any], tensor: Tensor, *digits: int) -> Any:
+    return round(tensor.item(), *digits) if _is_number(tensor) else before(tensor, *digits)
+
+
+def _printed(before: Callable[..., str], tensor: Tensor, *args: Any, **kwargs: Any) -> str:
+    """A number as torch prints one; of any other its shape and format, as it has no values."""
+    if type(tensor) is not FakeTensor or tensor.fake_mode.in_kernel_invocation:  # torch's, while it works out a shape
+        return before(tensor, *args, **kwargs)
+    if not tensor.dim():
+        return str(_of_real(before, tensor, *args, **kwargs))
+    dtype = "" if tensor.dtype in (torch.float32, torch.int64, torch.bool) else f", dtype={tensor.dtype}"
+    return f"tensor(..., size={tuple(tensor.shape)}{dtype})"
+
+
+def _as_array(before: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if type(tensor) is FakeTensor:
+        if not tensor.dim():
+            return _of_real(before, tensor, *args, **kwargs)
+        raise Refused("a numpy array needs values, which fake tensors do not have; run without --fake")
+    return before(tensor, *args, **kwargs)

@@ -1,4 +1,8 @@
-"""A program for a GPU on a machine without one: tensors pass for the GPU's and lie on the CPU."""
+"""Programs for a GPU on a machine without one: where their tensors lie.
+
+Those of a program that is annotated pass for the GPU's and lie on the CPU; of a rank's program, ``cuda`` names the CPU.
+What either asks of the GPU itself is answered by `fakes.gpu`.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +18,80 @@ import torch.nn.functional as F
 import torch.utils._device
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.annotate.copies import DEVICE
 from trainledger.trace.fakes.gpu import Gpu, gpu_answers
 from trainledger.trace.patches import around, replaced
-from trainledger.trace.recorder.modes import also_in_backward
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.trace.recorder.source_lines import is_tracers
-from trainledger.trace.recorder.tensor_facts import is_gpu, tensors_in
+from trainledger.trace.recorder.source_lines import TORCH, is_tracers
+from trainledger.trace.recorder.storages import is_gpu, tensors_in
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda", 0)
 _DEVICE, _IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-_MOVES = ("to", "cuda", "cpu")
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Parts of torch that work out what fake tensors are: to them such a tensor is on the CPU, as it is.
 _OF_FAKES = tuple(
-    _TORCH + each
-    for each in (
-        "_subclasses", "_prims", "_refs", "_decomp", "_meta_registrations", "_higher_order_ops", "_library", "_ops",
-        "_tensor_str", "_guards", "fx", "utils" + os.sep + "_",
-    )
-)  # fmt: skip
+    os.path.join(TORCH, name)
+    for name in """
+        _subclasses _prims _refs _decomp _meta_registrations _higher_order_ops _library _ops _tensor_str _guards fx
+        utils/_
+    """.replace("/", os.sep).split()
+)
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def _also_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    # Torch runs a backward without the function modes of its caller; hooks, own functions and recomputation need them.
+    def run(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            return before(*args, **kwargs)
+        with mode:
+            return before(*args, **kwargs)
+
+    with replaced(torch.autograd, "_engine_run_backward", around(run)), mode:
+        yield
+
+
+@contextmanager
+def as_cpu(gpu: Gpu) -> Iterator[None]:
+    """Tensors meant for a GPU are made on the CPU, and questions about the GPU itself are answered.
+
+    ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
+    """
+    with gpu_answers(gpu), _also_in_backward(_OnCpu()):
+        yield
+
+
+class _OnCpu(TorchFunctionMode):
+    """Every call of torch that names a GPU names the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if func == _IS_CUDA and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
+            return True  # a kernel of the program's own wants to know it before it is launched
+        if name == "cuda":
+            return args[0].to("cpu")
+        if kwargs and is_gpu(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if name == "to" and len(args) > 1 and is_gpu(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **(kwargs or {}))
 
 
 class Accelerator(TorchFunctionMode):
     """Follows which tensors would be on the GPU: those made there or moved there, and what is computed of them.
 
-    A move is a copy, as between the memories of two devices.
+    A move is a copy, as between the memories of two devices. ``settle`` hears of memory that went since the last
+    operation.
     """
 
     def __init__(self, recorder: Recorder, settle: Callable[[], None]) -> None:
         super().__init__()
         self._recorder = recorder
-        self.settle = settle  # hears of memory that went since the last operation
+        self.settle = settle
         self._there: set[Storage] = set()
         self._moving = False
         self.nbytes = 0  # on the GPU now
@@ -56,8 +99,7 @@ class Accelerator(TorchFunctionMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor passes for one on the GPU."""
-        record = self._recorder.record_of(tensor)
-        return record is not None and record in self._there
+        return self._recorder.record_of(tensor) in self._there
 
     def device_of(self, tensor: Tensor) -> str:
         return str(_GPU) if self.holds(tensor) else str(tensor.device)
@@ -78,12 +120,12 @@ class Accelerator(TorchFunctionMode):
             self.nbytes += record.nbytes
             self.gpu.most_nbytes = max(self.gpu.most_nbytes, self.nbytes)
 
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> str:
-        """What is made of a GPU's tensors is on the GPU; "device" for a copy between memories."""
-        if event.allocated and any(self.holds(each) for each in tensors_in(args) + tensors_in(kwargs)):
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> bool:
+        """What is made of a GPU's tensors is on the GPU; returns whether it is a copy between memories."""
+        if event.allocated and any(map(self.holds, tensors_in(args) + tensors_in(kwargs))):
             for record in event.allocated:
                 self._arrived(record)
-        return DEVICE if self._moving and event.facts["name"] == "clone" else ""
+        return self._moving and event.facts["name"] == "clone"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -94,60 +136,58 @@ class Accelerator(TorchFunctionMode):
             if func == _DEVICE:
                 return _GPU if self.holds(args[0]) else func(*args)
             return self.holds(args[0]) if func == _IS_CUDA else func(*args, **kwargs)
-        if name in _MOVES and isinstance(args[0], Tensor):
+        if name in ("to", "cuda", "cpu") and isinstance(args[0], Tensor):
             return self._move(name, args, kwargs)
         if name == "get_device" and args and isinstance(args[0], Tensor):
             return 0 if self.holds(args[0]) else -1
         device = kwargs.get("device")
         if device is None:
-            default = torch.utils._device.CURRENT_DEVICE
-            if default is None or not is_gpu(default) or func not in torch.utils._device._device_constructors():
+            device = torch.utils._device.CURRENT_DEVICE
+            if not is_gpu(device) or func not in torch.utils._device._device_constructors():
                 return func(*args, **kwargs)
-            device = default
         out = func(*args, **{**kwargs, "device": _CPU if is_gpu(device) else device})
         self._put(out, is_gpu(device))
         return out
 
     def _move(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``to``, ``cuda`` and ``cpu``: a copy where the device is another, then what else was asked for."""
-        tensor = args[0]
-        if name == "to":
-            rest, device = list(args[1:]), kwargs.pop("device", None)
-            if rest and isinstance(rest[0], Tensor):
-                device, rest[0] = (_GPU if self.holds(rest[0]) else _CPU), rest[0].dtype
-            elif rest and not isinstance(rest[0], torch.dtype):
-                device = rest.pop(0) if device is None else device
-            if isinstance(kwargs.get("other"), Tensor):
-                other = kwargs.pop("other")
-                device, kwargs["dtype"] = (_GPU if self.holds(other) else _CPU), other.dtype
-        else:
+        tensor, rest, device = args[0], list(args[1:]), kwargs.pop("device", None)
+        if name != "to":
             rest, kwargs, device = [], {}, _GPU if name == "cuda" else _CPU
+        elif rest and isinstance(rest[0], Tensor):
+            device, rest[0] = self._device_like(rest[0]), rest[0].dtype
+        elif rest and not isinstance(rest[0], torch.dtype):
+            device = rest.pop(0) if device is None else device
+        if isinstance(kwargs.get("other"), Tensor):
+            other = kwargs.pop("other")
+            device, kwargs["dtype"] = self._device_like(other), other.dtype
         if device is not None and not is_gpu(device) and _asked_by_torch():
             device = None  # the CPU is what C++ knows the tensor to be on
         if device is not None and is_gpu(device) != self.holds(tensor):
             self._moving = True
             try:
-                moved = tensor.clone()
+                tensor = tensor.clone()
             finally:
                 self._moving = False
-            self._put(moved, is_gpu(device))
-            tensor = moved
+            self._put(tensor, is_gpu(device))
             kwargs.pop("copy", None)
         kwargs.pop("non_blocking", None)
-        rest = [each for each in rest if not isinstance(each, bool)]
+        rest = [argument for argument in rest if not isinstance(argument, bool)]
         return tensor.to(*rest, **kwargs) if rest or kwargs else tensor
+
+    def _device_like(self, tensor: Tensor) -> torch.device:
+        return _GPU if self.holds(tensor) else _CPU
 
     def load(self, before: Callable[..., Any], file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """``torch.load`` to the GPU."""
-        there = is_gpu(map_location) if isinstance(map_location, (str, torch.device)) else False
-        found = before(file, _CPU if there else map_location, *args, **kwargs)
+        there = isinstance(map_location, (str, torch.device)) and is_gpu(map_location)
+        loaded = before(file, _CPU if there else map_location, *args, **kwargs)
         if there:
-            self._put(found, True)
-        return found
+            self._put(loaded, True)
+        return loaded
 
     def _put(self, out: Any, there: bool) -> None:
-        for tensor in tensors_in(out):
-            record = self._recorder.record_of(tensor)
+        for record in map(self._recorder.record_of, tensors_in(out)):
             if record is not None:
                 (self._arrived if there else self.gone)(record)
 
@@ -157,7 +197,7 @@ def _asked_by_torch() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (is_tracers(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith((_TORCH + "optim", _TORCH + "nn", _TORCH + "amp"))
+    return frame is not None and frame.f_code.co_filename.startswith((TORCH + "optim", TORCH + "nn", TORCH + "amp"))
 
 
 @contextmanager
@@ -167,18 +207,16 @@ def pretended(accelerator: Accelerator, synchronized: Callable[[], None]) -> Ite
     with (
         gpu_answers(accelerator.gpu),
         replaced(torch, "load", around(accelerator.load)),
-        replaced(F, "cross_entropy", _in_fp32),
-        replaced(F, "log_softmax", _in_fp32),
+        replaced(F, "cross_entropy", around(_in_fp32)),
+        replaced(F, "log_softmax", around(_in_fp32)),
         replaced(FakeTensor, "device", lambda _: _FakeDevice(accelerator, FakeTensor.device)),
-        also_in_backward(accelerator),
+        _also_in_backward(accelerator),
     ):
         yield
 
 
 class _FakeDevice:
-    """``device`` of a fake tensor, which no mode sees: for the parts of torch that work out what fake tensors
-    are, the CPU.
-    """
+    """``device`` of a fake tensor, which no mode sees."""
 
     def __init__(self, accelerator: Accelerator, own: Any) -> None:
         self._accelerator, self._own = accelerator, own
@@ -192,12 +230,8 @@ class _FakeDevice:
         return self._own.__get__(tensor, kind)
 
 
-def _in_fp32(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What autocast for CUDA computes in fp32 and that for CPUs does not."""
-
-    def wide(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if torch.is_autocast_enabled("cpu") and input.dtype in _HALVES:
-            input = input.float()
-        return before(input, *args, **kwargs)
-
-    return wide
+def _in_fp32(before: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    # Losses and log_softmax are in the fp32 list of CUDA's autocast and not in that of CPUs (ATen/autocast_mode.h).
+    if torch.is_autocast_enabled("cpu") and input.dtype in _HALVES:
+        input = input.float()
+    return before(input, *args, **kwargs)
