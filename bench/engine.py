@@ -33,8 +33,7 @@ from typing import IO, Any
 import torch
 
 from trainledger.answers.load import load
-from trainledger.observe.measure.hardware import title
-from trainledger.observe.measure.pace import SLOWED
+from trainledger.observe.measure.hardware import SLOWED, title
 from trainledger.spec.runfile import to_toml
 
 HOUSE = Path(__file__).resolve().parent.parent

@@ -26,8 +26,7 @@ from trainledger.engine.data.prepare import prepare
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.train.observer import Observer, StepRecord
 from trainledger.engine.train.precision import build_model
-from trainledger.observe.measure.contention import Sample, watched
-from trainledger.observe.measure.pace import Pace
+from trainledger.observe.measure.hardware import Pace, Sample, watched
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read
 

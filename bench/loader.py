@@ -22,8 +22,7 @@ import numpy as np
 from trainledger.engine.data import prepare, train_batch
 from trainledger.engine.data.loader import halves
 from trainledger.engine.data.store import Tokens
-from trainledger.observe.measure.contention import Sample, watched
-from trainledger.observe.measure.pace import Pace
+from trainledger.observe.measure.hardware import Pace, Sample, watched
 from trainledger.spec.data import DataSpec
 from trainledger.spec.units import MIB
 

@@ -23,7 +23,7 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.device import synchronize
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.observe.measure.contention import watched
+from trainledger.observe.measure.hardware import watched
 
 ROUNDS, STEPS = 30, 5
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -30,7 +30,7 @@ from trainledger.engine.train.step import Clock, optimizer_step
 from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.step import account
-from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.hardware import Sample, watched
 from trainledger.observe.measure.machine import measure_machine
 from trainledger.spec.calibration import Calibration
 from trainledger.spec.run import Run

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainledger.observe.profiler.intervals import common, length, union, within, without
 from trainledger.observe.profiler.kinds import COMMUNICATION
 from trainledger.observe.profiler.read import read_profile
-from trainledger.observe.profiler.recording import NONE, Recording
+from trainledger.observe.profiler.recording import NONE, Recording, common, length, union, within, without
 from trainledger.observe.profiler.step_time import timeline
 from trainledger.observe.profiler.steps import steps_of
 

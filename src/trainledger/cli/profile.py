@@ -70,8 +70,7 @@ def _answer(args: Namespace, progress: Progress) -> Answer:
 
 def _against(args: Namespace, progress: Progress) -> Answer:
     """One trace against another, or a directory of ranks against another."""
-    from trainledger.observe.profiler.against import against
-    from trainledger.observe.profiler.ranks_against import ranks_against
+    from trainledger.observe.profiler.against import against, ranks_against
 
     folders = [Path(each).is_dir() for each in (args.trace, args.against)]
     if folders[0] != folders[1]:

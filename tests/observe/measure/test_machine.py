@@ -11,8 +11,14 @@ import trainledger as tl
 from trainledger.catalog import device_of_driver
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
-from trainledger.observe.measure.contention import ProcessorUse, Sample, others_between, processor_use, watched
-from trainledger.observe.measure.hardware import memory_nbytes
+from trainledger.observe.measure.hardware import (
+    ProcessorUse,
+    Sample,
+    memory_nbytes,
+    others_between,
+    processor_use,
+    watched,
+)
 from trainledger.observe.measure.kernels import ColdPool, kernels
 from trainledger.observe.measure.machine import measure_machine, storage_bytes_per_second
 from trainledger.observe.measure.meter import QuietSteps

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.observe.measure.contention import watched
+from trainledger.observe.measure.hardware import SIZE, SLOWED, Pace, pace_of, watched
 from trainledger.observe.measure.kernels import kernels
 from trainledger.observe.measure.meter import QuietSteps
-from trainledger.observe.measure.pace import SIZE, SLOWED, Pace, pace_of
 from trainledger.observe.measure.rounds import MOST_ROUNDS, busy_sentence, time_all
 from trainledger.spec.calibration import Calibration, write_calibration
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from trainledger.answers.pages.allocator import document
-from trainledger.observe.profiler.allocator import BEFORE, allocator_peak
-from trainledger.observe.profiler.origin import origin_of
+from trainledger.observe.profiler.allocator import BEFORE, allocator_peak, origin_of
 
 H200 = Path(__file__).parent / "snapshots" / "h200_gpt2_two_steps.pickle.gz"
 MEASURED_PEAK_NBYTES = 9_880_190_464  # torch.cuda.max_memory_allocated(), which counts blocks

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.observe.profiler import chrome
-from trainledger.observe.profiler.chrome import EVENTS, BrokenOff, entries
+from trainledger.observe.profiler import read
+from trainledger.observe.profiler.read import EVENTS, BrokenOff, entries
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -46,17 +46,17 @@ def test_a_trace_that_breaks_off_gives_its_whole_events_first(trace, data):
     end = data.draw(st.integers(0, len(text) - 1))
     found = []
 
-    def read() -> None:
+    def all_entries() -> None:
         found.extend(each for key, each in entries(io.StringIO(text[:end])) if key == EVENTS)
 
     with pytest.raises(BrokenOff):
-        read()
+        all_entries()
     # A number at the end may be the beginning of a longer one.
     assert found[:-1] == trace[EVENTS][: max(len(found) - 1, 0)]
 
 
 def test_events_without_a_frame_are_read(monkeypatch):
-    monkeypatch.setattr(chrome, "_CHUNK", 3)
+    monkeypatch.setattr(read, "_CHUNK", 3)
     assert list(entries(io.StringIO('[{"ph": "X"}, 12]'))) == [(EVENTS, {"ph": "X"}), (EVENTS, 12)]
 
 

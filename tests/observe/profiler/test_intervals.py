@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.observe.profiler.intervals import common, length, union, within, without
+from trainledger.observe.profiler.recording import common, length, union, within, without
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=6)
 

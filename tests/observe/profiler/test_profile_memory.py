@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainledger.observe.profiler.memory import memory_of
-from trainledger.observe.profiler.profile import profile_of
+from trainledger.observe.profiler.profile import memory_of, profile_of
 from trainledger.observe.profiler.read import read_profile
 from trainledger.observe.profiler.steps import steps_of
 

@@ -7,8 +7,7 @@ import pytest
 from test_ranks import LATE_US, written
 
 from trainledger.answers.pages.rank_figures import rank_figure
-from trainledger.observe.profiler.rank_timeline import WAITS
-from trainledger.observe.profiler.ranks import Ranks, ranks_of
+from trainledger.observe.profiler.ranks import WAITS, Ranks, ranks_of
 from trainledger.observe.profiler.step_time import EXPOSED
 from trainledger.report.html import drawing
 

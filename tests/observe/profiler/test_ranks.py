@@ -12,9 +12,9 @@ import pytest
 from ports import free_ports
 from trainledger.forecast.plan.plan import make_plan
 from trainledger.observe.profiler.beside_forecast import beside
+from trainledger.observe.profiler.causes import BUBBLE, STRAGGLERS
 from trainledger.observe.profiler.ranks import Ranks, ranks_of
 from trainledger.observe.profiler.step_time import COPY, EXPOSED
-from trainledger.observe.profiler.waterfall import BUBBLE, STRAGGLERS
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields

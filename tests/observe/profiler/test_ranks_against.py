@@ -8,9 +8,8 @@ import pytest
 from test_ranks import LATE_US, written
 
 from trainledger.cli import main
-from trainledger.observe.profiler.rank_timeline import WAITS
-from trainledger.observe.profiler.ranks import Ranks, ranks_of
-from trainledger.observe.profiler.ranks_against import RanksAgainst, ranks_against
+from trainledger.observe.profiler.against import RanksAgainst, ranks_against
+from trainledger.observe.profiler.ranks import WAITS, Ranks, ranks_of
 from trainledger.observe.profiler.step_time import EXPOSED
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.profile_figures import figures
+from trainledger.observe.profiler.causes import MeasuredBar
 from trainledger.observe.profiler.profile import Profile
-from trainledger.observe.profiler.waterfall import MeasuredBar
 from trainledger.report.document import Bars, Document, Facts, Item, Items, Table, notes, section, sections, shown
 from trainledger.spec.units import (
     NANOSECONDS_PER_SECOND,

@@ -13,8 +13,7 @@ from trainledger.answers.pages.profile_figures import figures
 from trainledger.answers.pages.profile_ranks import document as of_ranks
 from trainledger.forecast.plan.changes import EFFECTS
 from trainledger.forecast.predict.forecast import Bar
-from trainledger.observe.profiler.beside_forecast import ProfileBeside
-from trainledger.observe.profiler.operations import Operation
+from trainledger.observe.profiler.beside_forecast import Operation, ProfileBeside
 from trainledger.report.document import Bars, Document, Facts, Figure, Item, Items, Table, notes, section, sections
 from trainledger.report.table import commands
 from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds

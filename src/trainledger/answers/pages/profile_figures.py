@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.predict.forecast import UNEXPLAINED, Bar
+from trainledger.observe.profiler.causes import LAUNCH, MEMORY_BOUND, MOVING_MEMORY, MeasuredBar
 from trainledger.observe.profiler.kinds import CALLS, RECOMPUTATION
 from trainledger.observe.profiler.profile import Profile
-from trainledger.observe.profiler.split import COMPUTE_PARTS
 from trainledger.observe.profiler.step_time import (
     AFTER_SYNC,
     CHECKPOINTS,
@@ -20,7 +20,7 @@ from trainledger.observe.profiler.step_time import (
     OUTSIDE,
     WAIT_FOR_DATA,
 )
-from trainledger.observe.profiler.waterfall import LAUNCH, MEMORY_BOUND, MOVING_MEMORY, MeasuredBar
+from trainledger.observe.profiler.step_work import COMPUTE_PARTS
 from trainledger.report.document import Figure
 from trainledger.report.style import COLOURS, arranged, line, points
 from trainledger.spec.units import GIGA, TERA, format_flops_per_second, format_nbytes

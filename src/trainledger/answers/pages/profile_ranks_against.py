@@ -13,9 +13,8 @@ from trainledger.answers.pages.profile_against import (
     parts_table,
 )
 from trainledger.answers.pages.profile_ranks import document as of_ranks
-from trainledger.observe.profiler.rank_timeline import WAITS
-from trainledger.observe.profiler.ranks import RankProfile, Ranks
-from trainledger.observe.profiler.ranks_against import RanksAgainst
+from trainledger.observe.profiler.against import RanksAgainst
+from trainledger.observe.profiler.ranks import WAITS, RankProfile, Ranks
 from trainledger.report.document import Document, Facts, Figure, Table, notes, section, sections, shown
 from trainledger.report.style import COLOURS, arranged, bar_figure, bars
 from trainledger.spec.units import format_percent

@@ -7,8 +7,7 @@ from typing import Any
 
 from trainledger.answers.pages.profile_figures import GROUPS, UNEXPLAINED_COLOUR
 from trainledger.forecast.predict.forecast import UNEXPLAINED
-from trainledger.observe.profiler.rank_timeline import WAITS, RankRow
-from trainledger.observe.profiler.ranks import Ranks
+from trainledger.observe.profiler.ranks import WAITS, RankRow, Ranks
 from trainledger.report.document import Figure
 from trainledger.report.style import COLOURS, arranged
 from trainledger.spec.units import format_percent

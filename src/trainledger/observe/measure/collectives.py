@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from trainledger.engine.train.device import synchronize
 from trainledger.ledger.measured import BUSY
-from trainledger.observe.measure.contention import DISTURBED, ProcessorUse, others_between, processor_use
-from trainledger.observe.measure.hardware import title
+from trainledger.observe.measure.hardware import DISTURBED, ProcessorUse, others_between, processor_use, title
 from trainledger.observe.measure.local_ranks import Job, Place, on_ranks, serve, threads_of_each
 from trainledger.observe.measure.rates import CollectiveTimes
 from trainledger.observe.measure.rounds import Tell

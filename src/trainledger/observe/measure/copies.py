@@ -16,10 +16,8 @@ from typing import Any
 import torch
 
 from trainledger.engine.train.device import find_device, host_threads, keep_freed_memory, synchronize
-from trainledger.observe.measure.contention import watched
-from trainledger.observe.measure.hardware import title
+from trainledger.observe.measure.hardware import pace_of, title, watched
 from trainledger.observe.measure.kernels import Kernel
-from trainledger.observe.measure.pace import pace_of
 from trainledger.observe.measure.rates import CopyTimes
 from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.durable import sync

@@ -1,17 +1,24 @@
-"""What a device is called, how much memory it has, and which formats it multiplies in."""
+"""The machine: name, memory, formats, its pace at a moment, and what disturbed a timed sample."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.engine.train.device import synchronize
+from trainledger.spec.calibration import Calibration, find_calibration
+from trainledger.spec.problem import InvalidInput
 
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
 ABSURDLY_SLOW = 8.0
@@ -63,3 +70,142 @@ def worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
         return seconds(dtype) < ABSURDLY_SLOW * seconds(torch.float32)
     except RuntimeError:
         return False
+
+
+SIZE = 128
+SLOWED = 1.15  # times the fastest; steps at the full speed of a processor spread less
+_EVERY_SECONDS = 0.05  # the matmul takes 0.03 ms, twice
+
+
+class Pace:
+    """Readings in this process; ``fastest`` are the least seconds of the matmul seen so far, here or before."""
+
+    def __init__(self, fastest: float = math.inf) -> None:
+        self.fastest = fastest
+        self._matrix: Any = torch.ones(SIZE, SIZE, device="cpu")
+        self._product = torch.empty_like(self._matrix)
+        self._seconds, self._at = math.inf, -math.inf
+
+    def now(self) -> float:
+        """Seconds of the matmul now, or up to 0.05 s ago."""
+        if time.perf_counter() - self._at >= _EVERY_SECONDS:
+            with _disable_current_modes(), torch.no_grad():  # no recorder sees it
+                self._seconds = min(self._once(), self._once())
+            self.fastest = min(self.fastest, self._seconds)
+            self._at = time.perf_counter()
+        return self._seconds
+
+    def slowdown(self) -> float:
+        """What the matmul takes now over the least it has taken: 1.0 at full speed."""
+        return self.now() / self.fastest
+
+    def _once(self) -> float:
+        began = time.perf_counter()
+        torch.mm(self._matrix, self._matrix, out=self._product)
+        return time.perf_counter() - began
+
+
+def pace_of(device: torch.device) -> Pace | None:
+    """The pace of a CPU whose cores this process alone computes on, against its calibration where there is one."""
+    if device.type != "cpu" or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    with suppress(InvalidInput):  # a damaged one is refused where it is needed
+        calibration = find_calibration(device.type)
+        if calibration is not None and _comparable(calibration):
+            return Pace(calibration.pace_seconds or math.inf)
+    return Pace()
+
+
+def _comparable(calibration: Calibration) -> bool:
+    return calibration.torch_version == torch.__version__ and calibration.threads == torch.get_num_threads()
+
+
+# Above this share of a core taken from us a sample does not count (PYTORCH.md's trials used the same line).
+DISTURBED = 0.12
+
+
+@dataclass(frozen=True)
+class ProcessorUse:
+    """A reading of the clocks: seconds since some start, core-seconds busy, core-seconds of this process."""
+
+    wall: float
+    busy: float
+    own: float
+
+
+@dataclass
+class Sample:
+    """One timed stretch; ``others`` is the cores taken from us by other processes, None where unknown.
+
+    ``pace_seconds`` is the pace before or after, the slower of the two; what it is compared with may still come.
+    """
+
+    seconds: float = 0.0
+    others: float | None = None
+    crowded: bool = False
+    pace: Pace | None = None
+    pace_seconds: float = 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as at full speed the processor took then; 1.0 where that is unknown."""
+        return 1.0 if self.pace is None else self.pace_seconds / self.pace.fastest
+
+    @property
+    def disturbed(self) -> bool:
+        return self.crowded or self.slowdown > SLOWED
+
+
+def processor_use() -> ProcessorUse | None:
+    """What /proc/stat says of the cores this process may run on; None where there is no such file."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            lines = file.read().splitlines()
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+    allowed = {f"cpu{each}" for each in os.sched_getaffinity(0)}
+    busy = 0
+    for line in lines:
+        name, *fields = line.split()
+        if name in allowed:
+            user, nice, system, _idle, _wait, irq, softirq, steal = (int(each) for each in fields[:8])
+            busy += user + nice + system + irq + softirq + steal
+    mine = os.times()
+    own = mine.user + mine.system + mine.children_user + mine.children_system
+    return ProcessorUse(time.perf_counter(), busy / ticks, own)
+
+
+def others_between(before: ProcessorUse | None, after: ProcessorUse | None, threads: int) -> float | None:
+    """Cores that other processes took from ``threads`` threads of this one (0 where idle cores sufficed).
+
+    >>> busy = ProcessorUse(0.0, 0.0, 0.0), ProcessorUse(2.0, 3.0, 2.0)
+    >>> others_between(*busy, threads=os.cpu_count())
+    0.5
+    """
+    if before is None or after is None or after.wall <= before.wall:
+        return None
+    wall = after.wall - before.wall
+    others = ((after.busy - before.busy) - (after.own - before.own)) / wall
+    spare = max(0, len(os.sched_getaffinity(0)) - threads)
+    return max(0.0, others - spare)
+
+
+@contextmanager
+def watched(threads: int, pace: Pace | None = None) -> Iterator[Sample]:
+    """Time what runs inside; the sample is filled in when the block ends.
+
+    ``pace`` is that of the processor that computes; None where another device does, or ranks share its cores.
+    """
+    sample = Sample(pace=pace)
+    pace_before = 0.0 if pace is None else pace.now()
+    before = processor_use()
+    start = time.perf_counter()
+    try:
+        yield sample
+    finally:
+        sample.seconds = time.perf_counter() - start
+        sample.others = others_between(before, processor_use(), threads)
+        # The system counts in ticks of 10 ms, which a short sample must not mistake for company.
+        sample.crowded = sample.others is not None and sample.others > DISTURBED + 0.02 / max(sample.seconds, 1e-3)
+        sample.pace_seconds = max(pace_before, 0.0 if pace is None else pace.now())

@@ -18,7 +18,7 @@ from trainledger.engine.data.loader import Loader
 from trainledger.engine.data.mixture import Mixture, mixed_batch, open_mixture
 from trainledger.engine.data.prepare import prepare
 from trainledger.engine.data.workers import default_workers
-from trainledger.observe.measure.contention import watched
+from trainledger.observe.measure.hardware import watched
 from trainledger.observe.measure.local_ranks import Job, Place, on_ranks, serve
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.observe.measure.rounds import Tell

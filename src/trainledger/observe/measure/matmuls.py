@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from trainledger.engine.train.device import find_device, host_threads, keep_freed_memory
-from trainledger.observe.measure.contention import watched
-from trainledger.observe.measure.hardware import memory_nbytes, title, worth_timing
+from trainledger.observe.measure.hardware import memory_nbytes, pace_of, title, watched, worth_timing
 from trainledger.observe.measure.kernels import (
     DTYPES,
     ELEMENTS,
@@ -21,7 +20,6 @@ from trainledger.observe.measure.kernels import (
     Kernel,
     copy_kernel,
 )
-from trainledger.observe.measure.pace import pace_of
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
 from trainledger.spec.problem import InvalidInput, Problem

@@ -17,9 +17,8 @@ import torch
 
 from trainledger.engine.train.device import synchronize
 from trainledger.ledger.measured import BUSY
-from trainledger.observe.measure.contention import Sample, watched
+from trainledger.observe.measure.hardware import Pace, Sample, watched
 from trainledger.observe.measure.kernels import Kernel
-from trainledger.observe.measure.pace import Pace
 
 ENOUGH_SAMPLES = 3
 MOST_SECONDS, MOST_ROUNDS = 3, 4  # times what was asked for, while kernels lack undisturbed samples

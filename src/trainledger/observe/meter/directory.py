@@ -1,8 +1,9 @@
-"""The directory of a metered loop: the same files as those of a run of the engine, without a run file."""
+"""The directory of a metered loop, with the files of an engine's run but no run file; and the loop's own trackers."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,12 +18,43 @@ from trainledger.engine.train.run_directory import locked, read_state, write_sta
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import measured_run
-from trainledger.observe.measure.contention import DISTURBED
-from trainledger.observe.measure.hardware import title
-from trainledger.observe.measure.pace import SLOWED
-from trainledger.observe.meter.script import main_script
+from trainledger.observe.measure.hardware import DISTURBED, SLOWED, title
 from trainledger.spec.plain import write_json
 from trainledger.spec.problem import InvalidInput, Problem
+
+
+def main_script() -> str | None:
+    """Its whole path; None where there is none, as in an interactive session."""
+    found = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if found is None else os.path.abspath(found)
+
+
+_PREFIX = "trainledger/"
+_REFUSED: set[str] = set()  # trackers that failed once get nothing more
+
+
+def send(scalars: dict[str, float], step: int) -> None:
+    """Send numbers to the run of W&B, of MLflow that is active in this process. A tracker's failure ends nothing."""
+    named = {f"{_PREFIX}{name}": value for name, value in scalars.items()}
+    for name, tracker in (("wandb", _wandb), ("mlflow", _mlflow)):
+        module = sys.modules.get(name)
+        if module is None or name in _REFUSED:
+            continue
+        try:
+            tracker(module, named, step)
+        except Exception:  # trackers raise classes of their own, and of the network's
+            _REFUSED.add(name)
+
+
+def _wandb(wandb: Any, scalars: dict[str, float], step: int) -> None:
+    if getattr(wandb, "run", None) is not None:  # wandb's own step counter is the loop's
+        wandb.run.log({f"{_PREFIX}step": step, **scalars}, commit=False)
+
+
+def _mlflow(mlflow: Any, scalars: dict[str, float], step: int) -> None:
+    if mlflow.active_run() is not None:
+        mlflow.log_metrics(scalars, step=step)
+
 
 METERED = "metered"  # in the state of a run that is of no run file
 

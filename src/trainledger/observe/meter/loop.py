@@ -19,15 +19,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.observe.meter.deep import DeepSteps
-from trainledger.observe.meter.directory import RunDirectory, begin
-from trainledger.observe.meter.leaks import Piles
+from trainledger.observe.meter.deep import DeepSteps, Piles
+from trainledger.observe.meter.directory import RunDirectory, begin, send
 from trainledger.observe.meter.phases import DATA, FORWARD, OUTSIDE, Hooks, LoopClock, StepClock
-from trainledger.observe.meter.ranks import RankTimes
-from trainledger.observe.meter.speed import Speed
-from trainledger.observe.meter.trackers import send
-from trainledger.observe.meter.usage import Usage
-from trainledger.observe.meter.watch import MEMORY_GROWS, Finding, Seen, Watch
+from trainledger.observe.meter.usage import Speed, Usage
+from trainledger.observe.meter.watch import MEMORY_GROWS, Finding, RankTimes, Seen, Watch
 from trainledger.spec.problem import InvalidInput, Problem
 
 T = TypeVar("T")

@@ -1,14 +1,15 @@
-"""The kind of each piece of device work, and of what runs on the host outside its callees."""
+"""The kind of each piece of device work and of host time, and what activation checkpointing runs again."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from trainledger.observe.profiler.collectives import collective_named
-from trainledger.observe.profiler.intervals import Intervals, union
 from trainledger.observe.profiler.kinds import (
     COMMUNICATION,
     RECOMPUTATION,
@@ -18,7 +19,69 @@ from trainledger.observe.profiler.kinds import (
     kind_of_operator,
     kind_on_host,
 )
-from trainledger.observe.profiler.recording import NONE, Recording, Spans
+from trainledger.observe.profiler.recording import (
+    GIVEN_A_NUMBER,
+    NONE,
+    Column,
+    Intervals,
+    Recording,
+    Spans,
+    one_by_one,
+    union,
+)
+
+_NODE = "autograd::engine::evaluate_function: "
+_COMPILED = "CompiledFunctionBackward"
+_MOST_NEIGHBOURS = 0.5  # of nodes that record: a region runs again in one node, and then those of its backward follow
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Whether each operator of a recording runs again, and sentences on what cannot be said."""
+
+    operators: npt.NDArray[np.bool_]
+    doubts: tuple[str, ...] = ()
+
+
+def recomputed(recording: Recording) -> Recomputed:
+    """Which operators activation checkpointing ran again."""
+    operators = recording.operators
+    again = np.zeros(len(operators), dtype=bool)
+    node_names = {number for number, name in enumerate(recording.names) if name.startswith(_NODE)}
+    is_node = np.isin(operators.names, list(node_names))
+    if not is_node.any():
+        return Recomputed(again)
+    doubts = list(_compiled(recording))
+    numbered = operators.kinds == GIVEN_A_NUMBER
+    if not numbered.any():
+        why = "operators have no sequence numbers here"
+        return Recomputed(
+            again, (*doubts, f"Whether activation checkpointing ran operators again is not known: {why}.")
+        )
+    node_of = np.full(len(operators), NONE)  # the innermost node that each operator runs in
+    nodes, runs_again = one_by_one(node_of), one_by_one(again)
+    given, evaluates = one_by_one(numbered), one_by_one(is_node)
+    for at, caller in enumerate(one_by_one(recording.callers)):
+        if caller != NONE and not evaluates[at]:
+            node = nodes[at] = caller if evaluates[caller] else nodes[caller]
+            runs_again[at] = node != NONE and (given[at] or runs_again[caller])
+    if _one_after_the_other(*(np.unique(node_of[each & (node_of != NONE)]) for each in (~is_node, again))):
+        why = "the backward is recorded itself (create_graph), so its own operators look like those of a forward"
+        doubts.append(f"Whether activation checkpointing ran operators again is not known: {why}.")
+        again[:] = False
+    return Recomputed(again, tuple(doubts))
+
+
+def _one_after_the_other(nodes: Column, recording_nodes: Column) -> bool:
+    """Whether most nodes that record follow each other, as in a backward that is itself to be differentiated."""
+    records = np.isin(nodes, recording_nodes)
+    return bool((records[1:] & records[:-1]).sum() > _MOST_NEIGHBOURS * len(recording_nodes))
+
+
+def _compiled(recording: Recording) -> Iterator[str]:
+    if any(name.endswith(_COMPILED) for name in recording.names):
+        yield "What a compiled region computes again in its backward is part of its kernels, and is not told apart."
+
 
 Which = npt.NDArray[np.bool_]  # of the operators of a recording
 

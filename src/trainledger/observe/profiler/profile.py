@@ -1,26 +1,131 @@
-"""What a recording says: where the time of its steps went, what its kernels reached, and what is doubtful."""
+"""The profile of a recording: its steps in parts, the kernels of the median one, its memory, and doubts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from trainledger.catalog import device_of_driver
-from trainledger.observe.profiler.causes import Cause, causes
+from trainledger.observe.profiler.causes import Cause, MeasuredBar, causes, measured_waterfall
+from trainledger.observe.profiler.collectives import ON_HOST
 from trainledger.observe.profiler.flops import MatmulRate, multiplied
-from trainledger.observe.profiler.memory import MemoryCurve, memory_of
-from trainledger.observe.profiler.quality import doubts
+from trainledger.observe.profiler.kinds import COLLECTIVE
 from trainledger.observe.profiler.read import Advance, read_profile
-from trainledger.observe.profiler.recording import Recording
-from trainledger.observe.profiler.split import Split, split
+from trainledger.observe.profiler.recording import NONE, Message, Recording, Shapes
 from trainledger.observe.profiler.step_time import StepTime, Timeline, moments_of, pieces_of, step_time, timeline
-from trainledger.observe.profiler.step_work import KernelTime, Sent, collectives_of, work_of
-from trainledger.observe.profiler.steps import Steps, steps_of
-from trainledger.observe.profiler.waterfall import MeasuredBar, measured_waterfall
+from trainledger.observe.profiler.step_work import KernelTime, Sent, Split, collectives_of, split, work_of
+from trainledger.observe.profiler.steps import Step, Steps, steps_of
 from trainledger.report.document import Answer
 from trainledger.spec.cluster import Device
+from trainledger.spec.units import format_percent
+
+_POINTS = 600  # of a curve: of more the highest of each piece is kept
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes allocated and reserved over a step, at nanoseconds from its beginning on the host."""
+
+    times_ns: tuple[int, ...]
+    allocated_nbytes: tuple[int, ...]
+    reserved_nbytes: tuple[int, ...]
+    peak_nbytes: int
+
+
+def memory_of(recording: Recording, step: Step) -> MemoryCurve | None:
+    """The memory of a step; None where it was not recorded. Of a program on a device it is the device's."""
+    events = recording.memory
+    begin, end = step.host_ns
+    inside = (events.begins_ns >= begin) & (events.begins_ns < end)
+    devices = events.kinds[inside]
+    if not len(devices):
+        return None
+    inside &= events.kinds == devices.max()
+    times, allocated, reserved = (column[inside] for column in (events.begins_ns, events.links, events.operators))
+    if not allocated.max() > 0:
+        return None
+    kept = np.arange(len(times))
+    if len(kept) > _POINTS:
+        pieces = np.array_split(kept, _POINTS)
+        kept = np.array([each[allocated[each].argmax()] for each in pieces])
+    return MemoryCurve(
+        tuple((times[kept] - begin).tolist()), tuple(allocated[kept].tolist()), tuple(reserved[kept].tolist()),
+        int(allocated.max()),
+    )  # fmt: skip
+
+
+_GRAPH = re.compile(r"GraphLaunch")
+_FEW = 0.02  # of the work: not worth a sentence
+
+
+def doubts(recording: Recording, steps: Steps) -> tuple[str, ...]:
+    """A sentence for each thing that numbers of this recording lack or hide, the gravest first."""
+    return tuple(_doubts(recording, steps))
+
+
+def _doubts(recording: Recording, steps: Steps) -> Iterator[str]:
+    if recording.broken_off:
+        yield "The file breaks off: what comes after its last whole event is not here, nor perhaps the devices' names."
+    if recording.malformed:
+        yield f"{recording.malformed:,} events without a time, a name or a possible length are left out."
+    if not recording.on_device:
+        yield (
+            "There is no work of a device: the program ran on the host, or its device was not recorded "
+            "(activities of the profiler). Times are those of operators."
+        )
+    else:
+        yield from _of_device(recording, steps)
+    if not recording.on_device and (recording.ranks or 0) > 2 and len(recording.named(recording.annotations, ON_HOST)):
+        yield "Collectives of a host do not say which ranks take part: they are taken to be all of them."
+    with_arguments = [each for each in recording.operators.more.tolist() if each != NONE]
+    if not any(isinstance(recording.arguments[each], Shapes) for each in set(with_arguments)):
+        yield "Shapes were not recorded (record_shapes=True): no FLOPs, and no MFU."
+    if "with_stack" in recording.recorded:
+        yield "Python stacks were recorded (with_stack), which makes the host slower than it is without the profiler."
+    if len(steps.steps) < 3:
+        count = len(steps.steps)
+        yield f"There {'is one step' if count == 1 else 'are two steps'}: nothing says how far steps differ."
+
+
+def _of_device(recording: Recording, steps: Steps) -> Iterator[str]:
+    work = recording.work
+    alone = float((recording.launch_of_work == NONE).mean())
+    if alone > _FEW:
+        yield (
+            f"Of {format_percent(alone)} of the device work the launch is not here (launched before the recording, or "
+            "by a program that was not recorded): whether the host came too late there is told by the length of gaps."
+        )
+    unknown = float((recording.operator_of_work == NONE).mean())
+    if unknown > _FEW:
+        share = format_percent(unknown)
+        yield f"Of {share} of the device work no operator is known: its kind is that of its kernel's name."
+    graphs = len(recording.named(recording.launches, _GRAPH))
+    if graphs:
+        yield (
+            f"{graphs:,} launches are graphs, which hide their operators: shapes and FLOPs within them are not known, "
+            "and older profilers leave some of their kernels out, which then look like idle time."
+        )
+    empty = [each.name for each in steps.steps if not _works_in(recording, each.device_ns)]
+    if empty:
+        yield f"Steps without device work: {', '.join(empty)}."
+    sent = recording.named(work, COLLECTIVE)
+    if len(sent) and not any(
+        each != NONE and isinstance(recording.arguments[each], Message) for each in sent.more.tolist()
+    ):
+        yield "Collectives do not say what they send (PyTorch 2.2 and newer record it): their bytes are not known."
+    if len(sent):
+        yield "A collective's kernel runs from when this rank is there: its time has the wait for the others in it."
+
+
+def _works_in(recording: Recording, between: tuple[int, int]) -> bool:
+    begin, end = between
+    return bool(((recording.work.begins_ns >= begin) & (recording.work.begins_ns < end)).any())
+
 
 PIECES = 120
 

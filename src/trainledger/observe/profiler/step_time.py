@@ -17,11 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainledger.observe.profiler.collectives import Collectives, collectives
-from trainledger.observe.profiler.intervals import Intervals, inside, length, union, within, without
 from trainledger.observe.profiler.kinds import COMMUNICATION, KINDS
-from trainledger.observe.profiler.operators import calls_on_host, kinds_of_work, kinds_on_host
-from trainledger.observe.profiler.recomputation import Recomputed, recomputed
-from trainledger.observe.profiler.recording import NONE, Recording, Spans
+from trainledger.observe.profiler.operators import Recomputed, calls_on_host, kinds_of_work, kinds_on_host, recomputed
+from trainledger.observe.profiler.recording import (
+    NONE,
+    Intervals,
+    Recording,
+    Spans,
+    inside,
+    length,
+    union,
+    within,
+    without,
+)
 from trainledger.observe.profiler.steps import Step, launched
 
 COPY, EXPOSED = "copies", "exposed communication"
