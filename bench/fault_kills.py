@@ -24,13 +24,12 @@ from trainledger.engine.train.checkpoint import all_checkpoints, damage, model_f
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.stop import Stopped
 from trainledger.spec.cluster import Cluster
-from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
 
 SECONDS_TO_END = 120.0  # of ranks whose peer was killed, and of a whole resumed run; longer is a failed resume
 SECONDS_IN_A_COLLECTIVE = 30.0

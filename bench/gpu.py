@@ -44,7 +44,7 @@ from trainledger.observe.measure.machine import measure_machine
 from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.observe.measure.step import metered_step
 from trainledger.spec.calibration import Calibration, read_calibration, write_calibration
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.run import Run
 
 STEPS = 12

@@ -23,7 +23,7 @@ from trainledger.engine.data import prepare, train_batch
 from trainledger.engine.data.loader import halves
 from trainledger.engine.data.store import Tokens
 from trainledger.observe.measure.hardware import Pace, Sample, watched
-from trainledger.spec.data import DataSpec
+from trainledger.spec.run import DataSpec
 from trainledger.spec.units import MIB
 
 SECONDS, SEQ_LEN, GLOBAL_BATCH = 20, 1024, 256

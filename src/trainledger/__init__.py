@@ -27,13 +27,13 @@ _NAMES = {  # of each module
     "forecast.plan.napkin": "napkin",
     "observe.reconcile": "reconcile",
     "spec.calibration": "Calibration",
-    "spec.cluster": "Cluster Device",
-    "spec.data": "DataSpec",
+    "spec.cluster": "Cluster",
+    "spec.device": "Device",
     "spec.layout": "Layout",
     "spec.model": "ModelSpec",
     "spec.problem": "InvalidInput Problem",
     "spec.recipe": "Recipe",
-    "spec.run": "Run",
+    "spec.run": "DataSpec Run",
     "tensors.inspect": "inspect",
     "trace": "trace trace_step",
     "trace.distributed": "fake_world trace_rank",
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from trainledger.observe.meter.loop import meter_loop
     from trainledger.observe.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
-    from trainledger.spec.cluster import Cluster, Device
+    from trainledger.spec.cluster import Cluster
     from trainledger.spec.convert.huggingface import model_from_hf
-    from trainledger.spec.data import DataSpec
+    from trainledger.spec.device import Device
     from trainledger.spec.layout import Layout
     from trainledger.spec.model import ModelSpec
     from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.spec.recipe import Recipe
-    from trainledger.spec.run import Run
+    from trainledger.spec.run import DataSpec, Run
     from trainledger.tensors.inspect import inspect
     from trainledger.trace import trace, trace_step
     from trainledger.trace.distributed import fake_world, trace_rank

@@ -14,16 +14,15 @@ from trainledger.forecast.predict.step import step_time
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.ledger.step import account
-from trainledger.spec.attention import MultiHead
+from trainledger.spec.block import Dense, MultiHead
 from trainledger.spec.calibration import (
     Calibration,
     KernelTime,
     calibration_path,
+    fit_kind,
     read_calibration,
     write_calibration,
 )
-from trainledger.spec.feed_forward import Dense
-from trainledger.spec.fit import fit_kind
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.plain import write_json

@@ -25,7 +25,7 @@ from left_out import bound_of, read_left_out
 from throughput_predictions import percent
 from throughput_times import cases
 
-from trainledger.spec.error_model import SHARE
+from trainledger.spec.device import SHARE
 
 pytestmark = pytest.mark.sweep
 

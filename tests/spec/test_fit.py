@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.spec.calibration import Calibration, KernelTime, read_calibration, write_calibration
-from trainledger.spec.fit import Fit, append_fit, factor_of, undo_fit
+from trainledger.spec.calibration import (
+    Calibration,
+    Fit,
+    KernelTime,
+    append_fit,
+    factor_of,
+    read_calibration,
+    undo_fit,
+    write_calibration,
+)
 from trainledger.spec.problem import InvalidInput
 
 KERNEL = KernelTime(kind="copy", dtype="fp32", shape=(1000,), flops=0, nbytes=8000, seconds=1e-6)

@@ -149,7 +149,7 @@ def test_the_signature_is_that_of_the_standard_one(kw_only: bool) -> None:
 
 def test_the_docstring_has_what_settings_say_and_others_keep_theirs() -> None:
     from trainledger import Cluster, Recipe
-    from trainledger.spec.links import Fabric
+    from trainledger.spec.cluster import Fabric
 
     for cls in (Recipe, Cluster):
         printed = " ".join((cls.__doc__ or "").split())

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.plain import check_target, finite, from_plain, is_amount, read_json, replace_file
 from trainledger.spec.problem import InvalidInput
 

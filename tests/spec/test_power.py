@@ -9,7 +9,7 @@ from trainledger.answers.cost import plan
 from trainledger.answers.load import load
 from trainledger.answers.machine import machine_of
 from trainledger.spec.cluster import Cluster
-from trainledger.spec.power import CLOCKED, LEAST, clock_share, limited
+from trainledger.spec.device import CLOCKED, LEAST, clock_share, limited
 from trainledger.spec.problem import InvalidInput
 
 RUN = {

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainledger.spec.data import DataSpec
-from trainledger.spec.difference import differences, overrides
-from trainledger.spec.feed_forward import ACTIVATIONS
+from trainledger.spec.block import ACTIVATIONS
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.parts import from_fields, kinds_of
@@ -19,7 +17,8 @@ from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import SCHEDULES, Recipe
 from trainledger.spec.rules.model import nearest_divisor
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
+from trainledger.spec.run_text import commented, differences, overrides
 from trainledger.spec.runfile import (
     SECTIONS,
     digest,
@@ -34,7 +33,6 @@ from trainledger.spec.runfile import (
     vocabulary_problem,
 )
 from trainledger.spec.setting import rule_of
-from trainledger.spec.template import commented
 
 MODEL = {
     "vocab_size": 256,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.spec.parts import from_fields
-from trainledger.spec.recipe import SCHEDULES, Recipe
-from trainledger.spec.schedule import learning_rate, sampled_steps
+from trainledger.spec.recipe import SCHEDULES, Recipe, learning_rate, sampled_steps
 
 
 def rates(**fields: object) -> list[float]:

@@ -22,7 +22,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.observe.measure.step import rehearse
-from trainledger.spec.kernels import cudnn_takes
+from trainledger.spec.device import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run
 from trainledger.trace.fakes.kernels import _IN_FP32, _TO_FP32, autocast_as_on_cuda, kernels_of

@@ -19,7 +19,7 @@ from random_runs import GPT2, LLAMA, one_wide, run_of
 
 from trainledger.ledger.step import account
 from trainledger.observe.measure.step import rehearse, rehearse_really
-from trainledger.spec.feed_forward import ACTIVATIONS, ROUTER_SCORES
+from trainledger.spec.block import ACTIVATIONS, ROUTER_SCORES
 from trainledger.spec.model import NORM_PLACES, ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.precision import PRECISIONS

@@ -35,7 +35,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.rules.recipe import recipe_problems
+from trainledger.spec.rules.run import recipe_problems
 from trainledger.trace import trace
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.fakes.values import ZeroWhereUnknown

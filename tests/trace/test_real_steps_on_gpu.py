@@ -22,7 +22,7 @@ from trainledger.engine.train.device import compute_capability
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.observe.measure.step import rehearse_really
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from error_statistics import Bounds, Interval, Row, conformal, quantile, sources
 
 from trainledger import catalog
 from trainledger.forecast.predict.interval import student_share
-from trainledger.spec.error_model import SHARE
+from trainledger.spec.device import SHARE
 
 PATH = Path(catalog.__file__).parent / "errors.toml"
 BASES = ("own", "other", "bound")

@@ -50,7 +50,7 @@ class ErrorRow:
 
 @cache
 def step_rows(basis: str = "own") -> tuple[ErrorRow, ...]:
-    """The rows whose step is published, predicted by what ``basis`` says is known (`spec.error_model.StepErrors`)."""
+    """The rows whose step is published, predicted by what ``basis`` says is known (`spec.device.StepErrors`)."""
     stored = read_left_out()
     found = []
     for each in predicted_cases()[0]:

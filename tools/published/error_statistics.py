@@ -21,7 +21,7 @@ from statistics import mean, median, variance
 from typing import Any, Protocol
 
 from trainledger.forecast.predict.interval import student_quantile
-from trainledger.spec.error_model import SHARE
+from trainledger.spec.device import SHARE
 
 
 class Row(Protocol):

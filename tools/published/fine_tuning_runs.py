@@ -7,13 +7,12 @@ from published_case import Case, Row, Source
 from trainledger import catalog
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
-from trainledger.spec.lora import Lora
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.precision import BF16
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ChunkedLoss
+from trainledger.spec.savings import ChunkedLoss, Lora
 from trainledger.spec.units import GIB
 
 LITGPT = Source(

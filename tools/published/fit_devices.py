@@ -26,8 +26,7 @@ from throughput_times import cases, predicted
 
 import trainledger
 from trainledger import catalog
-from trainledger.spec.efficiency import Efficiency
-from trainledger.spec.power import CLOCKED
+from trainledger.spec.device import CLOCKED, Efficiency
 
 CATALOG = Path(trainledger.__file__).parent / "catalog" / "calibrations"
 PREDICTED = Path(__file__).parent / "throughput_predicted.csv"

@@ -27,7 +27,7 @@ from unseen_runs import unseen_cases
 
 from trainledger import catalog
 from trainledger.forecast.predict.parallel_step import layout_time
-from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.device import Efficiency
 
 STORED = Path(__file__).parent / "left_out_predicted.csv"
 # The device of the same maker whose constants stand in: the generation after, of the newest the one before.

@@ -19,9 +19,8 @@ from trainledger.answers.load import load
 from trainledger.forecast.predict.device_memory import device_memory
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import RankAccount, accounts
-from trainledger.spec.cluster import Device
 from trainledger.spec.convert.megatron import Arguments, from_arguments, from_values
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 

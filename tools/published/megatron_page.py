@@ -13,7 +13,7 @@ from statistics import median
 from megatron_cases import LARGE, OF_EXPERTS, Golden, Row, device_of, golden_values, read_cases
 
 from trainledger.forecast.predict.predict import predict
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.units import MEGA
 
 PAGE = Path(__file__).parents[2] / "docs" / "megatron_memory.md"

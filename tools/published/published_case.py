@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.run import Run
 
 Row = dict[str, str]

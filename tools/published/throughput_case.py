@@ -14,7 +14,8 @@ from typing import Any
 from published_case import Row
 
 from trainledger import catalog
-from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.device import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields

@@ -17,8 +17,7 @@ from throughput_times import predicted, ranks_of
 
 from trainledger.forecast.predict.roofline import Roofline
 from trainledger.ledger.entry import Entry
-from trainledger.spec.cluster import Device
-from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.device import Device, Efficiency
 
 Array = Any  # of numpy
 

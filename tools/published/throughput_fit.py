@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from throughput_columns import Around, Columns, around
 
-from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.device import Efficiency
 
 ROBUST = 0.15  # the logarithmic error from which on a row weighs less
 ERROR = 0.12  # what is taken for the error of one row, against which the priors weigh

@@ -21,9 +21,9 @@ from throughput_case import (
 from torchtitan_runs import TITAN_PRECISIONS, titan_case
 
 from trainledger import catalog
+from trainledger.spec.device import clock_share
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import from_fields
-from trainledger.spec.power import clock_share
 from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)

@@ -17,7 +17,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.step import follow
-from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.device import Efficiency
 
 
 @cache

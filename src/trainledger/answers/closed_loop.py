@@ -36,8 +36,7 @@ from trainledger.observe.measure.hardware import memory_nbytes, title
 from trainledger.observe.measure.meter import QuietSteps, StepMeter
 from trainledger.observe.meter.engine import Watching
 from trainledger.spec.calibration import find_calibration
-from trainledger.spec.cluster import Device
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.plain import read_json, write_json

@@ -21,10 +21,10 @@ from trainledger.ledger import step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import ParameterCount
 from trainledger.ledger.model.parameters import parameters as parameters_of
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.overrides import Overrides
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_nbytes, parse_count
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def account(run: Source, overrides: Overrides = (), *, backend: str | None = None) -> Ledger:
     """The closed-form ledger of one optimizer step of one rank, in a pipeline one of the first stage.
 
-    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
+    ``backend`` (of `spec.device.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
     `InvalidInput` where the run's fields contradict each other; runs whose sizes are arrays or symbols are not checked
     (`ledger.step.account`).
     """

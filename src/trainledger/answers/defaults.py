@@ -19,13 +19,13 @@ from trainledger.answers.source import Overrides, by_field, config_notes, known_
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
-from trainledger.spec.difference import as_override
 from trainledger.spec.layout import AXES, NOT_SEARCHED
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.overrides import AUTO
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.reading import AUTO
 from trainledger.spec.run import Origin, Run
+from trainledger.spec.run_text import as_override
 from trainledger.spec.units import NotAQuantity, format_count, parse_count
 
 BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with

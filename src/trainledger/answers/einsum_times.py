@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trainledger import catalog
 from trainledger.forecast.predict.einsum_time import EinsumTime, Matmul, einsum_time
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.einsum import Einsum

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from trainledger.answers.machine import THIS_MACHINE, kernels_of, machine_of
 from trainledger.forecast.predict.predict import predict
-from trainledger.spec.difference import changed
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import changed
 
 FP32, MIXED = "fp32", "bf16-mixed"
 LEAST_GAIN = 1.05  # how many times as fast a step must be predicted: coarser numbers for less are no bargain

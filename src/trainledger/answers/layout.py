@@ -15,7 +15,7 @@ from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.forecast.plan.layouts.search import search
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.step import account
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.layout import NOT_SEARCHED
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run

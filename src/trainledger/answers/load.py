@@ -14,9 +14,9 @@ from trainledger.answers.megatron import has_arguments, run_of_arguments
 from trainledger.answers.source import by_field, config_notes, is_run_file, listed, parsed, refuse_code
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.overrides import Overrides as AnyOverrides
 from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides as AnyOverrides
 from trainledger.spec.run import Origin, Run
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run

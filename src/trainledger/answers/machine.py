@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainledger import catalog
-from trainledger.spec.cluster import Device
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
@@ -49,7 +48,7 @@ def device_of(run: Run) -> Device | None:
 
 
 def kernels_of(run: Run) -> str:
-    """Whose kernels run it, of `spec.kernels.KERNELS`."""
+    """Whose kernels run it, of `spec.device.KERNELS`."""
     if run.cluster.device != THIS_MACHINE:
         return kernels_of_capability(catalog.device(run.cluster.device).compute_capability)
     if run.cluster.backend == "cpu":

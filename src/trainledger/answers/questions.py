@@ -33,8 +33,8 @@ from trainledger.forecast.plan.quantity import read
 from trainledger.forecast.plan.scaling_law import FixedSize, Law, RatioLaw
 from trainledger.forecast.plan.serving import Inference, served
 from trainledger.forecast.plan.sizes import AXES
-from trainledger.spec.overrides import Overrides
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
 from trainledger.spec.units import parse_count, parse_number, parse_seconds

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainledger.forecast.predict.refit import ENOUGH_RUNS, Refit, RunSample, refit
 from trainledger.forecast.predict.step import step_time
-from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import BUSY, ENOUGH_STEPS, Measured
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.step import account
-from trainledger.spec.calibration import Calibration, calibration_path, read_calibration
-from trainledger.spec.fit import WHOLE_STEP, append_fit, fit_kind, undo_fit
+from trainledger.spec.calibration import (
+    WHOLE_STEP,
+    Calibration,
+    append_fit,
+    calibration_path,
+    fit_kind,
+    read_calibration,
+    undo_fit,
+)
+from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.frozen import frozen
-from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read
@@ -144,7 +150,8 @@ def _measured(past: PastRun) -> dict[str, float]:
     found: dict[str, float] = {}
     for phase in PHASES:
         steady = past.measured.step_seconds_by_phase.get(phase)
-        entries = list(_in_phase(ledger, phase))
+        # Recomputation happens in the backward pass, as clocks around phases have it.
+        entries = [each for each in ledger if each.phase == phase or (each.phase, phase) == ("recompute", "backward")]
         recorded = sum((each.seconds or 0.0) * each.times for each in entries)
         if steady is None or not recorded:
             continue
@@ -152,10 +159,3 @@ def _measured(past: PastRun) -> dict[str, float]:
             kind = fit_kind(each.phase, each.kind)
             found[kind] = found.get(kind, 0.0) + (each.seconds or 0.0) * each.times * steady / recorded
     return found
-
-
-def _in_phase(ledger: Ledger, phase: str) -> Iterator[Entry]:
-    """Entries of a phase, recomputation with the backward that it happens in, as clocks around phases have it."""
-    for each in ledger:
-        if ("backward" if each.phase == "recompute" else each.phase) == phase:
-            yield each

@@ -11,9 +11,9 @@ from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.overrides import Overrides as AnyOverrides
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides as AnyOverrides
 from trainledger.spec.run import Run
 
 Overrides = Mapping[str, Any] | Sequence[str]

@@ -16,10 +16,8 @@ from typing import Any
 from trainledger.catalog.errors import error_model
 from trainledger.catalog.trained_models import TrainedModel as TrainedModel
 from trainledger.catalog.trained_models import trained_models as trained_models
-from trainledger.spec.cluster import Cluster, Device, Overhead, Published
-from trainledger.spec.efficiency import Efficiency
-from trainledger.spec.error_model import ErrorModel
-from trainledger.spec.links import Fabric, Link, Protocol
+from trainledger.spec.cluster import Cluster, Fabric, Link, Protocol
+from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.units import counted, format_nbytes, parse_nbytes
 
@@ -219,14 +217,14 @@ def _link(name: str, entry: dict[str, Any]) -> Link:
 def placed(device: Device, cluster: Cluster) -> Device:
     """The device in a cluster: with the cluster's `fabric`, under its power limit, without the memory kept free.
 
-    Raises InvalidInput as `fabric` and `spec.power.limited` do, and where a margin leaves no memory.
+    Raises InvalidInput as `fabric` and `spec.device.limited` do, and where a margin leaves no memory.
     """
     joined = replace(device, fabric=fabric(device, cluster))
     if cluster.memory_margin_nbytes is not None:
         joined = _less_margin(joined, cluster.memory_margin_nbytes)
     if cluster.power_limit_watts is None:
         return joined
-    from trainledger.spec.power import limited
+    from trainledger.spec.device import limited
 
     return limited(joined, cluster.power_limit_watts)
 

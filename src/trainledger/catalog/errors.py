@@ -7,7 +7,7 @@ import tomllib
 from functools import cache
 from typing import Any
 
-from trainledger.spec.error_model import ErrorModel, MemoryErrors, PairErrors, Seen, StepErrors
+from trainledger.spec.device import ErrorModel, MemoryErrors, PairErrors, Seen, StepErrors
 
 
 def error_model(name: str, *, calibrated: bool) -> ErrorModel:

@@ -41,7 +41,7 @@ from trainledger.forecast.predict.step import on_device
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.step import account
 from trainledger.report.html import page, parts
-from trainledger.spec.kernels import KERNELS, kernels_of_capability
+from trainledger.spec.device import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 

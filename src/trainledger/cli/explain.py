@@ -23,7 +23,7 @@ from trainledger.forecast.predict.utilization import roofline_table
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.ranks import accounts
 from trainledger.report.document import Document
-from trainledger.spec.error_model import ErrorModel
+from trainledger.spec.device import ErrorModel
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.units import parse_nbytes

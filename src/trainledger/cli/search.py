@@ -28,8 +28,8 @@ from trainledger.cli.asking import asked, while_searching, while_waiting
 from trainledger.forecast.plan.fit import QUESTIONS
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.report.document import Answer, Document
-from trainledger.spec.overrides import value_of
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.reading import value_of
 from trainledger.spec.units import parse_number, parse_seconds
 
 

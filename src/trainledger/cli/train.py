@@ -43,8 +43,8 @@ from trainledger.spec.durable import is_full
 from trainledger.spec.plain import not_written
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import commented
 from trainledger.spec.runfile import run_name
-from trainledger.spec.template import commented
 from trainledger.spec.units import format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -25,13 +25,13 @@ from trainledger.ledger.parallel.tensor import enter, tensor_group
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
-from trainledger.spec.lora import is_linear
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.savings import is_linear
 from trainledger.spec.serving import WEIGHT_FORMATS, WHOLE, Serving
 
 

@@ -36,7 +36,7 @@ from trainledger.spec.run import Run
 def account(run: Run, *, backend: str = "cpu") -> Ledger:
     """The ledger of one steady-state optimizer step of one device.
 
-    Steady state: the optimizer's state exists, gradients do not. ``backend`` (of `spec.kernels.KERNELS`) says which
+    Steady state: the optimizer's state exists, gradients do not. ``backend`` (of `spec.device.KERNELS`) says which
     kernels run; the CPU's are compared with the trace operation by operation. Left out: the allocator's rounding,
     library workspaces, and everything that the device's context takes.
 

@@ -1,19 +1,209 @@
-"""The measured rates of a machine: the file that `measure machine` writes and predictions read."""
+"""The measured rates of a machine: the file that `measure machine` writes and predictions read, and fits to past runs.
+
+A fit is a block at the end of that file, appended to the bytes that are there: what was measured stays as it is, every
+fit has its date and its runs, and taking the last one back leaves the bytes that were there before.
+"""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from trainledger.spec.cluster import Device
-from trainledger.spec.fit import Fit, fits_toml
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.rates import CollectiveTime, CopyTime
+
+STRAIGHT = "a @ b"  # both factors of a matmul by rows
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def _positive(record: object, *names: str) -> Iterator[Problem]:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and value <= 0:
+            yield Problem(name, value, "must be positive")
+
+
+@frozen(kw_only=True)
+class MatmulTime:
+    """One call of a matmul [m, k] @ [k, n] of ``shape`` (m, n, k); ``factors`` says how the two lie in memory.
+
+    ``others`` is the share of a core that other processes used meanwhile (None: unknown).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    factors: str
+    flops: int
+    nbytes: int
+    seconds: float
+    others: float | None = None
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.nbytes / self.seconds
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte that is read or written once."""
+        return self.flops / self.nbytes
+
+
+@frozen(kw_only=True)
+class CopyTime:
+    """One copy, or its replacement; ``seconds`` is None where it was not measured, and ``note`` why.
+
+    ``nbytes`` are read and written of a copy in memory, and those that pass once of any other.
+    """
+
+    what: str
+    nbytes: int
+    seconds: float | None = None
+    note: str = ""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _positive(self, "seconds")
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return None if self.seconds is None or not self.nbytes else self.nbytes / self.seconds
+
+
+@frozen(kw_only=True)
+class LoaderTime:
+    """Tokens that were read, or made of text, in so many seconds by so many ``workers`` (threads or processes)."""
+
+    what: str
+    workers: int
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@frozen(kw_only=True)
+class CollectiveTime:
+    """One collective over ``ranks`` of one machine, of ``nbytes`` counted as `Entry.payload` counts them.
+
+    Those are the bytes of the whole result of an all-gather, of the whole input of a reduce-scatter, else of a rank's
+    tensor. ``others`` is the share of a core that other processes used meanwhile (None: unknown).
+    """
+
+    name: str
+    backend: str
+    ranks: int
+    nbytes: int
+    seconds: float
+    others: float | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.name not in COLLECTIVES:
+            yield Problem("name", self.name, f"must be one of {', '.join(COLLECTIVES)}")
+        yield from _positive(self, "nbytes", "seconds")
+        if self.ranks < 2:
+            yield Problem("ranks", self.ranks, "must be at least 2")
+
+
+WHOLE_STEP = "step"  # the kind for all operations, where a run was not split
+LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
+_MARKER = "\n# Fitted by reconcile --update; reconcile --undo removes the last of these.\n[[fits]]\n"
+
+
+@frozen(kw_only=True)
+class Fit:
+    """Factors on the times that a calibration predicts, by phase and kind of operation (`fit_kind`).
+
+    ``error_before`` and ``error_after`` are median errors of the step time of runs without a fit, and of each by the
+    fit to the others.
+    """
+
+    date: str
+    runs: tuple[str, ...]
+    error_before: float
+    error_after: float
+    factors: dict[str, float]
+
+    def problems(self) -> Iterator[Problem]:
+        for name, factor in self.factors.items():
+            if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+                yield Problem(f"factors.{name}", factor, f"must be {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
+
+
+def fit_kind(phase: str, kind: str) -> str:
+    """What a factor is for: operations of a kind in a phase; what is recomputed runs as it does forward.
+
+    >>> fit_kind("recompute", "matmul"), fit_kind("backward", "matmul")
+    ('forward matmul', 'backward matmul')
+    """
+    return f"{'forward' if phase == 'recompute' else phase} {kind}"
+
+
+def factor_of(factors: Mapping[str, float], phase: str, kind: str) -> float:
+    """The factor on the time of an operation; 1 where none was fitted."""
+    return factors.get(fit_kind(phase, kind), factors.get(WHOLE_STEP, 1.0))
+
+
+def fits_toml(fits: tuple[Fit, ...]) -> str:
+    """Fits as the end of a calibration file lists them."""
+    import tomli_w
+
+    blocks = []
+    for each in fits:
+        record = to_plain(each)
+        factors = record.pop("factors")
+        blocks.append(f"{_MARKER}{tomli_w.dumps(record)}[fits.factors]\n{tomli_w.dumps(factors)}")
+    return "".join(blocks)
+
+
+def append_fit(path: Path, fit: Fit) -> None:
+    """Put a fit at the end of a calibration file."""
+    before = path.read_bytes()
+    after = before + fits_toml((fit,)).encode()
+    assert tomllib.loads(after.decode())["fits"][-1]["date"] == fit.date
+    replace_file(path, after)
+
+
+def undo_fit(path: Path) -> int:
+    """Take the last fit of a calibration file back; how many are left. The rest of the file keeps its bytes.
+
+    Raises `InvalidInput` where there is none, or it is not where `append_fit` puts it.
+    """
+    text = _text(path)
+    whole = tomllib.loads(text)
+    fits: list[Any] = whole.get("fits", [])
+    if not fits:
+        raise InvalidInput([Problem("--undo", str(path), "has no fit to undo")])
+    before, found, _ = text.rpartition(_MARKER)
+    rest = tomllib.loads(before) if found else {}
+    if not found or rest.get("fits", []) != fits[:-1] or {**rest, "fits": 0} != {**whole, "fits": 0}:
+        rule = "was changed after it was written, and the last fit is not at its end; delete its [[fits]] by hand"
+        raise InvalidInput([Problem("calibration", str(path), rule)])
+    replace_file(path, before.encode())
+    return len(fits) - 1
+
+
+def _text(path: Path) -> str:
+    """The text of a calibration file, its line ends as they are; raises InvalidInput."""
+    try:
+        text = path.read_bytes().decode()
+        tomllib.loads(text)
+    except OSError as error:
+        raise InvalidInput([Problem("calibration", str(path), f"cannot be read: {error.strerror}")]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput([Problem("calibration", str(path), f"is not TOML: {error}")]) from error
+    return text
+
 
 FORMAT = 3  # 1 had no kernels by operation and no matmuls of backward
 READ_FORMATS = (2, 3)  # 2 had no copies to a device, no reading from disk, no loader and no collectives

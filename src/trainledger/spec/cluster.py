@@ -1,108 +1,96 @@
-"""The cluster: which devices, how many, and what a calibration measured on them."""
+"""The cluster: which devices, how many, and the links between them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.spec.efficiency import Efficiency
-from trainledger.spec.error_model import ErrorModel
 from trainledger.spec.frozen import frozen
-from trainledger.spec.links import Fabric
 from trainledger.spec.setting import setting
 from trainledger.spec.units import MEGA
+
+
+@frozen(kw_only=True)
+class Protocol:
+    """A protocol of a communication library over a link: its latencies, and the share of the rate that it reaches.
+
+    ``start_seconds`` is the latency of a call, ``ring_step_seconds`` and ``tree_step_seconds`` those of a step from one
+    rank to the next. ``ring_share`` and ``tree_share`` are shares of the link's rate with long messages.
+    """
+
+    name: str
+    start_seconds: float = 0.0
+    ring_step_seconds: float = 0.0
+    tree_step_seconds: float = 0.0
+    ring_share: float = 1.0
+    tree_share: float = 1.0
+
+
+@frozen(kw_only=True)
+class Link:
+    """A link: bytes per second of each device, one way, and the share of them that long messages reach.
+
+    ``switch_share`` is the share with reductions in the switch (NVLink SHARP), whose latency is ``switch_seconds``;
+    None for a link without them.
+    """
+
+    name: str
+    title: str
+    bytes_per_second: float
+    share: float = 1.0
+    switch_share: float | None = None
+    switch_seconds: float = 0.0
+    protocols: tuple[Protocol, ...] = (Protocol(name="plain"),)
+    basis: str = "assumed"
+    source: str = ""
+    date: str = ""
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def reached(self) -> float:
+        """Bytes per second of a device in long messages."""
+        return self.bytes_per_second * self.share
+
+    @property
+    def bound(self) -> Link:
+        """The link at its data sheet: full bandwidth, no latency."""
+        switch = None if self.switch_share is None else 1.0
+        plain = (Protocol(name="plain"),)
+        return replace(self, share=1.0, switch_share=switch, switch_seconds=0.0, protocols=plain, basis="bound")
+
+
+@frozen(kw_only=True)
+class Fabric:
+    """How the devices of a cluster are connected: ``node`` links within a node, ``network`` between nodes.
+
+    ``network`` is None where it is not known: then groups must stay within a node. ``host`` connects a device to its
+    host's memory. Collectives reach ``network_share`` of the network's rate (`Efficiency.network_share`), sends between
+    two devices all of it.
+    """
+
+    devices_per_node: int
+    node: Link
+    network: Link | None = None
+    host: Link | None = None
+    network_share: float = 1.0
+
+    @property
+    def network_reached(self) -> float:
+        """Bytes per second of a device between nodes in a collective; 0 where no network is known."""
+        return 0.0 if self.network is None else self.network.reached * self.network_share
+
+    @property
+    def bound(self) -> Fabric:
+        """The fabric at its data sheets: no run is faster."""
+        return replace(
+            self, node=self.node.bound, network=None if self.network is None else self.network.bound,
+            host=None if self.host is None else self.host.bound, network_share=1.0,
+        )  # fmt: skip
+
 
 # Eight devices that share 100 Mbit/s have 1.6 MB/s each: a smaller number was meant in another unit.
 LEAST_RATE = MEGA
 _FOR_EACH = 'bytes per second for each device; of 400 Gbit/s write "400Gbit/s"'
 _OF_ALL = 'bytes per second of all devices together; of 5 GB/s write "5GB/s"'
-
-
-@frozen
-class Device:
-    """A device of the catalog, or this machine as its calibration describes it.
-
-    Peaks are dense FLOP/s by dtype; what is unknown is absent, never zero and never another device's.
-    ``memory_nbytes`` is the size by its data sheet, ``usable_nbytes`` what its driver leaves to a process (None: not
-    known), as read in ``usable_source``. ``compute_capability`` is NVIDIA's generation number.
-    ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
-    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` compute
-    tiles of a matmul in parallel. ``efficiency`` is the share of the data sheet that the device reaches; None: not
-    known, so that times are bounds. ``clock`` is the share of the clock under a power limit. ``overheads`` is its
-    memory outside tensors, ``published`` what runs on such devices reported, ``errors`` what predictions of published
-    runs were off by.
-    """
-
-    name: str
-    title: str
-    peak_flops_per_second: dict[str, float]
-    memory_nbytes: int | None = None
-    memory_bytes_per_second: float | None = None
-    power_watts: float | None = None
-    basis: str = "assumed"
-    source: str = ""
-    date: str = ""
-    unverified: tuple[str, ...] = ()
-    link: str = ""
-    link_bytes_per_second: float | None = None
-    note: str = ""
-    usable_nbytes: int | None = None
-    usable_source: str = ""
-    compute_capability: float | None = None
-    multiprocessors: int | None = None
-    efficiency: Efficiency | None = None
-    clock: float = 1.0
-    overheads: tuple[Overhead, ...] = ()
-    published: tuple[Published, ...] = ()
-    fabric: Fabric | None = None
-    errors: ErrorModel | None = None
-
-    @property
-    def capacity_nbytes(self) -> int | None:
-        """Its usable memory, or that of its data sheet where nothing else is known."""
-        return self.memory_nbytes if self.usable_nbytes is None else self.usable_nbytes
-
-    def keeping_free(self, nbytes: int) -> Device:
-        """The device without so many bytes of its memory."""
-        sizes = self.memory_nbytes, self.usable_nbytes
-        memory, usable = (None if each is None else each - nbytes for each in sizes)
-        return replace(self, memory_nbytes=memory, usable_nbytes=usable)
-
-    @property
-    def step_fabric(self) -> Fabric | None:
-        """The fabric with the network share of a step's collectives; its bound where the efficiency is not known."""
-        if self.fabric is None:
-            return None
-        if self.efficiency is None:
-            return self.fabric.bound
-        return replace(self.fabric, network_share=self.efficiency.network_share)
-
-    @property
-    def contention_share(self) -> float:
-        """The share of an overlapped collective's time that compute loses to it; 0 without a known efficiency."""
-        return 0.0 if self.efficiency is None else self.efficiency.contention_share
-
-
-@frozen
-class Overhead:
-    """Memory of a device outside tensors: bytes, or a share of the tensors' bytes."""
-
-    name: str
-    what: str
-    source: str
-    date: str
-    nbytes: int = 0
-    share: float = 0.0
-
-
-@frozen
-class Published:
-    """A number published of other runs, used where the run file gives none."""
-
-    name: str
-    value: float
-    what: str
-    source: str
-    date: str
 
 
 @frozen(kw_only=True)

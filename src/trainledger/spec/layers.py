@@ -1,13 +1,24 @@
-"""The kinds of layers of a model and their order, with runs of equal layers as one segment."""
+"""The kinds of layers of a model and their order, and the groups of layers that backward recomputes.
+
+Chen et al. 2016 (Training Deep Nets with Sublinear Memory Cost): a model of L blocks in segments of s keeps L / s
+inputs and the activations of one segment; s = sqrt(L) keeps the least.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import lcm
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import isqrt, lcm
 from typing import Any
 
 from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import ATTENTION, CHECKPOINTING, Checkpointing, Segments, is_target
+from trainledger.spec.units import ceil_div
 
 
 @frozen
@@ -90,8 +101,8 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern, so that work does not grow with the number of layers.
 
     >>> from trainledger.spec.model import ModelSpec
-    >>> from trainledger.spec.attention import MultiHead
-    >>> from trainledger.spec.feed_forward import Dense, Experts
+    >>> from trainledger.spec.block import MultiHead
+    >>> from trainledger.spec.block import Dense, Experts
     >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 8, "max_seq_len": 8}
     >>> heads = MultiHead(n_heads=2, window=4, global_every=3)
     >>> local = ModelSpec(attention=heads, feed_forward=Dense(d_ff=8), **sizes)
@@ -124,3 +135,178 @@ def _simplest(segment: Segment) -> Segment:
         if len(kinds) % size == 0 and kinds == kinds[:size] * (len(kinds) // size):
             return Segment(kinds[:size], segment.count * (len(kinds) // size))
     return segment
+
+
+@frozen
+class Group:
+    """So many blocks in a row; ``again`` says that they keep only their input and are recomputed in backward."""
+
+    size: int
+    again: bool
+
+
+@frozen
+class LayerRun:
+    """``groups`` of blocks of these ``kinds`` in order, and that order ``count`` times."""
+
+    kinds: tuple[LayerKind, ...]
+    groups: tuple[Group, ...]
+    count: Any
+
+
+def checkpointed(recipe: Recipe, kind: str) -> Recipe:
+    """A recipe with another kind of activation checkpointing, which keeps what it shares with the one before."""
+    if recipe.activation_checkpointing.kind == kind:
+        return recipe
+    return replace(recipe, activation_checkpointing=_as_kind(recipe.activation_checkpointing, kind))
+
+
+@lru_cache(maxsize=256)  # whoever asks names any number of segments
+def _as_kind(now: Checkpointing, kind: str) -> Checkpointing:
+    cls: Any = CHECKPOINTING[kind]
+    known = {each.name for each in fields(cls)}
+    again: Checkpointing = cls(**{name: value for name, value in vars(now).items() if name in known})
+    return again
+
+
+def segment_size(n_layers: int, recipe: Recipe) -> int:
+    """Blocks in one recomputed segment: given, or the whole number nearest to sqrt(n_layers).
+
+    >>> from trainledger.spec.recipe import Recipe
+    >>> segment_size(32, Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing=Segments()))
+    6
+    """
+    again = recipe.activation_checkpointing
+    if isinstance(again, Segments) and again.n_blocks is not None:
+        return again.n_blocks
+    root = isqrt(n_layers)
+    return root + 1 if n_layers - root * root > root else root
+
+
+def is_again(recipe: Recipe, group: int) -> bool:
+    """Whether the group with this number, counted from 0, is recomputed."""
+    again = recipe.activation_checkpointing
+    if again.kind in ("full", "selective"):
+        return (group + 1) % again.every == 0
+    return again.kind == "segments"
+
+
+def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
+    """The kinds of layers whose attention has a backward, or is recomputed for one.
+
+    These are all, except the first of frozen blocks whose adapters come after its attention.
+    """
+    runs = layer_runs(spec, recipe)
+    kinds = [kind for each in runs for kind in each.kinds]
+    whole_again = recipe.activation_checkpointing.kind in ("full", "segments", "selective") and runs[0].groups[0].again
+    if recipe.lora is None or whole_again:
+        return set(kinds)
+    targets = recipe.lora.targets
+    before = any(is_target(f"self_attn.{each}.weight", targets) for each in ATTENTION if each != "o_proj")
+    return set(kinds if before else kinds[1:])
+
+
+def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
+    """The kinds of layers of which backward recomputes something."""
+    runs = layer_runs(spec, recipe)
+    if recipe.activation_checkpointing.kind in ("attention", "from-start"):
+        return {kind for each in runs for kind in each.kinds}
+    found: set[LayerKind] = set()
+    for each in runs:
+        first = 0
+        for group in each.groups:
+            found |= set(each.kinds[first : first + group.size] if group.again else ())
+            first += group.size
+    return found
+
+
+def group_size(spec: ModelSpec, recipe: Recipe) -> int:
+    """Blocks in one group."""
+    return segment_size(spec.n_layers, recipe) if recipe.activation_checkpointing.kind == "segments" else 1
+
+
+def groups_of(spec: ModelSpec, recipe: Recipe) -> Iterator[tuple[int, Group]]:
+    """Every group of a model in order, with the number of its first layer."""
+    size = group_size(spec, recipe)
+    for number, first in enumerate(range(0, spec.n_layers, size)):
+        yield first, Group(min(size, spec.n_layers - first), is_again(recipe, number))
+
+
+def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
+    """The layers of a model as runs of repeated groups: the work does not grow with the number of layers.
+
+    Without a recipe nothing is recomputed.
+
+    >>> from trainledger.spec.recipe import Recipe
+    >>> from trainledger.spec.block import MultiHead
+    >>> from trainledger.spec.block import Dense
+    >>> sizes = {"vocab_size": 8, "d_model": 8, "max_seq_len": 8, "n_layers": 14}
+    >>> spec = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=8), **sizes)
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing=Segments(n_blocks=4))
+    >>> for run in layer_runs(spec, recipe):
+    ...     print([each.size for each in run.groups], run.count)
+    [4] 3
+    [2] 1
+    """
+    if recipe is None:
+        return tuple(_alike(each, False) for each in segments(spec))
+    runs = _runs(spec, recipe)
+    # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
+    # The first of frozen blocks with adapters alone gives no gradient on.
+    apart = recipe.activation_checkpointing.kind in ("offload", "from-start") or recipe.lora is not None
+    return _ends_apart(runs) if apart else runs
+
+
+def _ends_apart(runs: tuple[LayerRun, ...]) -> tuple[LayerRun, ...]:
+    """The same layers with the first and the last round as separate runs."""
+    first, *_ = runs
+    runs = (*_rounds(first, 1, first.count - 1), *runs[1:])
+    *_, last = runs
+    return (*runs[:-1], *_rounds(last, last.count - 1, 1))
+
+
+def _rounds(run: LayerRun, *counts: Any) -> Iterator[LayerRun]:
+    for count in counts:
+        if not isinstance(count, int) or count > 0:
+            yield LayerRun(run.kinds, run.groups, count)
+
+
+def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
+    every = recipe.activation_checkpointing.every
+    if recipe.activation_checkpointing.kind != "segments" and every == 1:
+        return tuple(_alike(each, is_again(recipe, 0)) for each in segments(spec))
+    if not isinstance(spec.n_layers, int):
+        rule = f"n_layers must be one number for {recipe.activation_checkpointing.kind} in groups, not many or a symbol"
+        raise InvalidInput([Problem("model.n_layers", None, rule)])
+    size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
+    groups = lcm(period_of(spec), size) // size
+    groups = lcm(groups, every)
+    layers = spec.n_layers
+    # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.
+    dense = min(dense, layers)
+    bounds = sorted({0, dense // size, ceil_div(dense, size), layers // size, ceil_div(layers, size)})
+    found: list[LayerRun] = []
+    for first, until in pairwise(bounds):
+        whole, rest = divmod(until - first, groups)
+        if whole:
+            found.append(_run(spec, recipe, first, groups, size, whole))
+        if rest:
+            found.append(_run(spec, recipe, until - rest, rest, size, 1))
+    return tuple(found)
+
+
+def _alike(segment: Segment, again: bool) -> LayerRun:
+    return LayerRun(segment.kinds, (Group(1, again),) * len(segment.kinds), segment.count)
+
+
+def _run(spec: ModelSpec, recipe: Recipe, first: int, groups: int, size: int, count: int) -> LayerRun:
+    """A run of ``groups`` groups from the one with this number on, in the shortest pattern."""
+    members = []
+    for number in range(first, first + groups):
+        layers = range(number * size, min((number + 1) * size, spec.n_layers))
+        members.append((tuple(kind_of(spec, each) for each in layers), Group(len(layers), is_again(recipe, number))))
+    whole = len(members)
+    shortest = next(n for n in range(1, whole + 1) if whole % n == 0 and members == members[:n] * (whole // n))
+    pattern = members[:shortest]
+    kinds = tuple(kind for each, _ in pattern for kind in each)
+    return LayerRun(kinds, tuple(group for _, group in pattern), count * (whole // shortest))

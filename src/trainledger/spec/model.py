@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-from trainledger.spec.attention import Latent, MultiHead
-from trainledger.spec.feed_forward import Dense, Experts
+from trainledger.spec.block import (
+    Alibi,
+    Dense,
+    Experts,
+    Latent,
+    LayerNorm,
+    Learned,
+    MultiHead,
+    NoPositions,
+    RMSNorm,
+    Rope,
+)
 from trainledger.spec.frozen import frozen
 from trainledger.spec.parts import part
-from trainledger.spec.positions import Alibi, Learned, NoPositions, Rope
 from trainledger.spec.setting import setting
 from trainledger.spec.units import round_up
 
 NORM_PLACES = ("pre", "post", "sandwich", "after-add")
 BLOCKS = ("serial", "parallel", "parallel-two-norms")
-
-
-@frozen(kw_only=True)
-class RMSNorm:
-    """Division by the root mean square, then a weight (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-
-    kind: ClassVar[str] = "rmsnorm"
-    weight: ClassVar[bool] = True
-    bias: ClassVar[bool] = False
-
-    eps: float = setting("added to the mean square", quantity="number", default=1e-5, above=0)
-    plus_one: bool = setting("multiplies by 1 + its weight, in fp32 (Gemma)", quantity="flag", default=False)
-
-
-@frozen(kw_only=True)
-class LayerNorm:
-    """Normalization to mean 0 and variance 1, then weight and bias if set (Ba et al. 2016, arXiv 1607.06450)."""
-
-    kind: ClassVar[str] = "layernorm"
-    plus_one: ClassVar[bool] = False
-
-    eps: float = setting("added to the variance", quantity="number", default=1e-5, above=0)
-    weight: bool = setting("the norm has a weight (OLMo's first has none)", quantity="flag", default=True)
-    bias: bool = setting("the norm has a bias", quantity="flag", default=False)
 
 
 @frozen(kw_only=True)

@@ -84,7 +84,8 @@ def explicit(section: Any) -> dict[str, Any]:
 def fields_of(section: Any) -> dict[str, Any]:
     """Every field by its path; a part has its kind as value, followed by its fields.
 
-    >>> from trainledger.spec.model import ModelSpec, RMSNorm
+    >>> from trainledger.spec.model import ModelSpec
+    >>> from trainledger.spec.block import RMSNorm
     >>> fields_of(RMSNorm(eps=1e-6))
     {'eps': 1e-06, 'plus_one': False}
     """
@@ -105,7 +106,7 @@ def _paths(section: Any, before: str) -> Iterator[tuple[str, Any]]:
 def chosen(section: Any, before: str = "") -> dict[str, Any]:
     """The fields that are not as by default, by path; a part of another kind than by default has that as value.
 
-    >>> from trainledger.spec.positions import Linear, Rope
+    >>> from trainledger.spec.block import Linear, Rope
     >>> chosen(Rope(dim=64, scaling=Linear(factor=2.0)))
     {'dim': 64, 'scaling': 'linear', 'scaling.factor': 2.0}
     """
@@ -151,7 +152,7 @@ def with_fields(section: T, changes: Mapping[str, Any]) -> T:
     A text in place of a part is a kind; the fields that it shares with the one before keep their values, where those
     are not the defaults of that.
 
-    >>> from trainledger.spec.positions import Llama3, Rope
+    >>> from trainledger.spec.block import Llama3, Rope
     >>> with_fields(Rope(scaling=Llama3(factor=8.0)), {"theta": 5e5, "scaling.factor": 4.0}).scaling.factor
     4.0
     """

@@ -1,18 +1,67 @@
-"""The recipe: how the model is trained."""
+"""The recipe: how the model is trained, with the learning rate of a step."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.spec.frozen import frozen
-from trainledger.spec.guard import Guard, Watch
-from trainledger.spec.lora import Lora
 from trainledger.spec.optimizers import OPTIMIZERS, AdamW, Optimizer
 from trainledger.spec.parts import part
 from trainledger.spec.precision import FP32, PRECISIONS, Precision
-from trainledger.spec.savings import CHECKPOINTING, LOSSES, Checkpointing, FullLoss, KeepAll, Loss
+from trainledger.spec.savings import CHECKPOINTING, LOSSES, Checkpointing, FullLoss, KeepAll, Lora, Loss
 from trainledger.spec.setting import setting
+
+
+@frozen(kw_only=True)
+class Stop:
+    """The run ends with exit code 3 and a diagnosis."""
+
+    kind: ClassVar[str] = "stop"
+
+
+@frozen(kw_only=True)
+class RollBack:
+    """The newest good checkpoint from before the first of these steps, and from there other data than before.
+
+    All batches from that checkpoint to the last bad step are left out (Chowdhery et al. 2022, PaLM, section 5.1).
+    """
+
+    kind: ClassVar[str] = "roll-back"
+
+    times: int = setting("roll-backs of a run; the next one ends it with exit code 3", default=3, at_least=1)
+
+
+@frozen(kw_only=True)
+class Guard:
+    """Steps with a loss or gradient that is not finite: their update is left out, but not endlessly."""
+
+    skips: int = setting(
+        "steps of a window that may be skipped because loss or gradient is not finite; 0 = none", default=3, at_least=0
+    )
+    window: int = setting("steps of a window", default=100, at_least=1)
+    beyond: Stop | RollBack = part(
+        "the action on one more: stop = end with exit code 3, roll-back = continue from the newest good checkpoint "
+        "with other data",
+        Stop, RollBack, default=Stop(),
+    )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class Watch:
+    """Which steps with a loss or gradient norm far above recent ones are reported, with the documents of their batch.
+
+    Their update is made all the same: this says nothing of what a run computes.
+    """
+
+    deviations: float | None = setting(
+        "a value is reported if it exceeds the window's median by more than this many median absolute deviations; "
+        "none = never",
+        quantity="number", default=10.0, above=0,
+    )  # fmt: skip
+    window: int = setting("steps of a window", default=100, at_least=5, at_most=10_000)
+
 
 FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
@@ -271,3 +320,48 @@ class Recipe:
         """The same without torch.compile, as it runs operation by operation."""
         loss = FullLoss(upcast=self.loss.upcast) if self.loss.kind == "compiled" else self.loss
         return replace(self, compile=False, loss=loss)
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """The learning rate of the step with index ``step`` (the first is 0).
+
+    Linear warm-up reaches the peak at index ``warmup_steps - 1``; from there the rate goes to
+    ``final_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
+    restarts), a line, or (``wsd``, Hu et al. 2024, section 4) flat and then a line over the last ``decay_fraction``.
+
+    >>> schedule = Linear(final_ratio=0.0)
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule=schedule)
+    >>> [round(learning_rate(recipe, k), 3) for k in (0, 5, 10)]
+    [1.0, 0.5, 0.0]
+    """
+    peak, last = recipe.learning_rate, recipe.total_steps - 1
+    schedule = recipe.schedule
+    if step < schedule.warmup_steps:
+        return peak * (step + 1) / schedule.warmup_steps
+    if not isinstance(schedule, Linear):
+        return peak
+    top = max(schedule.warmup_steps - 1, 0)  # the last index at the peak
+    if isinstance(schedule, WarmupStableDecay):
+        top = max(top, last - round(schedule.decay_fraction * recipe.total_steps))
+    progress = min(max(step - top, 0) / max(last - top, 1), 1.0)
+    height = (1 + math.cos(math.pi * progress)) / 2 if isinstance(schedule, Cosine) else 1 - progress
+    return peak * (schedule.final_ratio + (1 - schedule.final_ratio) * height)
+
+
+def sampled_steps(recipe: Recipe, most: int) -> list[int]:
+    """About ``most`` indices of steps, evenly spaced, with the first, the last and those where the schedule turns.
+
+    >>> sampled_steps(Recipe(seq_len=8, global_batch=1, steps=1000), 5)
+    [0, 249, 499, 749, 999]
+    """
+    last, schedule = recipe.total_steps - 1, recipe.schedule
+    turns = [schedule.warmup_steps - 1, schedule.warmup_steps]
+    if isinstance(schedule, WarmupStableDecay):
+        turns.append(last - round(schedule.decay_fraction * recipe.total_steps))
+    spaced = [last * at // max(1, most - 1) for at in range(most)]
+    return sorted({each for each in (*spaced, *turns) if 0 <= each <= last})
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something that happens every so many steps happens after this one."""
+    return every is not None and step % every == 0

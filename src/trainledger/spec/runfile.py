@@ -14,17 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.spec.cluster import Cluster
-from trainledger.spec.data import DataSpec
-from trainledger.spec.foreign import foreign_problem
+from trainledger.spec.convert import foreign_problem
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.overrides import AUTO, Overrides, put_overrides
 from trainledger.spec.parts import KIND, explicit, fields_of, members_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.reading import MOST_UNKNOWN, Reader, field_of, nearest_path
+from trainledger.spec.reading import AUTO, MOST_UNKNOWN, Overrides, Reader, field_of, nearest_path, put_overrides
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.setting import NONE
 
 SECTIONS: dict[str, type[Any]] = {

@@ -7,8 +7,8 @@ from math import ceil
 
 from trainledger.forecast.plan.changes import memory_savings, value_of
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.spec.difference import as_override
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 from trainledger.spec.units import format_nbytes
 from trainledger.web.calculator import Remedy
 from trainledger.web.field import FILE, Query

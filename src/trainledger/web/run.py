@@ -9,11 +9,11 @@ from typing import Any
 from trainledger import catalog
 from trainledger.answers.load import Source, resolve
 from trainledger.spec.convert.huggingface import model_from_hf
-from trainledger.spec.difference import as_override
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 from trainledger.spec.runfile import parse_toml, to_toml
 from trainledger.spec.units import NotAQuantity, parse_count
 from trainledger.web.field import FILE, Field, Query, of_run, one_of, powers, size_of

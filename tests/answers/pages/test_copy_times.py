@@ -1,7 +1,7 @@
 from trainledger.answers.pages.copy_times import IN_MEMORY, document
 from trainledger.observe.measure.rates import CopyTimes
 from trainledger.report.terminal import text
-from trainledger.spec.rates import CopyTime
+from trainledger.spec.calibration import CopyTime
 
 FOUND = CopyTimes(
     title="a machine", backend="cuda", date="2026-01-02", torch_version="2.13.0", threads=1,

@@ -2,7 +2,7 @@ from trainledger.answers.pages.loader_times import document
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.report.document import records
 from trainledger.report.terminal import text
-from trainledger.spec.rates import LoaderTime
+from trainledger.spec.calibration import LoaderTime
 
 TIMES = (
     LoaderTime(what="tokenize text", workers=0, tokens=10**6, seconds=1.0),

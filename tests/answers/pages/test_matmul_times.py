@@ -4,7 +4,7 @@ from trainledger.answers.pages.matmul_times import ROOFLINE, SWEEP, document, fi
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.report.document import records
 from trainledger.report.terminal import text
-from trainledger.spec.rates import STRAIGHT, MatmulTime
+from trainledger.spec.calibration import STRAIGHT, MatmulTime
 
 
 def matmul(size, seconds, dtype="fp32", factors=STRAIGHT, rows=None):

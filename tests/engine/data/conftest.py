@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.spec.data import DataSpec
+from trainledger.spec.run import DataSpec
 
 SpecOf = Callable[..., DataSpec]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trainledger.engine.data.corpus import _matches, find_corpus, identify, plan_shards
-from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import STANDARD_LIBRARY
 
 
 def names(paths: tuple[str, ...], cache: Path) -> list[str]:

@@ -17,12 +17,11 @@ from resealed import reseal
 from trainledger.engine.data import TokenStore, open_store, prepare, train_batch, validation_batch
 from trainledger.engine.data.loader import STEPS_AHEAD, Loader, open_loader
 from trainledger.engine.data.mixture import alone, mixed_batch
-from trainledger.spec.data import DataSpec
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
 
 SIZES = {"seed": 5, "seq_len": 32, "global_batch": 12}
 

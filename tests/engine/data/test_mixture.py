@@ -15,8 +15,8 @@ from trainledger.engine.data import TokenStore, prepare, train_batch, validation
 from trainledger.engine.data.loader import Loader
 from trainledger.engine.data.mixture import Mixture, Source, alone, held_out_batches, mixed_batch, open_mixture
 from trainledger.engine.data.sampler import sequences_of_step
-from trainledger.spec.data import BLOCK_ROWS, DataSpec, MixtureSource, dealt
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import BLOCK_ROWS, DataSpec, MixtureSource, dealt
 
 LETTERS = {"a": "alpha", "b": "beta beta", "c": "gamma"}
 PARAGRAPHS = {"a": 3000, "b": 900, "c": 300}

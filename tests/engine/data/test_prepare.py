@@ -22,15 +22,15 @@ from trainledger.engine.data import TokenStore, open_store, prepare
 from trainledger.engine.data.documents import held_out
 from trainledger.engine.data.shard import DTYPES
 from trainledger.engine.data.workers import run_jobs
-from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import DataSpec
 
 SpecOf = Callable[..., DataSpec]
 
 PROGRAM = """
 import json, sys
 from trainledger.engine.data import prepare
-from trainledger.spec.data import DataSpec
+from trainledger.spec.run import DataSpec
 fields = json.loads(sys.argv[1])
 prepare(DataSpec(**fields | {"path": tuple(fields["path"])}), vocab_size=600, progress=False, workers=2)
 """
@@ -211,7 +211,7 @@ def test_workers_import_neither_torch_nor_the_callers_script(library: Path, spec
         "import sys, json\n"
         "print('script runs')\n"
         "from trainledger.engine.data import prepare\n"
-        "from trainledger.spec.data import DataSpec\n"
+        "from trainledger.spec.run import DataSpec\n"
         f"data = DataSpec(path=({str(library)!r},), cache={str(tmp_path / 'cache')!r}, validation_fraction=0.1)\n"
         "prepare(data, vocab_size=None, progress=False, workers=2)\n"
         "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"

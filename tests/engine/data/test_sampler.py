@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trainledger.engine.data import TokenStore, prepare, train_batch, validation_batch
 from trainledger.engine.data.sampler import permute, sequences_of_step
-from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import DataSpec
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from trainledger.engine.data.documents import held_out
 from trainledger.engine.data.files import BLOCK_NBYTES
 from trainledger.engine.data.store import FORMAT
 from trainledger.engine.data.verified import Verified
-from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import DataSpec
 from trainledger.spec.units import MIB
 
 SpecOf = Callable[..., DataSpec]

@@ -13,11 +13,10 @@ from trainledger.engine.nn.checkpointing import offloading, run_layers, to_host
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import build
-from trainledger.spec.layers import kind_of
+from trainledger.spec.layers import kind_of, layer_runs, segment_size
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import layer_runs, segment_size
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.savings import FromStart

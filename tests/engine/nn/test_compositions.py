@@ -14,7 +14,7 @@ from torch import Tensor
 from trainledger.engine.nn.feed_forward import gated
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.spec.feed_forward import ACTIVATIONS
+from trainledger.spec.block import ACTIVATIONS
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems

@@ -16,12 +16,12 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, draw, merge
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import Transformer, build
-from trainledger.spec.lora import Lora
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.savings import Lora
 
 torch.set_num_threads(1)
 

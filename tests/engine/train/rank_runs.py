@@ -74,7 +74,7 @@ def start_ranks(
 def reading(text: Path) -> Any:
     """The engine's own feed of a text, which writes the hash of each row of each step that this rank trains on."""
     from trainledger.engine.data.loader import Loader, open_loader
-    from trainledger.spec.data import DataSpec
+    from trainledger.spec.run import DataSpec
 
     def opened(run: Run, device: Any, **more: Any) -> Loader:
         data = DataSpec(path=(str(text),), cache=str(text.parent / "cache"))

@@ -18,7 +18,7 @@ from trainledger.engine.train import engine
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.step import Alone, Clock, Feed, Together
 from trainledger.engine.train.stop import Interrupted
-from trainledger.spec.data import DataSpec
+from trainledger.spec.run import DataSpec
 
 
 @dataclass

@@ -14,11 +14,10 @@ from trainledger.answers.pages.record import read_run
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.metrics import read
 from trainledger.engine.train.stop import Interrupted
-from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.runfile import digest, parse, resolved
 
 

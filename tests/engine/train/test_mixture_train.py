@@ -15,9 +15,8 @@ from trainledger.cli import main
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.metrics import read
 from trainledger.engine.train.stop import Interrupted
-from trainledger.spec.data import DataSpec, MixtureSource
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, MixtureSource, Run
 from trainledger.spec.runfile import to_toml
 
 WEIGHTS = "checkpoints/step-00000014/model.safetensors"

@@ -17,8 +17,8 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train import perplexity
 from trainledger.engine.train.perplexity import document_losses
-from trainledger.spec.data import DataSpec
 from trainledger.spec.parts import with_fields
+from trainledger.spec.run import DataSpec
 
 END = 63
 

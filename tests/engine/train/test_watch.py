@@ -18,10 +18,9 @@ from trainledger.engine.train.metrics import read
 from trainledger.engine.train.step import Batch
 from trainledger.engine.train.stop import Interrupted
 from trainledger.engine.train.watch import SpikeWatch
-from trainledger.spec.data import DataSpec
-from trainledger.spec.guard import Watch
 from trainledger.spec.parts import with_fields
-from trainledger.spec.run import Run
+from trainledger.spec.recipe import Watch
+from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.runfile import digest
 
 ODD = 52  # the index of a batch whose tokens do not count upwards

@@ -16,8 +16,8 @@ from trainledger.forecast.plan.changes import EFFECTS, RESULT, SAME, Change, cha
 from trainledger.report.table import commands
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
-from trainledger.spec.difference import overrides, pasted_overrides
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run_text import overrides, pasted_overrides
 
 pytestmark = pytest.mark.sweep
 

@@ -19,7 +19,7 @@ from trainledger.forecast.plan.placed import _fewer_than_devices
 from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems

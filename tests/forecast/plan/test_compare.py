@@ -19,7 +19,7 @@ from trainledger.forecast.plan.compare import compare, reasons
 from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
 from trainledger.report.document import signed
 from trainledger.report.terminal import text
-from trainledger.spec.difference import as_override, differences, overrides
+from trainledger.spec.run_text import as_override, differences, overrides
 
 CHANGES = st.fixed_dictionaries(
     {},

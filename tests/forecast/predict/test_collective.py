@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from trainledger import catalog
 from trainledger.forecast.predict.collective import Placement, collective_seconds, placement
 from trainledger.forecast.predict.roofline import NoRate
+from trainledger.spec.cluster import Fabric, Link
 from trainledger.spec.layout import Layout
-from trainledger.spec.links import Fabric, Link
 from trainledger.spec.units import GIGA
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast")

@@ -22,8 +22,8 @@ from trainledger.forecast.predict.stage import stages_of
 from trainledger.forecast.predict.step import CAUSES
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ranks import accounts
+from trainledger.spec.cluster import Fabric, Link
 from trainledger.spec.layout import Layout
-from trainledger.spec.links import Fabric, Link
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 

@@ -7,7 +7,8 @@ from trainledger.forecast.predict.predict import forecast
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.plain import from_plain, read_json, to_plain, write_json

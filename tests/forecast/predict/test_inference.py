@@ -19,7 +19,7 @@ from trainledger.ledger.model import kv_cache as cache_rules
 from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.serving import account_serving, experts_met
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.serving import WEIGHT_FORMATS, Serving

@@ -18,7 +18,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules import attention_flops, matmul_flops
 from trainledger.ledger.step import account
-from trainledger.spec.efficiency import SHARES, Efficiency
+from trainledger.spec.device import SHARES, Efficiency
 
 H100 = catalog.device("h100-sxm")
 CALIBRATED = sorted(name for name in catalog.device_names() if catalog.device(name).efficiency is not None)

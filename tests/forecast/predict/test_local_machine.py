@@ -19,8 +19,15 @@ from trainledger.forecast.predict.run import conditions
 from trainledger.forecast.predict.step import host_seconds
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ranks import accounts
-from trainledger.spec.calibration import Calibration, KernelTime, read_calibration, write_calibration
-from trainledger.spec.rates import COLLECTIVES, CollectiveTime, CopyTime
+from trainledger.spec.calibration import (
+    COLLECTIVES,
+    Calibration,
+    CollectiveTime,
+    CopyTime,
+    KernelTime,
+    read_calibration,
+    write_calibration,
+)
 
 LATENCY, BUS = 1e-4, 1e9
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from trainledger.forecast.predict.collective import Placement, collective_seconds
 from trainledger.forecast.predict.measured_links import bus_factor, link_fit, link_fits
-from trainledger.spec.links import Fabric, Link
-from trainledger.spec.rates import COLLECTIVES, CollectiveTime
+from trainledger.spec.calibration import COLLECTIVES, CollectiveTime
+from trainledger.spec.cluster import Fabric, Link
 
 
 def sample(nbytes, seconds, name="all_reduce", ranks=2):

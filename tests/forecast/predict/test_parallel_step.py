@@ -16,8 +16,8 @@ from trainledger.forecast.predict.stage import stages_of
 from trainledger.forecast.predict.step import CAUSES, StepTime, step_time
 from trainledger.forecast.predict.stream_ops import compute_seconds
 from trainledger.ledger.ranks import accounts
-from trainledger.spec.cluster import Device
-from trainledger.spec.links import Fabric, Link
+from trainledger.spec.cluster import Fabric, Link
+from trainledger.spec.device import Device
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.sweep

@@ -18,7 +18,8 @@ from trainledger.forecast.predict.step import CAUSES
 from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
-from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.device import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainledger.forecast.predict.refit import ENOUGH_RATIOS, RunSample, factors_of, refit
-from trainledger.spec.fit import LEAST_FACTOR, MOST_FACTOR
+from trainledger.spec.calibration import LEAST_FACTOR, MOST_FACTOR
 
 KINDS = ("forward matmul", "backward matmul", "forward elementwise", "optimizer update")
 # So near to each other that every kind takes more than the smallest share of a step.

@@ -10,7 +10,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.calibration import Calibration, KernelTime
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe

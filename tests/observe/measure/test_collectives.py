@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trainledger.observe.measure.collectives import measure_collectives
+from trainledger.spec.calibration import COLLECTIVES
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.rates import COLLECTIVES
 
 pytestmark = pytest.mark.process
 

@@ -23,9 +23,7 @@ from trainledger.observe.measure.kernels import ColdPool, kernels
 from trainledger.observe.measure.machine import measure_machine, storage_bytes_per_second
 from trainledger.observe.measure.meter import QuietSteps
 from trainledger.observe.measure.rounds import Block, Timing, busy_sentence
-from trainledger.spec.calibration import KINDS, Calibration, read_calibration, write_calibration
-from trainledger.spec.fit import Fit
-from trainledger.spec.rates import COLLECTIVES
+from trainledger.spec.calibration import COLLECTIVES, KINDS, Calibration, Fit, read_calibration, write_calibration
 
 BUSY = Sample(others=1.0, crowded=True)
 needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this system has no /proc/stat")

@@ -9,8 +9,8 @@ import torch
 from trainledger.ledger.rules import matmul_flops
 from trainledger.observe.measure.kernels import ColdPool
 from trainledger.observe.measure.matmuls import FACTORS, measure_matmuls, shapes_of
+from trainledger.spec.calibration import STRAIGHT
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.rates import STRAIGHT
 
 
 @pytest.mark.parametrize("factors", FACTORS)

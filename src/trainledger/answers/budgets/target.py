@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.answers.budgets.summary import Summary, operation, summarize
 from trainledger.answers.budgets.tolerance import Tolerance, read_tolerances
+from trainledger.spec.device import KERNELS
 from trainledger.spec.frozen import frozen
-from trainledger.spec.kernels import KERNELS
 from trainledger.spec.plain import NO_FIELD, from_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 

@@ -13,7 +13,7 @@ from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.report.document import Document, Figure, Item, Items, Section, notes, section, sections
 from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import commands, sentence
-from trainledger.spec.difference import found_layout, pasted_overrides
+from trainledger.spec.run_text import found_layout, pasted_overrides
 from trainledger.spec.units import GIGA, format_nbytes, format_percent, format_seconds
 
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}

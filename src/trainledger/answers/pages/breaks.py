@@ -12,7 +12,7 @@ from trainledger.forecast.plan.other_layouts import ContextRanks
 from trainledger.report.document import Document, Figure, Section, Table, Text, section, sections, shown
 from trainledger.report.style import COLOURS, GREY, arranged
 from trainledger.report.table import sentence
-from trainledger.spec.difference import found_layout
+from trainledger.spec.run_text import found_layout
 from trainledger.spec.units import counted
 
 _ORDER = ("first", "second", "third")

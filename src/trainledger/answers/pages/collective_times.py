@@ -7,7 +7,7 @@ from trainledger.forecast.predict.measured_links import LinkFit, bus_factor, lin
 from trainledger.observe.measure.rates import CollectiveTimes
 from trainledger.report.document import Cell, Document, Figure, Table, section, sections
 from trainledger.report.style import COLOURS, arranged, points
-from trainledger.spec.rates import CollectiveTime
+from trainledger.spec.calibration import CollectiveTime
 from trainledger.spec.units import GIGA, format_percent
 
 BUS = "Bus bandwidth over the bytes of a collective"

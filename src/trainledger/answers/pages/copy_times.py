@@ -8,7 +8,7 @@ from trainledger.answers.pages.plain_data import plain
 from trainledger.observe.measure.rates import CopyTimes
 from trainledger.report.document import Document, Figure, Table, section, sections
 from trainledger.report.style import COLOURS, arranged, points
-from trainledger.spec.rates import CopyTime
+from trainledger.spec.calibration import CopyTime
 from trainledger.spec.units import GIGA, format_nbytes
 
 IN_MEMORY = "Copies in memory over their bytes"

@@ -9,7 +9,7 @@ from trainledger.forecast.predict.einsum_time import EinsumTime
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.report.document import Figure, Table
 from trainledger.report.style import COLOURS, arranged, line, points
-from trainledger.spec.rates import STRAIGHT
+from trainledger.spec.calibration import STRAIGHT
 from trainledger.spec.units import TERA, format_flops_per_second
 
 _LEAST, _MOST = 1.0, 4096.0  # FLOPs per byte that the roofline shows at least

@@ -18,7 +18,7 @@ from trainledger.ledger.model.forward_flops import forward_flops
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, notes, section, sections
 from trainledger.report.table import sentence
-from trainledger.spec.error_model import ErrorModel
+from trainledger.spec.device import ErrorModel
 from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_nbytes, format_seconds
 

@@ -8,17 +8,16 @@ from dataclasses import fields
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
-from trainledger.spec.data import BLOCK_ROWS, dealt
-from trainledger.spec.difference import found_layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.run import Run
+from trainledger.spec.run import BLOCK_ROWS, Run, dealt
+from trainledger.spec.run_text import found_layout
 from trainledger.spec.units import counted, format_count, format_percent
 
 _FEW = 8  # numbers that are shown one by one
 
 
 def heading(run: Run, backend: str) -> str:
-    """The model, the devices, a step and whose kernels run it (``backend``: of `spec.kernels`), in at most 80 columns.
+    """The model, the devices, a step and whose kernels run it (``backend``: of `spec.device`), in at most 80 columns.
 
     >>> from trainledger.answers.load import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 512, "global_batch": 4, "steps": 1}})

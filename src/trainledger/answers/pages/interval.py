@@ -9,8 +9,7 @@ from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import SURE, Interval, middle_of_memory, peaks_like, unlike
 from trainledger.forecast.predict.interval import of_memory as of_peak
 from trainledger.forecast.predict.roofline import Machine
-from trainledger.spec.cluster import Device
-from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, StepErrors
+from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, StepErrors
 from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_nbytes
 

@@ -13,10 +13,10 @@ from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.report.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
 from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import pasted, sentence
-from trainledger.spec.difference import as_override
-from trainledger.spec.error_model import SHARE
+from trainledger.spec.device import SHARE
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
+from trainledger.spec.run_text import as_override
 from trainledger.spec.units import GIGA, counted, format_count, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed

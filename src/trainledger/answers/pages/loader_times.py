@@ -6,7 +6,7 @@ from trainledger.answers.pages.plain_data import plain
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.report.document import Cell, Document, Table, sections
 from trainledger.report.table import sentence
-from trainledger.spec.rates import LoaderTime
+from trainledger.spec.calibration import LoaderTime
 from trainledger.spec.units import format_count
 
 

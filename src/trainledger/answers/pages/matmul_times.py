@@ -9,7 +9,7 @@ from trainledger.answers.pages.einsum_figures import measured_roofline, sweep_fi
 from trainledger.answers.pages.plain_data import plain
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.report.document import Cell, Document, Facts, Figure, Table, section, sections
-from trainledger.spec.rates import STRAIGHT, MatmulTime
+from trainledger.spec.calibration import STRAIGHT, MatmulTime
 from trainledger.spec.units import GIGA, format_flops_per_second, format_nbytes, format_percent
 
 ROOFLINE, SWEEP = "Measured matmuls under the roofline", "The rate over the size"

@@ -18,10 +18,10 @@ from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.interval import Interval
 from trainledger.report.document import Cell, Content, Document, Section, Table, notes, section, sections
 from trainledger.report.table import sentence
-from trainledger.spec.difference import as_override
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import chosen, field_at, table_of
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.run_text import as_override
 from trainledger.spec.units import (
     KILO,
     SECONDS_PER_DAY,

@@ -9,10 +9,10 @@ from os import PathLike, fspath
 from typing import Any
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.spec.difference import as_override
 from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.problem import InvalidInput, shown
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 
 SECTIONS = ("model", "recipe", "layout", "cluster")
 Shape = Mapping[type, Sequence[str]]

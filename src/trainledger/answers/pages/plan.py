@@ -33,8 +33,8 @@ from trainledger.report.document import (
     sections,
 )
 from trainledger.report.table import pasted, sentence
-from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
+from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import (
     KILO,
     PETA,

@@ -22,9 +22,9 @@ from pathlib import Path
 from trainledger.engine.data.document import Segment, problem_of_reading
 from trainledger.engine.data.documents import row_groups
 from trainledger.engine.data.files import write_whole
-from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.durable import parse_json, sha256
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import STANDARD_LIBRARY
 from trainledger.spec.units import GIB, KIB, MIB, round_up
 
 RECORD_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}

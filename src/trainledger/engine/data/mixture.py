@@ -21,8 +21,8 @@ from trainledger.engine.data.prepare import prepare_each
 from trainledger.engine.data.sampler import Places, permute, read_sequences, sequences_at, validation_batch
 from trainledger.engine.data.store import Tokens, TokenStore, check_lengths, check_vocabulary
 from trainledger.engine.data.tokenizer import Tokenizer
-from trainledger.spec.data import BLOCK_ROWS, DataSpec, dealt
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import BLOCK_ROWS, DataSpec, dealt
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from trainledger.engine.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, 
 from trainledger.engine.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.data.workers import default_workers, run_jobs
 from trainledger.engine.remarks import unheard
-from trainledger.spec.data import DataSpec, MixtureSource
 from trainledger.spec.dtypes import token_dtype
 from trainledger.spec.durable import held, sha256
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import DataSpec, MixtureSource
 from trainledger.spec.units import MIB
 
 SMALLEST_BPE = BYTE_VALUES + 1

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from trainledger.spec.layers import groups_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import groups_of
 from trainledger.spec.savings import Selective, keeper
 
 Layer = Callable[..., Tensor]  # x, and what all layers of a kind share (angles, a mask), to x

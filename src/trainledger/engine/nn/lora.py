@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainledger.engine.nn.init import fill
 from trainledger.engine.nn.norm import compute_dtype
-from trainledger.spec.lora import Lora, is_linear, is_target
+from trainledger.spec.savings import Lora, is_linear, is_target
 
 BLOCK = {"int8": 2048, "nf4": 64}
 SCALES_TOGETHER = 256

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from trainledger.spec.block import Linear, Llama3, LongRope, Yarn
 from trainledger.spec.layers import windows_of
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.positions import Linear, Llama3, LongRope, Yarn
 from trainledger.spec.problem import InvalidInput, Problem
 
 NO_TOKEN = -1  # equal to no token's id

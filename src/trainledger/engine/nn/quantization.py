@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.spec.lora import is_linear
+from trainledger.spec.savings import is_linear
 from trainledger.spec.units import ceil_div
 
 BITS, GROUP_SIZES = (8, 4), (128, 64, 32)

@@ -22,9 +22,9 @@ from trainledger.engine.nn.loss import HeadLoss
 from trainledger.engine.nn.mtp import MultiTokenPrediction
 from trainledger.engine.nn.norm import compute_dtype, norm_of
 from trainledger.engine.nn.positions import Angles, Masks, Rotary
+from trainledger.spec.block import Learned
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.positions import Learned
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.savings import ChunkedLoss
 

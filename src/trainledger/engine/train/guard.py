@@ -19,8 +19,8 @@ from torch import nn
 from trainledger.engine.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.stop import STOP_SIGNALS
-from trainledger.spec.guard import Guard
 from trainledger.spec.layout import Layout
+from trainledger.spec.recipe import Guard
 
 
 class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to

@@ -16,7 +16,7 @@ from trainledger.engine.train.optimizer import set_learning_rate
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.reading import Reading
 from trainledger.engine.train.step import Batch, dropout_seeds, optimizer_step
-from trainledger.spec.schedule import learning_rate
+from trainledger.spec.recipe import learning_rate
 
 AgreeOn = Callable[[float, float | None], Agreed]  # by loss and gradient norm
 

@@ -32,7 +32,7 @@ from trainledger.engine.train.saving import Saver, cannot_record
 from trainledger.engine.train.step import Batch, Feed
 from trainledger.engine.train.stop import Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
 from trainledger.spec.durable import FORBIDDEN, is_full
-from trainledger.spec.schedule import due
+from trainledger.spec.recipe import due
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10

@@ -14,8 +14,7 @@ from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.records import Records
 from trainledger.engine.train.stop import Diverged
 from trainledger.engine.train.watch import MOST_KEPT, listed
-from trainledger.spec.guard import Stop
-from trainledger.spec.schedule import learning_rate
+from trainledger.spec.recipe import Stop, learning_rate
 
 # Gradients that overflow at this loss scale overflow without one.
 SMALLEST_SCALE = 2.0**-10

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.engine.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint, read_facts
-from trainledger.spec.difference import Difference, differences
 from trainledger.spec.durable import held, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import Difference, differences
 from trainledger.spec.runfile import digest, is_of_the_machine, read, to_toml
 
 STATES = ("running", "finished", "interrupted", "failed")

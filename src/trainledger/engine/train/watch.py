@@ -12,8 +12,8 @@ from typing import Any
 from trainledger.engine.train.metrics import Metrics
 from trainledger.engine.train.observer import StepRecord
 from trainledger.engine.train.step import Feed
-from trainledger.spec.guard import Watch
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.recipe import Watch
 
 STEPS_BEFORE = 20  # of a window that is not full yet: fewer say little of what is usual
 SMALLEST_DEVIATION = 1e-3  # of the median: a curve that has been still is not out of the ordinary at its next tremor

@@ -10,10 +10,10 @@ from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.report.document import Answer
-from trainledger.spec.difference import changed, overrides
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import changed, overrides
 
 GOALS = ("time", "memory")
 LEAST = 0.001  # of the time or the memory: a smaller gain is left out

@@ -16,9 +16,8 @@ from trainledger.forecast.plan.placed import Predict, fastest
 from trainledger.forecast.plan.scaling_law import FixedSize, Law
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.frozen import frozen
-from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run

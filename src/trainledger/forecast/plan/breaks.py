@@ -27,12 +27,12 @@ from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.forecast.predict.run import too_few
 from trainledger.report.document import Answer
-from trainledger.spec.difference import found_layout, layout_overrides, overrides
 from trainledger.spec.frozen import frozen
-from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import found_layout, layout_overrides, overrides
+from trainledger.spec.savings import ONE_DEVICE
 
 REACH = 64
 MOST = 3

@@ -13,13 +13,12 @@ from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import AXES, SCHEDULES, Layout, overlaps
-from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.parts import field_at, with_fields
 from trainledger.spec.precision import FP8Tensorwise
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.run import Run
-from trainledger.spec.savings import CHECKPOINTING, LOSSES
+from trainledger.spec.savings import BASE_FORMATS, CHECKPOINTING, LOSSES
 from trainledger.spec.units import round_up
 
 SAME, ROUNDING, RESULT = "same", "rounding", "result"
@@ -69,7 +68,7 @@ def made(run: Run, change: Change) -> Run:
 def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     """Every change that is considered for a run, alone; some will break a rule of the run file.
 
-    ``backend`` (of `spec.kernels`) says whose kernels run it.
+    ``backend`` (of `spec.device`) says whose kernels run it.
     """
     yield from _recomputation(run, backend)
     yield from _micro_batch(run)

@@ -10,10 +10,10 @@ from trainledger.forecast.predict.forecast import Forecast, nanoseconds
 from trainledger.forecast.predict.interval import Interval, of_ratio, widening
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Answer
-from trainledger.spec.difference import Difference, differences
-from trainledger.spec.error_model import PairErrors
+from trainledger.spec.device import PairErrors
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import Difference, differences
 
 OUTSIDE = "outside the tensors"
 # Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.

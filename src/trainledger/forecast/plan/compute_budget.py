@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.forecast.plan.quantity import parse_days, parse_flops, read, read_mfu, read_peak
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import (

@@ -19,12 +19,11 @@ from trainledger.forecast.predict.predict import memory_of_device
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Answer
-from trainledger.spec.difference import as_override
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.rules.recipe import recipe_problems
-from trainledger.spec.rules.run import memory_problems
+from trainledger.spec.rules.run import memory_problems, recipe_problems
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 
 Progress = Callable[[int, int], None]
 QUESTIONS = {

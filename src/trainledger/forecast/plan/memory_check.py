@@ -12,11 +12,11 @@ from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
-from trainledger.spec.cluster import Device
-from trainledger.spec.difference import as_override
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 from trainledger.spec.units import format_nbytes
 
 

@@ -12,7 +12,7 @@ from trainledger.forecast.predict.forecast import NAPKIN, Bar, nanoseconds
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.report.document import Answer
 from trainledger.spec.calibration import find_calibration, to_device
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import (

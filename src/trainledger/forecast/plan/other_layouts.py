@@ -12,13 +12,13 @@ from trainledger import catalog
 from trainledger.forecast.plan.limits import Judge
 from trainledger.forecast.plan.sizes import grow, regrown, sequence_step, whole_batch, with_sequence
 from trainledger.forecast.plan.sweep import Sweep, last_holding
-from trainledger.spec.difference import layout_overrides
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at, from_fields
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import layout_overrides
 from trainledger.spec.units import round_up
 
 _SHAPE = (

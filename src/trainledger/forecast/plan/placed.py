@@ -12,13 +12,14 @@ from trainledger.forecast.plan.layouts.grid import CHECKPOINTING
 from trainledger.forecast.plan.memory_check import MemoryModel
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.device import Device
+from trainledger.spec.layers import checkpointed
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import checkpointed
 from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
 

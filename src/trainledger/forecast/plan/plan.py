@@ -19,7 +19,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.report.document import Answer
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
@@ -73,7 +73,7 @@ class Plan(Answer, report="plan"):
 def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | str = 0.5) -> Plan:
     """The plan of a run on one device or on many, and its machine (None: not known, so no times).
 
-    ``backend`` (of `spec.kernels`) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
+    ``backend`` (of `spec.device`) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
     """
     share = checked_mfu(mfu)
     ledger, ranks = predict.accounts_of(run, backend=backend)

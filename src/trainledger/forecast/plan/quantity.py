@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import SECONDS_PER_DAY, NotAQuantity, parse_count, parse_number, parse_seconds
 

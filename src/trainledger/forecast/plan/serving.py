@@ -19,7 +19,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.serving import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
 from trainledger.report.document import Answer
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem

@@ -24,8 +24,8 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.report.document import Answer
 from trainledger.spec.dtypes import TOKEN_NBYTES, token_dtype
 from trainledger.spec.frozen import frozen
+from trainledger.spec.recipe import learning_rate, sampled_steps
 from trainledger.spec.run import Run
-from trainledger.spec.schedule import learning_rate, sampled_steps
 from trainledger.spec.units import format_count
 
 POINTS = 160  # of the schedule, and of the cost over the interval between checkpoints

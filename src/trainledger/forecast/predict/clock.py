@@ -24,9 +24,9 @@ from trainledger.forecast.predict.stream_ops import Timed
 from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
-from trainledger.spec.cluster import Device
+from trainledger.spec.cluster import Fabric
+from trainledger.spec.device import Device
 from trainledger.spec.layers import segments
-from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.ledger.core.sizes import greater, smaller
+from trainledger.spec.cluster import Fabric, Protocol
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
-from trainledger.spec.links import Fabric, Protocol
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.units import ceil_div
 
@@ -108,7 +108,7 @@ def collective_seconds(
     ``name`` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, or send (recv) to a neighbour. A group
     that needs a network that is not known takes ``unreachable`` seconds; without those this raises NoRate.
 
-    >>> from trainledger.spec.links import Link
+    >>> from trainledger.spec.cluster import Link
     >>> fabric = Fabric(devices_per_node=8, node=Link(name="x", title="x", bytes_per_second=100e9))
     >>> round(collective_seconds("all_reduce", 8e9, Placement(8, 1, 8), fabric), 3)
     0.14

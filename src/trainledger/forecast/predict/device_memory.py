@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainledger.forecast.predict.kernel import HOPPER
 from trainledger.ledger.entry import Amounts, Int
-from trainledger.spec.cluster import Device, Overhead
+from trainledger.spec.device import Device, Overhead
 from trainledger.spec.frozen import frozen
 from trainledger.spec.recipe import Recipe
 

@@ -10,7 +10,7 @@ from trainledger.forecast.predict.kernel import Tiling, tiling
 from trainledger.forecast.predict.roofline import NoRate, Roofline, peak_rate
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.rules import matmul_flops
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div

@@ -1,4 +1,4 @@
-"""Intervals of predictions, from the errors of published runs whose source was left out (`spec.error_model`)."""
+"""Intervals of predictions, from the errors of published runs whose source was left out (`spec.device`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from math import atan, cos, exp, log, pi, sin, sqrt
 from typing import Any
 
 from trainledger.forecast.predict.device_memory import DeviceMemory
-from trainledger.spec.cluster import Device
-from trainledger.spec.error_model import SHARE, ErrorModel, MemoryErrors, PairErrors, Seen
+from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, PairErrors, Seen
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 

@@ -3,7 +3,7 @@
 The result of a matmul is cut into tiles that the multiprocessors work on at once, as many in each wave as there are
 multiprocessors; a wave takes as long as a whole tile does, however little of it is filled (NVIDIA, Matrix
 Multiplication Background User's Guide, tile and wave quantization). What the seconds come to for a large matmul, and
-how long a tile takes to start and to end, are constants of `spec.efficiency.Efficiency`.
+how long a tile takes to start and to end, are constants of `spec.device.Efficiency`.
 
 Sizes may be ints or arrays; arrays give arrays.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
+from trainledger.spec.device import Efficiency
 from trainledger.spec.dtypes import nbytes_in
-from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainledger.forecast.predict.roofline import NoRate
-from trainledger.spec.calibration import Calibration
+from trainledger.spec.calibration import Calibration, CollectiveTime
+from trainledger.spec.cluster import Fabric, Link
 from trainledger.spec.frozen import frozen
-from trainledger.spec.links import Fabric, Link
-from trainledger.spec.rates import CollectiveTime
 
 STANDS_FOR = {"send": "all_to_all", "recv": "all_to_all"}  # between two ranks the same bytes go over the same link
 

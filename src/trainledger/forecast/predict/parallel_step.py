@@ -23,9 +23,9 @@ from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, f
 from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
 from trainledger.forecast.predict.utilization import matmul_dtype_of
 from trainledger.ledger.ranks import RankAccount
-from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.cluster import Cluster, Fabric, Link
+from trainledger.spec.device import Device
 from trainledger.spec.layout import overlaps
-from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div, format_nbytes, format_percent
 
@@ -152,7 +152,7 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Machine, fabric: Fabr
 def network_text(cluster: Cluster, network: Link) -> str:
     """The network between nodes: the catalog's, or the rate that the cluster says in its place.
 
-    >>> from trainledger.spec.links import Link
+    >>> from trainledger.spec.cluster import Link
     >>> network_text(Cluster(network_bytes_per_second=25 * 10**9), Link(name="ndr", title="NDR", bytes_per_second=25e9))
     'a network of 25 GB/s for each device (cluster.network_bytes_per_second) with the latencies of NDR'
     """

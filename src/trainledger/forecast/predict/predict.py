@@ -30,11 +30,11 @@ from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
-from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
+from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ NEVER = "it would always be interrupted before it could save"
 def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
     """What a run will cost on a machine (None = unknown: no times, no MFU), alone or spread over devices.
 
-    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run, as in `ledger.step.account`.
+    ``backend`` (of `spec.device.KERNELS`) says whose kernels run, as in `ledger.step.account`.
     """
     ledger, ranks = accounts_of(run, backend=backend)
     return forecast(run, ledger, machine, ranks=ranks)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from trainledger.report.document import Answer
-from trainledger.spec.fit import LEAST_FACTOR, MOST_FACTOR, Fit
+from trainledger.spec.calibration import LEAST_FACTOR, MOST_FACTOR, Fit
 from trainledger.spec.frozen import frozen
 
 ENOUGH_RUNS = 3

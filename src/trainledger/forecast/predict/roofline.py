@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from trainledger.forecast.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
 from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
-from trainledger.spec.cluster import Device
-from trainledger.spec.fit import factor_of
+from trainledger.spec.calibration import factor_of
+from trainledger.spec.device import Device
 from trainledger.spec.units import round_up
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from math import ceil, exp, expm1, sqrt
 
 from trainledger.forecast.predict.roofline import Machine
-from trainledger.spec.cluster import Device, Published
+from trainledger.spec.device import Device, Published
 from trainledger.spec.dtypes import TOKEN_NBYTES, token_dtype
 from trainledger.spec.frozen import frozen
-from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
+from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_nbytes, format_seconds
 
 LONGEST = 2.0**100  # seconds; what takes longer counts as never ending

@@ -22,8 +22,8 @@ from trainledger.forecast.predict.stream_ops import (
 )
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import RankAccount
+from trainledger.spec.cluster import Fabric
 from trainledger.spec.frozen import frozen
-from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
 
 Result = TypeVar("Result")

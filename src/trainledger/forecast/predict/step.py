@@ -14,8 +14,8 @@ from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.report.document import Answer
-from trainledger.spec.cluster import Device
-from trainledger.spec.fit import factor_of
+from trainledger.spec.calibration import factor_of
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import counted, format_nbytes, format_percent, format_seconds
 

@@ -9,8 +9,7 @@ from typing import TypeVar
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.entry import Int
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import LayerKind
-from trainledger.spec.recompute import Group
+from trainledger.spec.layers import Group, LayerKind
 
 Self = TypeVar("Self", bound="Parameters")
 Runs = tuple[tuple[tuple[Leaf, ...], Int], ...]

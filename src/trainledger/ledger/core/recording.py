@@ -24,7 +24,7 @@ from trainledger.spec.precision import Precision
 class Recording:
     """The operations of a step in a precision, as they come.
 
-    ``backend`` (of `spec.kernels.KERNELS`) says which kernels run.
+    ``backend`` (of `spec.device.KERNELS`) says which kernels run.
     ``hooks`` act on the whole step; others act on a part (`hooked`). They are called in order, the innermost last.
     """
 

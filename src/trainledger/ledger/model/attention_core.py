@@ -17,7 +17,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
-from trainledger.spec.kernels import cudnn_takes
+from trainledger.spec.device import cudnn_takes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
 from trainledger.spec.units import round_up

@@ -23,10 +23,9 @@ from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import embedded, enter, scatter, tensor_group, vocab_parallel_loss
-from trainledger.spec.layers import LayerKind, angles_of, expert_layers, rotary_modules, windows_of
+from trainledger.spec.layers import LayerKind, angles_of, expert_layers, kinds_that_learn, rotary_modules, windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import kinds_that_learn
 
 
 def forward(

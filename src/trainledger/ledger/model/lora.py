@@ -16,7 +16,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import float8_linear
 from trainledger.spec.dtypes import BLOCK_FORMATS, nbytes_in
-from trainledger.spec.lora import BLOCKS_OF, Lora, is_linear, is_target
+from trainledger.spec.savings import BLOCKS_OF, Lora, is_linear, is_target
 
 CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a weight's codes are held in
 

@@ -13,9 +13,9 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import refusals, written_out_here
 from trainledger.ledger.ops import operations as op
+from trainledger.spec.layers import kinds_again
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import kinds_again
 
 Masks = dict[int | None, Array | None]
 

@@ -18,12 +18,11 @@ from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.model.lora import adapt
+from trainledger.spec.block import Learned
 from trainledger.spec.frozen import frozen
-from trainledger.spec.layers import LayerKind, last_kind, segments
+from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.positions import Learned
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import LayerRun, layer_runs
 
 Shape = tuple[Any, ...]
 Named = Iterator[tuple[str, Shape]]

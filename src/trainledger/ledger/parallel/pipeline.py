@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from trainledger.ledger.core.sizes import between, greater, is_zero, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import Group, LayerRun
 from trainledger.spec.layout import Layout, overlaps
-from trainledger.spec.recompute import Group, LayerRun
 
 
 @frozen

@@ -16,8 +16,8 @@ from trainledger.ledger.model.parameters import Part, leaves_of
 from trainledger.ledger.parallel.pipeline import Chunk, chunks_of, cut, ends_apart, standing_apart
 from trainledger.ledger.parallel.tensor import local_model
 from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import LayerRun, layer_runs
 from trainledger.spec.layout import Layout
-from trainledger.spec.recompute import LayerRun, layer_runs
 from trainledger.spec.run import Run
 
 

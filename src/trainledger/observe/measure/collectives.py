@@ -21,9 +21,9 @@ from trainledger.observe.measure.hardware import DISTURBED, ProcessorUse, others
 from trainledger.observe.measure.local_ranks import Job, Place, on_ranks, serve, threads_of_each
 from trainledger.observe.measure.rates import CollectiveTimes
 from trainledger.observe.measure.rounds import Tell
+from trainledger.spec.calibration import COLLECTIVES, CollectiveTime
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.rates import COLLECTIVES, CollectiveTime
 from trainledger.spec.units import KIB, MIB
 
 SIZES = tuple(4 * KIB * 4**each for each in range(8))  # 4 KiB to 64 MiB

@@ -20,8 +20,8 @@ from trainledger.observe.measure.hardware import pace_of, title, watched
 from trainledger.observe.measure.kernels import Kernel
 from trainledger.observe.measure.rates import CopyTimes
 from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
+from trainledger.spec.calibration import CopyTime
 from trainledger.spec.durable import sync
-from trainledger.spec.rates import CopyTime
 from trainledger.spec.units import MIB, format_percent, format_seconds
 
 # Rows and columns of fp32 matrices: 16 KiB to 64 MiB, on an accelerator 1 GiB.

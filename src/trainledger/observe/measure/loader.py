@@ -22,13 +22,11 @@ from trainledger.observe.measure.hardware import watched
 from trainledger.observe.measure.local_ranks import Job, Place, on_ranks, serve
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.observe.measure.rounds import Tell
-from trainledger.spec.attention import MultiHead
-from trainledger.spec.data import DataSpec
-from trainledger.spec.feed_forward import Dense
+from trainledger.spec.block import Dense, MultiHead
+from trainledger.spec.calibration import LoaderTime
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.rates import LoaderTime
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.run import Run
+from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.runfile import read, to_toml
 from trainledger.spec.units import MIB
 

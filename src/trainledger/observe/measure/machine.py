@@ -34,13 +34,11 @@ from trainledger.observe.measure.kernels import fresh_bytes_per_second, kernels,
 from trainledger.observe.measure.loader import loader_tokens_per_second
 from trainledger.observe.measure.local_ranks import cores_here
 from trainledger.observe.measure.rounds import Block, Timing, busy_sentence, has_a_clock, time_all
-from trainledger.spec.attention import MultiHead
-from trainledger.spec.calibration import Calibration, KernelTime
+from trainledger.spec.block import Dense, MultiHead
+from trainledger.spec.calibration import Calibration, CollectiveTime, KernelTime
 from trainledger.spec.durable import sha256, sync
-from trainledger.spec.feed_forward import Dense
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.rates import CollectiveTime
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.units import KIB, MIB

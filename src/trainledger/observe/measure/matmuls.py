@@ -22,8 +22,8 @@ from trainledger.observe.measure.kernels import (
 )
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
+from trainledger.spec.calibration import STRAIGHT, MatmulTime
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.rates import STRAIGHT, MatmulTime
 from trainledger.spec.units import format_nbytes
 
 Shape = tuple[int, int, int]  # m, n, k

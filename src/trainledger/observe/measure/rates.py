@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainledger.report.document import Answer
+from trainledger.spec.calibration import CollectiveTime, CopyTime, LoaderTime, MatmulTime
 from trainledger.spec.frozen import frozen
-from trainledger.spec.rates import CollectiveTime, CopyTime, LoaderTime, MatmulTime
 
 
 @frozen(kw_only=True)

@@ -19,9 +19,9 @@ from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.precision import build_model, refuse_matmuls, set_fp32_matmuls
 from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.ledger import Ledger
+from trainledger.spec.layers import LayerRun, group_size, layer_runs
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import LayerRun, group_size, layer_runs
 from trainledger.spec.run import Run
 from trainledger.spec.savings import Segments
 from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
@@ -134,7 +134,7 @@ Batch = tuple[Tensor, Tensor]
 def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
     """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed.
 
-    ``kernels`` are of `spec.kernels.KERNELS` (`trace.kernels`). Of eight and more equal blocks or micro-batches a few
+    ``kernels`` are of `spec.device.KERNELS` (`trace.kernels`). Of eight and more equal blocks or micro-batches a few
     are traced and multiplied (`few_blocks`), unless ``blocks`` is ``all``.
     """
     mode = FakeTensorMode()

@@ -20,7 +20,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.observe.measure.hardware import others_between, pace_of, processor_use
 from trainledger.spec.calibration import Calibration, find_calibration
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.units import KIB
 from trainledger.trace.recorder.storages import dtype_name
 

@@ -23,7 +23,7 @@ from trainledger.observe.profiler.ranks import Ranks
 from trainledger.observe.profiler.step_time import EXPOSED, HOST, LAUNCH_GAPS, OUTSIDE
 from trainledger.observe.profiler.step_work import Sent
 from trainledger.report.document import Answer
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.run import Run
 from trainledger.spec.units import NANOSECONDS_PER_SECOND
 

@@ -21,7 +21,7 @@ from trainledger.observe.profiler.step_time import StepTime, Timeline, moments_o
 from trainledger.observe.profiler.step_work import KernelTime, Sent, Split, collectives_of, split, work_of
 from trainledger.observe.profiler.steps import Step, Steps, steps_of
 from trainledger.report.document import Answer
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.units import format_percent
 
 _POINTS = 600  # of a curve: of more the highest of each piece is kept

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 
-from trainledger.spec.attention import Latent, MultiHead
-from trainledger.spec.feed_forward import Experts
+from trainledger.spec.block import Experts, Latent, LayerNorm, Linear, LongRope, MultiHead, Rope, Yarn
 from trainledger.spec.layers import period_of
-from trainledger.spec.model import LayerNorm, ModelSpec
-from trainledger.spec.positions import Linear, LongRope, Rope, Yarn
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
 
 LONGEST_PATTERN = 1000

@@ -1,4 +1,4 @@
-"""What the parts of a run must obey together, each rule with the nearest value that obeys it."""
+"""Rules of a run and its recipe and data, each with the nearest value that obeys it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from math import gcd
 
 from trainledger.spec.layout import AXES
-from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
-from trainledger.spec.problem import Problem
-from trainledger.spec.rules.data import data_problems
-from trainledger.spec.rules.documents import document_problems
+from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
-from trainledger.spec.rules.recipe import recipe_problems
-from trainledger.spec.run import Run
+from trainledger.spec.run import BLOCK_ROWS, STANDARD_LIBRARY, DataSpec, Run, dealt
+from trainledger.spec.savings import ATTENTION, KEEPABLE, MLP, TARGETS, Selective, is_target
 from trainledger.spec.units import round_up
 
 
@@ -154,3 +153,134 @@ def _linear_layers(spec: ModelSpec) -> list[str]:
         attend = (*queries, *ATTENTION[-2:], "o_proj")
     feed = MLP if spec.feed_forward.gated else MLP[1:]
     return [f"self_attn.{each}.weight" for each in attend] + [f"mlp.{each}.weight" for each in feed]
+
+
+def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Every contradiction between the fields of a recipe."""
+    if (recipe.tokens is None) == (recipe.steps is None):
+        rule = "give either tokens or steps"
+        if recipe.steps is not None:
+            rule += ", not both (--set recipe.steps= removes one)"
+        yield Problem("recipe.tokens", recipe.tokens, rule)
+    elif recipe.schedule.warmup_steps > recipe.total_steps:
+        rule = f"is longer than the run of {recipe.total_steps} steps"
+        yield Problem("recipe.schedule.warmup_steps", recipe.schedule.warmup_steps, rule, recipe.total_steps)
+    if recipe.precision.gradient_dtype is not None and not recipe.precision.master_weights:
+        rule = "belongs to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true"
+        yield Problem("recipe.precision.gradient_dtype", recipe.precision.gradient_dtype, rule, "none")
+    yield from _framework(recipe)
+    yield from _guard(recipe)
+    yield from _average(recipe)
+    yield from _maximal_update_recipe(recipe)
+    yield from _recomputation(recipe)
+    yield from _adapter_recipe(recipe)
+
+
+def _framework(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.loss.kind == "in-place" and recipe.framework != "megatron-core":
+        rule = "is a kernel of Transformer Engine, for recipe.framework = megatron-core only"
+        yield Problem("recipe.loss", "in-place", rule, "fused")
+    if recipe.of_megatron and recipe.loss.kind in ("chunked", "fused"):
+        yield Problem("recipe.loss", recipe.loss.kind, "is not available in Megatron-LM (recipe.framework)", "compiled")
+    if recipe.of_megatron and recipe.lora is not None:
+        rule = "is not accounted for in Megatron-LM (recipe.framework)"
+        yield Problem("recipe.lora.rank", recipe.lora.rank, rule, "recipe.framework = torch")
+
+
+def _guard(recipe: Recipe) -> Iterator[Problem]:
+    guard = recipe.guard
+    if guard.skips >= guard.window:
+        rule = f"must be below recipe.guard.window = {guard.window}, or the limit is never exceeded"
+        yield Problem("recipe.guard.skips", guard.skips, rule, guard.window - 1)
+    if guard.beyond.kind == "roll-back" and recipe.checkpoints.every is None:
+        rule = "needs checkpoints to return to, and recipe.checkpoints.every is absent"
+        yield Problem("recipe.guard.beyond", "roll-back", rule, "stop")
+
+
+def _average(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.ema is not None and recipe.precision.updated != "fp32":
+        rule = f"would not change in {recipe.precision.updated}, whose rounding is larger than a step of the average"
+        yield Problem("recipe.ema", recipe.ema.decay, rule, "none, or recipe.precision.master_weights = true")
+
+
+def _maximal_update_recipe(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.mup is None:
+        return
+    width, kind = recipe.mup.base_width, recipe.optimizer.kind
+    if kind not in STEPS_OF_OWN_SIZE:
+        rule = f"scales learning rates for optimizers with normalized steps, and recipe.optimizer is {kind}"
+        yield Problem("recipe.mup.base_width", width, rule, "recipe.optimizer = adamw")
+    if recipe.lora is not None:
+        yield Problem(
+            "recipe.mup.base_width", width, "has no rule here for adapters (recipe.lora)", "recipe.mup = none"
+        )
+
+
+def _recomputation(recipe: Recipe) -> Iterator[Problem]:
+    again, precision = recipe.activation_checkpointing, recipe.precision
+    if again.kind == "from-start" and precision.copies != "none":
+        rule = f"recomputation of the blocks before would leave low-precision copies (precision {precision.kind})"
+        yield Problem("recipe.activation_checkpointing", again.kind, rule, "full")
+    if recipe.loss.kind == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
+        rule = f"computes gradients in forward, which precision {precision.kind} scales or gathers afterwards"
+        yield Problem("recipe.loss", "fused", rule, "chunked")
+    for each in again.keep if isinstance(again, Selective) else ():
+        if each not in KEEPABLE:
+            rule = f"must be of {', '.join(KEEPABLE)}"
+            yield Problem("recipe.activation_checkpointing.keep", each, rule, nearest_text(each, KEEPABLE))
+
+
+def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
+    """The fields that exclude adapters."""
+    if recipe.lora is None:
+        return
+    for each in recipe.lora.targets:
+        if each not in TARGETS:
+            rule = f"must be of {', '.join(TARGETS)}"
+            yield Problem("recipe.lora.targets", each, rule, nearest_text(each, TARGETS))
+    precision = recipe.precision
+    if precision.copies == "gathered" or precision.float8 is not None or precision.loss_scaling or precision.master:
+        rule = "is not accounted for with frozen weights"
+        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
+    if recipe.compile:
+        yield Problem("recipe.compile", True, "is not built for adapters (recipe.lora)", False)
+    if recipe.activation_checkpointing.kind == "from-start":
+        rule = "is not accounted for with frozen weights"
+        yield Problem("recipe.activation_checkpointing", "from-start", rule, "full")
+    if recipe.optimizer.kind == "muon":
+        yield Problem("recipe.optimizer", "muon", "is for whole matrices, not for adapters", "adamw")
+
+
+def data_problems(data: DataSpec) -> Iterator[Problem]:
+    """Every contradiction between the fields of the data."""
+    if not data.mixture:
+        return
+    if data.path != (STANDARD_LIBRARY,):  # the default, which a run file may spell out
+        rule = "give either path, or mixture with a path for each of its sources, not both"
+        yield Problem("data.path", list(data.path), rule)
+    total = sum(data.weights)
+    for (name, each), rows in zip(data.mixture, dealt(BLOCK_ROWS, data.weights), strict=True):
+        if not rows:
+            rule = f"gives it none of {BLOCK_ROWS:,} sequences, since all weights together are {total:g}"
+            least = float(f"{(total - each.weight) / (BLOCK_ROWS - 100):.2g}")
+            yield Problem(f"data.mixture.{name}.weight", each.weight, rule, least)
+
+
+def document_problems(run: Run) -> Iterator[Problem]:
+    """What masked documents exclude of model, kernel and layout."""
+    if run.recipe.documents is None:
+        return
+    if run.recipe.attention == "flash":
+        rule = "PyTorch's flash kernel has no mask here, which recipe.documents = masked needs"
+        yield Problem("recipe.attention", "flash", rule, "sdpa")
+    if run.model.n_mtp_layers:
+        rule = "predict further tokens, which may be of the next document: recipe.documents = masked excludes them"
+        yield Problem("model.n_mtp_layers", run.model.n_mtp_layers, rule, 0)
+    if run.layout.auto:
+        return
+    if run.layout.context > 1:
+        rule = "attends between ranks without a mask, which recipe.documents = masked needs"
+        yield Problem("layout.context", run.layout.context, rule, 1)
+    if run.layout.pipeline > 1:
+        rule = "sends no token ids to later stages, which recipe.documents = masked needs for its mask"
+        yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)

@@ -32,7 +32,7 @@ import torch.utils._foreach_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trainledger.spec.kernels import KERNELS
+from trainledger.spec.device import KERNELS
 from trainledger.trace.patches import all_replaced, answering, around, replaced
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -96,7 +96,7 @@ def attention_on_cuda(
     """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one.
 
     Devices of generations 9 and 10 take cuDNN's kernel before them, up to a ``cudnn_width`` of heads
-    (`spec.kernels.kernels_of_capability`).
+    (`spec.device.kernels_of_capability`).
     """
     aten = torch.ops.aten
     if torch.is_autocast_enabled("cpu"):

@@ -121,7 +121,7 @@ CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _stat
 
 
 def results_of(backend: str) -> Mapping[OpOverload, Correct]:
-    """What to correct for the kernels of a backend (`spec.kernels.KERNELS`)."""
+    """What to correct for the kernels of a backend (`spec.device.KERNELS`)."""
     return {**SPARSE_RESULTS, **(CPU_RESULTS if backend == "cpu" else CUDA_RESULTS)}
 
 

@@ -15,8 +15,8 @@ from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN
 from trainledger.forecast.plan.layouts.result import Layouts, ScoredLayout
 from trainledger.forecast.plan.plan import Plan
 from trainledger.report.document import Document, Section, Table, Text
-from trainledger.spec.overrides import value_of
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import value_of
 from trainledger.spec.units import format_nbytes, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Remedy, Reply
 from trainledger.web.field import Field, Query, of_run, one_of, powers

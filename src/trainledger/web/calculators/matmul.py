@@ -12,7 +12,7 @@ from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.plan.napkin import short
 from trainledger.forecast.plan.quantity import read
 from trainledger.forecast.predict.einsum_time import DIMS, EinsumTime, swept
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import counted, format_flops_per_second, format_percent, format_seconds, parse_count
 from trainledger.tensors import einsum as einsums

@@ -19,7 +19,7 @@ from trainledger.forecast.plan.plan import Plan, counted_by
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.forecast.predict.roofline import SHEET_NAMES
 from trainledger.ledger.rules_of_thumb import RULES, training_flops
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, PLAIN, Calculator, Drawing, Headline, Progress, Reply

@@ -11,9 +11,9 @@ from published_configs import CONFIGS
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from trainledger.ledger.model.parameters import parameters
+from trainledger.spec.block import Linear
 from trainledger.spec.convert.huggingface import FAMILIES, family_of, from_config, left_out, to_config
 from trainledger.spec.layers import kind_of
-from trainledger.spec.positions import Linear
 from trainledger.spec.problem import InvalidInput
 
 # The parameters of transformers' modules (built below). Those of gpt-j-6b, bloom, phi-2, gemma-3-1b and others are the

@@ -19,10 +19,10 @@ from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.parallel.rank_plan import parts_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
 from trainledger.ledger.step import account
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import layer_runs
 from trainledger.spec.layout import Layout
-from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much

@@ -22,8 +22,8 @@ from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.step import follow
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import checkpointed
 from trainledger.spec.layout import Layout, overlaps
-from trainledger.spec.recompute import checkpointed
 from trainledger.spec.run import Run
 
 _SHARING = ("shard", "shard x context", "replicate", "shard / expert", "shard x context / expert")

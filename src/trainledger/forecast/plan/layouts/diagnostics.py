@@ -20,13 +20,13 @@ from trainledger.forecast.plan.layouts.grid import (
 )
 from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.forecast.plan.layouts.search import BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE
-from trainledger.spec.difference import as_override
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import SCHEDULES
-from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
+from trainledger.spec.savings import ONE_DEVICE
 
 _RECIPE = ("micro_batch", "activation_checkpointing")
 _MOST_DEVICES = 10**7

@@ -12,11 +12,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from trainledger.spec.frozen import frozen
+from trainledger.spec.layers import checkpointed, layer_runs
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
 from trainledger.spec.parts import KIND
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import checkpointed, layer_runs
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from trainledger.report.document import Answer
-from trainledger.spec.difference import as_override
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import overlaps
 from trainledger.spec.parts import table_of
 from trainledger.spec.run import Run
+from trainledger.spec.run_text import as_override
 from trainledger.spec.setting import NONE
 from trainledger.spec.units import format_count, format_nbytes, format_seconds
 

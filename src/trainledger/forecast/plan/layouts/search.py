@@ -26,7 +26,7 @@ from trainledger.forecast.predict.step import basis_of
 from trainledger.forecast.predict.stream_ops import UPDATE
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.spec.cluster import Device
+from trainledger.spec.device import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainledger.spec.block import Router
 from trainledger.spec.convert.huggingface.family import ExpertNames, Names, Switch, pairs
-from trainledger.spec.convert.huggingface.layers import read_sparse_layers
 from trainledger.spec.convert.huggingface.llamas import BIAS, BIASES, HEAD, ROTARY
-from trainledger.spec.convert.huggingface.reading import Reading
+from trainledger.spec.convert.huggingface.reading import Reading, read_sparse_layers
 from trainledger.spec.convert.huggingface.rope import magnitude, rope_parameters
-from trainledger.spec.feed_forward import Router
 from trainledger.spec.model import ModelSpec
 
 

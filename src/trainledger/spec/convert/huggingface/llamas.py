@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainledger.spec.convert.huggingface.family import Family, Names, pairs
-from trainledger.spec.convert.huggingface.layers import read_skipped_rope
-from trainledger.spec.convert.huggingface.reading import Reading
+from trainledger.spec.convert.huggingface.reading import Reading, read_skipped_rope
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 

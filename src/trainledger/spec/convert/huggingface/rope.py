@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from trainledger.spec.block import Rope
 from trainledger.spec.convert.huggingface.reading import Reading
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import fields_of
-from trainledger.spec.positions import Rope
 from trainledger.spec.problem import shown
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"

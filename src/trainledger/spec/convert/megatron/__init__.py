@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainledger.spec.convert.megatron.arguments import LARGEST, SUFFIXES, Arguments, from_values, read_arguments
+from trainledger.spec.convert.megatron.arguments import (
+    LARGEST,
+    SUFFIXES,
+    Arguments,
+    Reading,
+    from_values,
+    read_arguments,
+)
 from trainledger.spec.convert.megatron.flags import PROGRAMS, REFUSED
 from trainledger.spec.convert.megatron.layout import layout_of, ranks_of
 from trainledger.spec.convert.megatron.model import model_of
-from trainledger.spec.convert.megatron.reading import Reading
 from trainledger.spec.convert.megatron.recipe import recipe_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, shown

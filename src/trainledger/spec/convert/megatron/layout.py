@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.convert.megatron.reading import Reading
+from trainledger.spec.convert.megatron.arguments import Reading
 
 
 def ranks_of(read: Reading) -> tuple[int, int, int]:

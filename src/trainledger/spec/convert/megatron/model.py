@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainledger.spec.convert.megatron.reading import Reading
+from trainledger.spec.convert.megatron.arguments import Reading
 
 # Vocabularies of tokenizers that are known by their type; files are never opened.
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}

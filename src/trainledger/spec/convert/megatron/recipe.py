@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.convert.megatron.reading import Reading
+from trainledger.spec.convert.megatron.arguments import Reading
 
 _SCALINGS = {"tensorwise": "tensorwise", "delayed": "tensorwise", "blockwise": "block", "mxfp8": "block"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}

@@ -1,0 +1,295 @@
+"""The parts of a block: norms, attention, positions and MLP, a class for each kind."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trainledger.spec.frozen import frozen
+from trainledger.spec.parts import part
+from trainledger.spec.setting import setting
+
+
+@frozen(kw_only=True)
+class RMSNorm:
+    """Division by the root mean square, then a weight (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    kind: ClassVar[str] = "rmsnorm"
+    weight: ClassVar[bool] = True
+    bias: ClassVar[bool] = False
+
+    eps: float = setting("added to the mean square", quantity="number", default=1e-5, above=0)
+    plus_one: bool = setting("multiplies by 1 + its weight, in fp32 (Gemma)", quantity="flag", default=False)
+
+
+@frozen(kw_only=True)
+class LayerNorm:
+    """Normalization to mean 0 and variance 1, then weight and bias if set (Ba et al. 2016, arXiv 1607.06450)."""
+
+    kind: ClassVar[str] = "layernorm"
+    plus_one: ClassVar[bool] = False
+
+    eps: float = setting("added to the variance", quantity="number", default=1e-5, above=0)
+    weight: bool = setting("the norm has a weight (OLMo's first has none)", quantity="flag", default=True)
+    bias: bool = setting("the norm has a bias", quantity="flag", default=False)
+
+
+QK_NORMS = ("head", "width")
+
+
+@frozen(kw_only=True)
+class MultiHead:
+    """Query heads, and as many key-value heads or fewer (Ainslie et al. 2023, GQA, arXiv 2305.13245)."""
+
+    kind: ClassVar[str] = "multi-head"
+
+    n_heads: int = setting("query heads", at_least=1, at_most=10**6)
+    n_kv_heads: int | None = setting(
+        "key-value heads; absent = n_heads (multi-head)", default=None, at_least=1, at_most=10**6
+    )
+    head_dim: int | None = setting("head size; absent = d_model / n_heads", default=None, at_least=1, at_most=10**6)
+    bias: bool = setting("biases in the query, key and value projections", quantity="flag", default=False)
+    output_bias: bool | None = setting(
+        "a bias in the output projection; absent = as bias", quantity="flag", default=None
+    )
+    qk_norm: str | None = setting(
+        "norms of queries and keys: over each head, or over all heads together; absent = none",
+        quantity="text", default=None, choices=QK_NORMS,
+    )  # fmt: skip
+    scale: float | None = setting(
+        "factor of the scores; absent = 1 / sqrt(head size)", quantity="number", default=None, above=0
+    )
+    softcap: float | None = setting(
+        "scores become c tanh(scores / c); absent = no cap", quantity="number", default=None, above=0
+    )
+    sinks: bool = setting(
+        "a learned logit for each head that takes probability without a value (gpt-oss)", quantity="flag", default=False
+    )
+    window: int | None = setting(
+        "tokens that a local layer sees, itself included; absent = all layers are global", default=None, at_least=1
+    )
+    global_every: int | None = setting(
+        "with a window: every n-th layer is global; absent = none is", default=None, at_least=2, at_most=10**5
+    )
+
+    @property
+    def custom_scores(self) -> str:
+        """The scores that PyTorch's fused kernels do not compute, in words; empty where they compute all."""
+        if self.softcap is not None:
+            return "capped scores (model.attention.softcap)"
+        return "attention sinks (model.attention.sinks)" if self.sinks else ""
+
+
+@frozen(kw_only=True)
+class Latent:
+    """Keys and values from a joint latent, with a separate rotary part (DeepSeek-AI 2024, DeepSeek-V2, section 2.1)."""
+
+    kind: ClassVar[str] = "latent"
+    # Options of multi-head attention that latent attention does not have.
+    n_kv_heads: ClassVar[None] = None
+    head_dim: ClassVar[None] = None
+    qk_norm: ClassVar[None] = None
+    softcap: ClassVar[None] = None
+    sinks: ClassVar[bool] = False
+    custom_scores: ClassVar[str] = ""
+    window: ClassVar[None] = None
+    global_every: ClassVar[None] = None
+
+    n_heads: int = setting("heads", at_least=1, at_most=10**6)
+    kv_rank: int = setting("width of the joint latent of keys and values", at_least=1, at_most=10**7)
+    q_rank: int | None = setting(
+        "width of the latent of the queries; absent = one projection without a latent",
+        default=None,
+        at_least=1,
+        at_most=10**7,
+    )
+    nope_head_dim: int = setting("width of a head's part without positions", at_least=1, at_most=10**6)
+    rope_head_dim: int = setting("width of a head's rotary part, one key for all heads", at_least=2, at_most=10**6)
+    v_head_dim: int = setting("width of a value head", at_least=1, at_most=10**6)
+    bias: bool = setting("biases in the projections to the latents", quantity="flag", default=False)
+    output_bias: bool | None = setting(
+        "a bias in the output projection; absent = as bias", quantity="flag", default=None
+    )
+    scale: float | None = setting(
+        "factor of the scores; absent = 1 / sqrt(head size)", quantity="number", default=None, above=0
+    )
+
+
+@frozen(kw_only=True)
+class Llama3:
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+
+    kind: ClassVar[str] = "llama3"
+
+    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
+    low_freq_factor: float = setting(
+        "wavelengths above original_seq_len over this are stretched in full", quantity="number", default=1.0, above=0
+    )
+    high_freq_factor: float = setting(
+        "wavelengths below original_seq_len over this are kept", quantity="number", default=4.0, above=0
+    )
+    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
+
+
+@frozen(kw_only=True)
+class Linear:
+    """All wavelengths are stretched (Chen et al. 2023, Position Interpolation, arXiv 2306.15595)."""
+
+    kind: ClassVar[str] = "linear"
+
+    factor: float = setting("factor by which rotary wavelengths are stretched", quantity="number", at_least=1)
+
+
+@frozen(kw_only=True)
+class Yarn:
+    """Long wavelengths are stretched, short ones kept, a ramp between (Peng et al. 2023, YaRN, arXiv 2309.00071)."""
+
+    kind: ClassVar[str] = "yarn"
+
+    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
+    beta_slow: float = setting(
+        "wavelengths that fit at most this often into original_seq_len are stretched in full",
+        quantity="number", default=1.0, above=0,
+    )  # fmt: skip
+    beta_fast: float = setting(
+        "wavelengths that fit at least this often into original_seq_len are kept", quantity="number",
+        default=32.0, above=0,
+    )  # fmt: skip
+    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
+    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
+    truncate: bool = setting(
+        "the ends of the ramp are rounded outwards to whole pairs of dims", quantity="flag", default=True
+    )
+
+
+@frozen(kw_only=True)
+class LongRope:
+    """A factor for each wavelength, which is not kept here (Ding et al. 2024, LongRoPE, arXiv 2402.13753)."""
+
+    kind: ClassVar[str] = "longrope"
+
+    factor: float = setting(
+        "factor by which the longest rotary wavelengths are stretched", quantity="number", at_least=1
+    )
+    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
+    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
+
+
+@frozen(kw_only=True)
+class Rope:
+    """Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864)."""
+
+    kind: ClassVar[str] = "rope"
+
+    theta: float = setting("base of the rotary frequencies", quantity="number", default=10000.0, above=0)
+    local_theta: float | None = setting(
+        "base of the rotary frequencies in local layers, without scaling; absent = as in all layers",
+        quantity="number", default=None, above=0,
+    )  # fmt: skip
+    dim: int | None = setting(
+        "leading dims of a head that rotate; absent = all", default=None, at_least=2, at_most=10**6
+    )
+    interleaved: bool = setting(
+        "pairs are neighbouring dims instead of dims of the two halves", quantity="flag", default=False
+    )
+    skip_every: int | None = setting(
+        "every n-th layer has no positions; absent = all have", default=None, at_least=1, at_most=10**5
+    )
+    scaling: Llama3 | Linear | Yarn | LongRope | None = part(
+        "how rotary wavelengths are stretched for longer sequences; absent = not",
+        Llama3,
+        Linear,
+        Yarn,
+        LongRope,
+        default=None,
+    )
+
+
+@frozen(kw_only=True)
+class Learned:
+    """A learned vector for each position."""
+
+    kind: ClassVar[str] = "learned"
+
+    extra_rows: int = setting("unused rows before the learned positions (OPT has 2)", default=0, at_least=0)
+
+
+@frozen(kw_only=True)
+class Alibi:
+    """Scores fall linearly with the distance, with one slope per head (Press et al. 2022, ALiBi, arXiv 2108.12409)."""
+
+    kind: ClassVar[str] = "alibi"
+
+
+@frozen(kw_only=True)
+class NoPositions:
+    """No positions: only the causal mask orders the tokens."""
+
+    kind: ClassVar[str] = "none"
+
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swish")
+ROUTER_SCORES = ("softmax", "sigmoid", "softmax-of-chosen")
+
+
+@frozen(kw_only=True)
+class Dense:
+    """One MLP for all tokens."""
+
+    kind: ClassVar[str] = "dense"
+
+    d_ff: int = setting("inner size of the MLP", at_least=1, at_most=10**8)
+    activation: str = setting("nonlinearity of the MLP", quantity="text", default="silu", choices=ACTIVATIONS)
+    gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", quantity="flag", default=True)
+    bias: bool = setting("biases in the MLP", quantity="flag", default=False)
+
+
+@frozen(kw_only=True)
+class Router:
+    """How experts and their weights are chosen for a token."""
+
+    scores: str = setting(
+        "scores of the experts: softmax over all, sigmoid, or softmax over the chosen",
+        quantity="text", default="softmax", choices=ROUTER_SCORES,
+    )  # fmt: skip
+    bias: bool = setting("the router has a bias", quantity="flag", default=False)
+    normalize: bool = setting("the chosen scores are divided by their sum", quantity="flag", default=True)
+    scale: float = setting("factor of the chosen scores", quantity="number", default=1.0, above=0)
+    correction: bool = setting(
+        "a bias without gradient balances the load (DeepSeek-V3)", quantity="flag", default=False
+    )
+    groups: int = setting(
+        "groups of experts; the best groups are chosen before experts", default=1, at_least=1, at_most=10**5
+    )
+    top_groups: int = setting("chosen groups", default=1, at_least=1, at_most=10**5)
+
+
+@frozen(kw_only=True)
+class Experts(Dense):
+    """Mixtures of experts in all layers or some; the others have the dense MLP."""
+
+    kind: ClassVar[str] = "experts"
+
+    n_experts: int = setting("experts of a layer", at_least=2, at_most=10**5)
+    per_token: int = setting("experts for each token (top k)", default=2, at_least=1, at_most=10**5)
+    expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", default=None, at_least=1, at_most=10**8)
+    n_shared: int = setting("shared experts, which every token uses, as one MLP", default=0, at_least=0, at_most=10**4)
+    shared_d_ff: int | None = setting(
+        "inner size of all shared experts together; absent = n_shared times that of one expert", default=None,
+        at_least=1, at_most=10**8,
+    )  # fmt: skip
+    shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", quantity="flag", default=False)
+    n_dense_layers: int = setting("leading layers with a dense MLP", default=0, at_least=0, at_most=10**5)
+    every: int = setting("every n-th layer has experts", default=1, at_least=1, at_most=10**5)
+    router: Router = part("how experts are chosen for a token", Router, default=Router())
+
+    @property
+    def width(self) -> int:
+        """Inner size of one expert."""
+        return self.d_ff if self.expert_d_ff is None else self.expert_d_ff
+
+    @property
+    def shared_width(self) -> int:
+        """Inner size of all shared experts together; 0 without any."""
+        if not self.n_shared or self.shared_d_ff is None:
+            return self.n_shared * self.width
+        return self.shared_d_ff
