@@ -13,7 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import fields_of, from_fields, kinds_of, with_fields
 from trainledger.spec.reading import field_of
 from trainledger.spec.rules.model import model_problems
-from trainledger.spec.setting import read_value, rule_of
+from trainledger.spec.setting import quantity_of, read_value, rule_of
 
 SIZES = {
     "vocab_size": 100,
@@ -170,7 +170,7 @@ def field(path: str) -> Field[Any]:
 def of_field(path: str) -> st.SearchStrategy[Any]:
     """Values that the field takes by itself."""
     rule = rule_of(field(path))
-    match rule["quantity"]:
+    match quantity_of(field(path)):
         case "flag":
             values: st.SearchStrategy[Any] = st.booleans()
         case "text":

@@ -17,8 +17,8 @@ class RMSNorm:
     weight: ClassVar[bool] = True
     bias: ClassVar[bool] = False
 
-    eps: float = setting("added to the mean square", quantity="number", default=1e-5, above=0)
-    plus_one: bool = setting("multiplies by 1 + its weight, in fp32 (Gemma)", quantity="flag", default=False)
+    eps: float = setting("added to the mean square", 1e-5, above=0)
+    plus_one: bool = setting("multiplies by 1 + its weight, in fp32 (Gemma)", False)
 
 
 @frozen(kw_only=True)
@@ -28,9 +28,9 @@ class LayerNorm:
     kind: ClassVar[str] = "layernorm"
     plus_one: ClassVar[bool] = False
 
-    eps: float = setting("added to the variance", quantity="number", default=1e-5, above=0)
-    weight: bool = setting("the norm has a weight (OLMo's first has none)", quantity="flag", default=True)
-    bias: bool = setting("the norm has a bias", quantity="flag", default=False)
+    eps: float = setting("added to the variance", 1e-5, above=0)
+    weight: bool = setting("the norm has a weight (OLMo's first has none)", True)
+    bias: bool = setting("the norm has a bias", False)
 
 
 QK_NORMS = ("head", "width")
@@ -43,32 +43,21 @@ class MultiHead:
     kind: ClassVar[str] = "multi-head"
 
     n_heads: int = setting("query heads", at_least=1, at_most=10**6)
-    n_kv_heads: int | None = setting(
-        "key-value heads; absent = n_heads (multi-head)", default=None, at_least=1, at_most=10**6
-    )
-    head_dim: int | None = setting("head size; absent = d_model / n_heads", default=None, at_least=1, at_most=10**6)
-    bias: bool = setting("biases in the query, key and value projections", quantity="flag", default=False)
-    output_bias: bool | None = setting(
-        "a bias in the output projection; absent = as bias", quantity="flag", default=None
-    )
+    n_kv_heads: int | None = setting("key-value heads; absent = n_heads (multi-head)", None, at_least=1, at_most=10**6)
+    head_dim: int | None = setting("head size; absent = d_model / n_heads", None, at_least=1, at_most=10**6)
+    bias: bool = setting("biases in the query, key and value projections", False)
+    output_bias: bool | None = setting("a bias in the output projection; absent = as bias", None)
     qk_norm: str | None = setting(
-        "norms of queries and keys: over each head, or over all heads together; absent = none",
-        quantity="text", default=None, choices=QK_NORMS,
-    )  # fmt: skip
-    scale: float | None = setting(
-        "factor of the scores; absent = 1 / sqrt(head size)", quantity="number", default=None, above=0
+        "norms of queries and keys: over each head, or over all heads together; absent = none", None, choices=QK_NORMS
     )
-    softcap: float | None = setting(
-        "scores become c tanh(scores / c); absent = no cap", quantity="number", default=None, above=0
-    )
-    sinks: bool = setting(
-        "a learned logit for each head that takes probability without a value (gpt-oss)", quantity="flag", default=False
-    )
+    scale: float | None = setting("factor of the scores; absent = 1 / sqrt(head size)", None, above=0)
+    softcap: float | None = setting("scores become c tanh(scores / c); absent = no cap", None, above=0)
+    sinks: bool = setting("a learned logit for each head that takes probability without a value (gpt-oss)", False)
     window: int | None = setting(
-        "tokens that a local layer sees, itself included; absent = all layers are global", default=None, at_least=1
+        "tokens that a local layer sees, itself included; absent = all layers are global", None, at_least=1
     )
     global_every: int | None = setting(
-        "with a window: every n-th layer is global; absent = none is", default=None, at_least=2, at_most=10**5
+        "with a window: every n-th layer is global; absent = none is", None, at_least=2, at_most=10**5
     )
 
     @property
@@ -97,21 +86,14 @@ class Latent:
     n_heads: int = setting("heads", at_least=1, at_most=10**6)
     kv_rank: int = setting("width of the joint latent of keys and values", at_least=1, at_most=10**7)
     q_rank: int | None = setting(
-        "width of the latent of the queries; absent = one projection without a latent",
-        default=None,
-        at_least=1,
-        at_most=10**7,
+        "width of the latent of the queries; absent = one projection without a latent", None, at_least=1, at_most=10**7
     )
     nope_head_dim: int = setting("width of a head's part without positions", at_least=1, at_most=10**6)
     rope_head_dim: int = setting("width of a head's rotary part, one key for all heads", at_least=2, at_most=10**6)
     v_head_dim: int = setting("width of a value head", at_least=1, at_most=10**6)
-    bias: bool = setting("biases in the projections to the latents", quantity="flag", default=False)
-    output_bias: bool | None = setting(
-        "a bias in the output projection; absent = as bias", quantity="flag", default=None
-    )
-    scale: float | None = setting(
-        "factor of the scores; absent = 1 / sqrt(head size)", quantity="number", default=None, above=0
-    )
+    bias: bool = setting("biases in the projections to the latents", False)
+    output_bias: bool | None = setting("a bias in the output projection; absent = as bias", None)
+    scale: float | None = setting("factor of the scores; absent = 1 / sqrt(head size)", None, above=0)
 
 
 @frozen(kw_only=True)
@@ -120,14 +102,10 @@ class Llama3:
 
     kind: ClassVar[str] = "llama3"
 
-    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
-    low_freq_factor: float = setting(
-        "wavelengths above original_seq_len over this are stretched in full", quantity="number", default=1.0, above=0
-    )
-    high_freq_factor: float = setting(
-        "wavelengths below original_seq_len over this are kept", quantity="number", default=4.0, above=0
-    )
-    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
+    factor: float = setting("factor by which long rotary wavelengths are stretched", at_least=1)
+    low_freq_factor: float = setting("wavelengths above original_seq_len over this are stretched in full", 1.0, above=0)
+    high_freq_factor: float = setting("wavelengths below original_seq_len over this are kept", 4.0, above=0)
+    original_seq_len: int = setting("longest sequence before the scaling", 8192, at_least=1, at_most=10**9)
 
 
 @frozen(kw_only=True)
@@ -136,7 +114,7 @@ class Linear:
 
     kind: ClassVar[str] = "linear"
 
-    factor: float = setting("factor by which rotary wavelengths are stretched", quantity="number", at_least=1)
+    factor: float = setting("factor by which rotary wavelengths are stretched", at_least=1)
 
 
 @frozen(kw_only=True)
@@ -145,20 +123,14 @@ class Yarn:
 
     kind: ClassVar[str] = "yarn"
 
-    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
+    factor: float = setting("factor by which long rotary wavelengths are stretched", at_least=1)
     beta_slow: float = setting(
-        "wavelengths that fit at most this often into original_seq_len are stretched in full",
-        quantity="number", default=1.0, above=0,
-    )  # fmt: skip
-    beta_fast: float = setting(
-        "wavelengths that fit at least this often into original_seq_len are kept", quantity="number",
-        default=32.0, above=0,
-    )  # fmt: skip
-    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
-    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
-    truncate: bool = setting(
-        "the ends of the ramp are rounded outwards to whole pairs of dims", quantity="flag", default=True
+        "wavelengths that fit at most this often into original_seq_len are stretched in full", 1.0, above=0
     )
+    beta_fast: float = setting("wavelengths that fit at least this often into original_seq_len are kept", 32.0, above=0)
+    original_seq_len: int = setting("longest sequence before the scaling", 8192, at_least=1, at_most=10**9)
+    attention_factor: float = setting("factor of cosines and sines", 1.0, above=0)
+    truncate: bool = setting("the ends of the ramp are rounded outwards to whole pairs of dims", True)
 
 
 @frozen(kw_only=True)
@@ -167,11 +139,9 @@ class LongRope:
 
     kind: ClassVar[str] = "longrope"
 
-    factor: float = setting(
-        "factor by which the longest rotary wavelengths are stretched", quantity="number", at_least=1
-    )
-    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
-    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
+    factor: float = setting("factor by which the longest rotary wavelengths are stretched", at_least=1)
+    original_seq_len: int = setting("longest sequence before the scaling", 8192, at_least=1, at_most=10**9)
+    attention_factor: float = setting("factor of cosines and sines", 1.0, above=0)
 
 
 @frozen(kw_only=True)
@@ -180,19 +150,14 @@ class Rope:
 
     kind: ClassVar[str] = "rope"
 
-    theta: float = setting("base of the rotary frequencies", quantity="number", default=10000.0, above=0)
+    theta: float = setting("base of the rotary frequencies", 10000.0, above=0)
     local_theta: float | None = setting(
-        "base of the rotary frequencies in local layers, without scaling; absent = as in all layers",
-        quantity="number", default=None, above=0,
-    )  # fmt: skip
-    dim: int | None = setting(
-        "leading dims of a head that rotate; absent = all", default=None, at_least=2, at_most=10**6
+        "base of the rotary frequencies in local layers, without scaling; absent = as in all layers", None, above=0
     )
-    interleaved: bool = setting(
-        "pairs are neighbouring dims instead of dims of the two halves", quantity="flag", default=False
-    )
+    dim: int | None = setting("leading dims of a head that rotate; absent = all", None, at_least=2, at_most=10**6)
+    interleaved: bool = setting("pairs are neighbouring dims instead of dims of the two halves", False)
     skip_every: int | None = setting(
-        "every n-th layer has no positions; absent = all have", default=None, at_least=1, at_most=10**5
+        "every n-th layer has no positions; absent = all have", None, at_least=1, at_most=10**5
     )
     scaling: Llama3 | Linear | Yarn | LongRope | None = part(
         "how rotary wavelengths are stretched for longer sequences; absent = not",
@@ -210,7 +175,7 @@ class Learned:
 
     kind: ClassVar[str] = "learned"
 
-    extra_rows: int = setting("unused rows before the learned positions (OPT has 2)", default=0, at_least=0)
+    extra_rows: int = setting("unused rows before the learned positions (OPT has 2)", 0, at_least=0)
 
 
 @frozen(kw_only=True)
@@ -238,9 +203,9 @@ class Dense:
     kind: ClassVar[str] = "dense"
 
     d_ff: int = setting("inner size of the MLP", at_least=1, at_most=10**8)
-    activation: str = setting("nonlinearity of the MLP", quantity="text", default="silu", choices=ACTIVATIONS)
-    gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", quantity="flag", default=True)
-    bias: bool = setting("biases in the MLP", quantity="flag", default=False)
+    activation: str = setting("nonlinearity of the MLP", "silu", choices=ACTIVATIONS)
+    gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", True)
+    bias: bool = setting("biases in the MLP", False)
 
 
 @frozen(kw_only=True)
@@ -248,19 +213,14 @@ class Router:
     """How experts and their weights are chosen for a token."""
 
     scores: str = setting(
-        "scores of the experts: softmax over all, sigmoid, or softmax over the chosen",
-        quantity="text", default="softmax", choices=ROUTER_SCORES,
-    )  # fmt: skip
-    bias: bool = setting("the router has a bias", quantity="flag", default=False)
-    normalize: bool = setting("the chosen scores are divided by their sum", quantity="flag", default=True)
-    scale: float = setting("factor of the chosen scores", quantity="number", default=1.0, above=0)
-    correction: bool = setting(
-        "a bias without gradient balances the load (DeepSeek-V3)", quantity="flag", default=False
+        "scores of the experts: softmax over all, sigmoid, or softmax over the chosen", "softmax", choices=ROUTER_SCORES
     )
-    groups: int = setting(
-        "groups of experts; the best groups are chosen before experts", default=1, at_least=1, at_most=10**5
-    )
-    top_groups: int = setting("chosen groups", default=1, at_least=1, at_most=10**5)
+    bias: bool = setting("the router has a bias", False)
+    normalize: bool = setting("the chosen scores are divided by their sum", True)
+    scale: float = setting("factor of the chosen scores", 1.0, above=0)
+    correction: bool = setting("a bias without gradient balances the load (DeepSeek-V3)", False)
+    groups: int = setting("groups of experts; the best groups are chosen before experts", 1, at_least=1, at_most=10**5)
+    top_groups: int = setting("chosen groups", 1, at_least=1, at_most=10**5)
 
 
 @frozen(kw_only=True)
@@ -270,16 +230,18 @@ class Experts(Dense):
     kind: ClassVar[str] = "experts"
 
     n_experts: int = setting("experts of a layer", at_least=2, at_most=10**5)
-    per_token: int = setting("experts for each token (top k)", default=2, at_least=1, at_most=10**5)
-    expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", default=None, at_least=1, at_most=10**8)
-    n_shared: int = setting("shared experts, which every token uses, as one MLP", default=0, at_least=0, at_most=10**4)
+    per_token: int = setting("experts for each token (top k)", 2, at_least=1, at_most=10**5)
+    expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", None, at_least=1, at_most=10**8)
+    n_shared: int = setting("shared experts, which every token uses, as one MLP", 0, at_least=0, at_most=10**4)
     shared_d_ff: int | None = setting(
-        "inner size of all shared experts together; absent = n_shared times that of one expert", default=None,
-        at_least=1, at_most=10**8,
-    )  # fmt: skip
-    shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", quantity="flag", default=False)
-    n_dense_layers: int = setting("leading layers with a dense MLP", default=0, at_least=0, at_most=10**5)
-    every: int = setting("every n-th layer has experts", default=1, at_least=1, at_most=10**5)
+        "inner size of all shared experts together; absent = n_shared times that of one expert",
+        None,
+        at_least=1,
+        at_most=10**8,
+    )
+    shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", False)
+    n_dense_layers: int = setting("leading layers with a dense MLP", 0, at_least=0, at_most=10**5)
+    every: int = setting("every n-th layer has experts", 1, at_least=1, at_most=10**5)
     router: Router = part("how experts are chosen for a token", Router, default=Router())
 
     @property

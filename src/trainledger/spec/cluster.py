@@ -97,68 +97,93 @@ _OF_ALL = 'bytes per second of all devices together; of 5 GB/s write "5GB/s"'
 class Cluster:
     """The devices of a run."""
 
-    device: str = setting("a device of the catalog, or this-machine", quantity="text", default="this-machine")
-    count: int = setting("number of devices", default=1, at_least=1, at_most=10**7)
-    backend: str = setting(
-        "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
-    )
+    device: str = setting("a device of the catalog, or this-machine", "this-machine")
+    count: int = setting("number of devices", 1, at_least=1, at_most=10**7)
+    backend: str = setting("torch device: auto, cpu, cuda or mps", "auto", choices=("auto", "cpu", "cuda", "mps"))
     devices_per_node: int | None = setting(
         "devices that the links of one node connect; absent = the usual number for the device",
-        default=None, at_least=1, at_most=10**6,
-    )  # fmt: skip
+        None,
+        at_least=1,
+        at_most=10**6,
+    )
     network: str | None = setting(
-        "link of the catalog between nodes (trainledger catalog links); absent = the device's usual one",
-        quantity="text", default=None,
-    )  # fmt: skip
+        "link of the catalog between nodes (trainledger catalog links); absent = the device's usual one", None
+    )
     network_bytes_per_second: int | None = setting(
         'bandwidth of the network per device, one way, by its data sheet ("50GB/s", "400Gbit/s"); absent = that of '
         "cluster.network",
-        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
-    )  # fmt: skip
+        None,
+        quantity="bytes/s",
+        at_least=LEAST_RATE,
+        at_most=10**15,
+        unit=_FOR_EACH,
+    )
     network_reached_bytes_per_second: int | None = setting(
         "measured bandwidth of long messages over the network per device, one way: the bus bandwidth of nccl-tests "
         "over several whole nodes, divided by the devices of one; absent = the data sheet's times the catalog's share",
-        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
-    )  # fmt: skip
+        None,
+        quantity="bytes/s",
+        at_least=LEAST_RATE,
+        at_most=10**15,
+        unit=_FOR_EACH,
+    )
     price_per_device_hour: float | None = setting(
-        "price of one device for an hour; absent = no cost", quantity="number", default=None, at_least=0,
-        at_most=10**9,
-    )  # fmt: skip
+        "price of one device for an hour; absent = no cost", None, at_least=0, at_most=10**9
+    )
     mtbf_device_hours: float | None = setting(
         "hours of one device between interruptions of the run; absent = as published for the device",
-        quantity="number", default=None, above=0, at_most=10**12,
-    )  # fmt: skip
+        None,
+        above=0,
+        at_most=10**12,
+    )
     restart_seconds: float | None = setting(
         "from an interruption to the next step, without reading the checkpoint; absent = as published",
-        quantity="seconds", default=None, at_least=0, at_most=10**7,
-    )  # fmt: skip
+        None,
+        quantity="seconds",
+        at_least=0,
+        at_most=10**7,
+    )
     storage_bytes_per_second: int | None = setting(
         "rate at which all devices together write checkpoints to storage and read tokens; absent = as published",
-        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_OF_ALL,
-    )  # fmt: skip
+        None,
+        quantity="bytes/s",
+        at_least=LEAST_RATE,
+        at_most=10**15,
+        unit=_OF_ALL,
+    )
     loader_tokens_per_second: int | None = setting(
         "tokens that the data loaders of all devices together deliver in a second; absent = steps never wait for data",
-        default=None, at_least=1, at_most=10**15,
-    )  # fmt: skip
+        None,
+        at_least=1,
+        at_most=10**15,
+    )
     memory_margin_nbytes: int | None = setting(
         "memory of every device to keep free: a run, and a layout of a search, fits only with that much to spare "
         '("8GB"); absent = none, but a search takes no layout whose chance to fit is below one half',
-        quantity="nbytes", default=None, at_least=0, at_most=10**15,
-    )  # fmt: skip
+        None,
+        quantity="nbytes",
+        at_least=0,
+        at_most=10**15,
+    )
     power_limit_watts: float | None = setting(
         "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the cube root of the power; "
         "absent = the rated power",
-        quantity="number", default=None, above=0, at_most=10**5,
-    )  # fmt: skip
+        None,
+        above=0,
+        at_most=10**5,
+    )
     power_share: float | None = setting(
         "share of its rated power (or the limit) that a device draws in training; absent = all of it",
-        quantity="number", default=None, above=0, at_most=1,
-    )  # fmt: skip
+        None,
+        above=0,
+        at_most=1,
+    )
     power_usage_effectiveness: float | None = setting(
         "energy of the data centre over that of its devices; absent = energy of the devices only",
-        quantity="number", default=None, at_least=1, at_most=10,
-    )  # fmt: skip
-    grid_kg_co2_per_kwh: float | None = setting(
-        "CO2 of a kWh of the local grid; absent = no CO2 figure", quantity="number", default=None, at_least=0,
+        None,
+        at_least=1,
         at_most=10,
-    )  # fmt: skip
+    )
+    grid_kg_co2_per_kwh: float | None = setting(
+        "CO2 of a kWh of the local grid; absent = no CO2 figure", None, at_least=0, at_most=10
+    )

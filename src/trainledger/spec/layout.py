@@ -30,82 +30,79 @@ class Layout:
     """
 
     auto: bool = setting(
-        "true = search for a layout that fits the cluster: the simplest within 3 % of the quickest (layout = \"auto\" "
+        'true = search for a layout that fits the cluster: the simplest within 3 % of the quickest (layout = "auto" '
         "above all sections does the same); other fields given here, recipe.micro_batch and "
         "recipe.activation_checkpointing are kept",
-        quantity="flag", default=False,
-    )  # fmt: skip
+        False,
+    )
     replicate: int = setting(
-        "copies of the model, each with its part of the batch (DDP, hybrid sharding)", default=1, at_least=1,
-        at_most=_MOST,
-    )  # fmt: skip
+        "copies of the model, each with its part of the batch (DDP, hybrid sharding)", 1, at_least=1, at_most=_MOST
+    )
     shard: int = setting(
         "ranks that share parameters, gradients and optimizer state, each with its part of the batch (FSDP, ZeRO)",
-        default=1, at_least=1, at_most=_MOST,
-    )  # fmt: skip
-    zero: int = setting(
-        "what is sharded: 0 = nothing (Megatron-LM without its distributed optimizer), 1 = optimizer state, 2 = "
-        "gradients too, 3 = parameters too (FSDP2)",
-        default=3, at_least=0, at_most=3,
-    )  # fmt: skip
-    reshard_after_forward: bool | None = setting(
-        "zero = 3: parameters of a block are freed after its forward and gathered again in backward; absent = true "
-        "without a pipeline, false with one",
-        quantity="flag", default=None,
-    )  # fmt: skip
-    prefetch: int = setting(
-        "zero = 3: blocks gathered ahead of the running one, in backward", default=1, at_least=0, at_most=8
-    )
-    gather: str = setting(
-        "zero = 3: unit of a gather: a whole block (FSDP) or one tensor (DeepSpeed in 2021)",
-        quantity="text", default="block", choices=GATHERS,
-    )  # fmt: skip
-    tensor: int = setting(
-        "ranks that split heads and the inner size of the MLP (tensor parallelism)",
-        default=1,
+        1,
         at_least=1,
         at_most=_MOST,
     )
+    zero: int = setting(
+        "what is sharded: 0 = nothing (Megatron-LM without its distributed optimizer), 1 = optimizer state, 2 = "
+        "gradients too, 3 = parameters too (FSDP2)",
+        3,
+        at_least=0,
+        at_most=3,
+    )
+    reshard_after_forward: bool | None = setting(
+        "zero = 3: parameters of a block are freed after its forward and gathered again in backward; absent = true "
+        "without a pipeline, false with one",
+        None,
+    )
+    prefetch: int = setting("zero = 3: blocks gathered ahead of the running one, in backward", 1, at_least=0, at_most=8)
+    gather: str = setting(
+        "zero = 3: unit of a gather: a whole block (FSDP) or one tensor (DeepSpeed in 2021)", "block", choices=GATHERS
+    )
+    tensor: int = setting(
+        "ranks that split heads and the inner size of the MLP (tensor parallelism)", 1, at_least=1, at_most=_MOST
+    )
     sequence_parallel: bool = setting(
-        "tensor ranks also split norms and the residual stream by tokens, and gather them for matmuls",
-        quantity="flag", default=False,
-    )  # fmt: skip
+        "tensor ranks also split norms and the residual stream by tokens, and gather them for matmuls", False
+    )
     sequence_gather: str = setting(
         "what sequence-parallel ranks save of a gathered input: kept = all tokens, as PyTorch's DTensor does; again = "
         "their own tokens, and backward gathers a second time (Megatron-LM)",
-        quantity="text", default="kept", choices=SEQUENCE_GATHERS,
-    )  # fmt: skip
-    pipeline: int = setting("pipeline stages", default=1, at_least=1, at_most=MOST_CHUNKS)
+        "kept",
+        choices=SEQUENCE_GATHERS,
+    )
+    pipeline: int = setting("pipeline stages", 1, at_least=1, at_most=MOST_CHUNKS)
     split_sends: bool = setting(
         "each tensor rank sends a part of an activation to the next stage, which gathers it (Megatron-LM's "
         "scatter-gather, DeepSpeed's pipe_partitioned); not with sequence_parallel, which sends parts anyway",
-        quantity="flag", default=False,
-    )  # fmt: skip
-    schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)
+        False,
+    )
+    schedule: str = setting("order of micro-batches in a pipeline", "1f1b", choices=SCHEDULES)
     virtual_stages: int = setting(
-        "chunks of layers on each rank of an interleaved pipeline", default=1, at_least=1, at_most=MOST_CHUNKS
+        "chunks of layers on each rank of an interleaved pipeline", 1, at_least=1, at_most=MOST_CHUNKS
     )
     stage_layers: tuple[int, ...] | None = setting(
-        "layers of each stage, in order; absent = the same in all", quantity="counts", default=None, at_least=0,
-        at_most=_MOST,
-    )  # fmt: skip
+        "layers of each stage, in order; absent = the same in all", None, at_least=0, at_most=_MOST
+    )
     context: int = setting(
-        "ranks that split the tokens of a sequence (context parallelism)", default=1, at_least=1, at_most=_MOST
+        "ranks that split the tokens of a sequence (context parallelism)", 1, at_least=1, at_most=_MOST
     )
     context_kind: str = setting(
-        "how context ranks attend to all tokens: ring = keys and values circulate, "
-        "all-to-all = each rank computes a part of the heads for all tokens",
-        quantity="text", default="ring", choices=CONTEXT_KINDS,
-    )  # fmt: skip
+        "how context ranks attend to all tokens: ring = keys and values circulate, all-to-all = each rank computes a "
+        "part of the heads for all tokens",
+        "ring",
+        choices=CONTEXT_KINDS,
+    )
     expert: int = setting(
-        "ranks that split the experts, among those of shard x context: no further devices", default=1, at_least=1,
-        at_most=_MOST,
-    )  # fmt: skip
+        "ranks that split the experts, among those of shard x context: no further devices", 1, at_least=1, at_most=_MOST
+    )
     expert_send: str = setting(
         "how tokens reach the ranks of their experts: copies = one per expert (all-to-all); nodes = one per node, "
         "copied there and summed there on the way back; dispatched in fp8 with precision fp8-block (DeepEP)",
-        quantity="text", default="copies", choices=EXPERT_SENDS,
-    )  # fmt: skip
+        "copies",
+        choices=EXPERT_SENDS,
+    )
 
     overlap: tuple[str, ...] | None = setting(
         "communication that overlaps with compute, besides that of fully sharded blocks: gradients = their sum over "
@@ -114,8 +111,8 @@ class Layout:
         "PyTorch's async tensor parallelism); input-gradients = their sum over tensor ranks with the matmul of the "
         "weight's gradient (Megatron-LM since autumn 2021); experts = dispatch and combine with the compute of another "
         "micro-batch (DualPipe, Megatron Core); none = nothing, not even that of sharded blocks",
-        quantity="texts", default=("gradients",),
-    )  # fmt: skip
+        ("gradients",),
+    )
 
     @property
     def devices(self) -> Any:

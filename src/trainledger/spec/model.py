@@ -35,35 +35,34 @@ class ModelSpec:
     (4, 16)
     """
 
-    name: str = setting("name of the model in reports", quantity="text", default="model")
+    name: str = setting("name of the model in reports", "model")
     vocab_size: int = setting("tokens in the vocabulary", at_least=1, at_most=10**8)
     vocab_multiple: int = setting(
-        "rows of the embedding are padded to a multiple of this", default=1, at_least=1, at_most=10**6
+        "rows of the embedding are padded to a multiple of this", 1, at_least=1, at_most=10**6
     )
     d_model: int = setting("hidden size", at_least=1, at_most=10**7)
     n_layers: int = setting("Transformer blocks", at_least=1, at_most=10**5)
     max_seq_len: int = setting("longest sequence (rows of learned positions)", at_least=1, at_most=10**9)
     n_mtp_layers: int = setting(
-        "multi-token prediction: additional tokens, each predicted by a separate block",
-        default=0, at_least=0, at_most=100,
-    )  # fmt: skip
-    tie_embeddings: bool = setting("input and output embedding are one matrix", quantity="flag", default=False)
-    embedding_scale: float = setting("factor of the embedded tokens", quantity="number", default=1.0, above=0)
-    embedding_norm: bool = setting("a norm follows the embedding (BLOOM)", quantity="flag", default=False)
-    head_bias: bool = setting("a bias in the output head", quantity="flag", default=False)
-    logit_scale: float = setting("factor of the logits", quantity="number", default=1.0, above=0)
-    logit_softcap: float | None = setting(
-        "logits become c tanh(logits / c); absent = no cap", quantity="number", default=None, above=0
+        "multi-token prediction: additional tokens, each predicted by a separate block", 0, at_least=0, at_most=100
     )
+    tie_embeddings: bool = setting("input and output embedding are one matrix", False)
+    embedding_scale: float = setting("factor of the embedded tokens", 1.0, above=0)
+    embedding_norm: bool = setting("a norm follows the embedding (BLOOM)", False)
+    head_bias: bool = setting("a bias in the output head", False)
+    logit_scale: float = setting("factor of the logits", 1.0, above=0)
+    logit_softcap: float | None = setting("logits become c tanh(logits / c); absent = no cap", None, above=0)
     norm_place: str = setting(
         "pre = before attention and MLP, post = on their outputs, sandwich = both, after-add = on the sum (the first "
         "Transformer)",
-        quantity="text", default="pre", choices=NORM_PLACES,
-    )  # fmt: skip
+        "pre",
+        choices=NORM_PLACES,
+    )
     block: str = setting(
         "serial; parallel = attention and MLP both read the block's input, through one norm or two",
-        quantity="text", default="serial", choices=BLOCKS,
-    )  # fmt: skip
+        "serial",
+        choices=BLOCKS,
+    )
     norm: RMSNorm | LayerNorm = part("normalization", RMSNorm, LayerNorm, default=RMSNorm())
     attention: MultiHead | Latent = part("attention of each block", MultiHead, Latent)
     positions: Rope | Learned | Alibi | NoPositions = part(

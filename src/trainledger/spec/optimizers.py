@@ -43,9 +43,7 @@ class Optimizer(_Options):
 
     kind: ClassVar[str]
 
-    weight_decay: float = setting(
-        "decay of matrices (norms and biases have none)", quantity="number", default=0.1, at_least=0
-    )
+    weight_decay: float = setting("decay of matrices (norms and biases have none)", 0.1, at_least=0)
     implementation: str = _implementation("fused", "foreach", "loop")
 
 
@@ -57,8 +55,8 @@ class Adam(Optimizer):
 
     beta1: float = _decay_rate(_FIRST, 0.9)
     beta2: float = _decay_rate(_SECOND, 0.95)
-    epsilon: float = setting(_EPSILON, quantity="number", default=1e-8, above=0)
-    amsgrad: bool = setting("divide by the largest second moment so far", quantity="flag", default=False)
+    epsilon: float = setting(_EPSILON, 1e-8, above=0)
+    amsgrad: bool = setting("divide by the largest second moment so far", False)
 
 
 @frozen(kw_only=True)
@@ -77,7 +75,7 @@ class Adam8bit(Optimizer):
     implementation: str = _implementation("loop", "fused")
     beta1: float = _decay_rate(_FIRST, 0.9)
     beta2: float = _decay_rate(_SECOND, 0.95)
-    epsilon: float = setting(_EPSILON, quantity="number", default=1e-8, above=0)
+    epsilon: float = setting(_EPSILON, 1e-8, above=0)
 
 
 @frozen(kw_only=True)
@@ -100,7 +98,7 @@ class Momentum(Optimizer):
 
     kind = "momentum"
 
-    momentum: float = setting("share of the last update", quantity="number", default=0.9, above=0, at_most=0.9999999)
+    momentum: float = setting("share of the last update", 0.9, above=0, at_most=0.9999999)
 
 
 @frozen(kw_only=True)
@@ -116,7 +114,7 @@ class Adagrad(Optimizer):
 
     kind = "adagrad"
 
-    epsilon: float = setting("added to the root of the sum", quantity="number", default=1e-8, above=0)
+    epsilon: float = setting("added to the root of the sum", 1e-8, above=0)
 
 
 @frozen(kw_only=True)
@@ -127,11 +125,9 @@ class RMSProp(Optimizer):
 
     implementation: str = _implementation("foreach", "loop")
     beta2: float = _decay_rate("decay of the mean square", 0.95)
-    epsilon: float = setting("added to the root of the mean square", quantity="number", default=1e-8, above=0)
+    epsilon: float = setting("added to the root of the mean square", 1e-8, above=0)
     momentum: float = _decay_rate("momentum of the updates; 0 = none", 0.0)
-    centered: bool = setting(
-        "divide by the standard deviation instead of the root mean square", quantity="flag", default=False
-    )
+    centered: bool = setting("divide by the standard deviation instead of the root mean square", False)
 
 
 @frozen(kw_only=True)
@@ -163,7 +159,7 @@ class Muon(Optimizer):
     momentum: float = _decay_rate("momentum of the matrices", 0.95)
     beta1: float = _decay_rate("AdamW: decay of the first moment", 0.9)
     beta2: float = _decay_rate("AdamW: decay of the second moment", 0.95)
-    epsilon: float = setting(f"AdamW: {_EPSILON}", quantity="number", default=1e-8, above=0)
+    epsilon: float = setting(f"AdamW: {_EPSILON}", 1e-8, above=0)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -143,9 +143,8 @@ class _Weights(Precision):
     """What every kind has."""
 
     moment_dtype: str | None = setting(
-        "dtype of the optimizer's moments; absent = that of the weights it updates",
-        quantity="text", default=None, choices=("fp32", "bf16"),
-    )  # fmt: skip
+        "dtype of the optimizer's moments; absent = that of the weights it updates", None, choices=("fp32", "bf16")
+    )
 
 
 @frozen(kw_only=True)
@@ -154,8 +153,9 @@ class _Half(_Weights):
 
     gradient_dtype: str | None = setting(
         "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' dtype",
-        quantity="text", default=None, choices=("fp32",),
-    )  # fmt: skip
+        None,
+        choices=("fp32",),
+    )
 
 
 @frozen(kw_only=True)
@@ -164,8 +164,8 @@ class _Master(_Half):
 
     master_weights: bool = setting(
         "parameters in 16 bits, an fp32 copy of them with the optimizer (Rajbhandari et al. 2020, ZeRO, section 3.1)",
-        quantity="flag", default=False,
-    )  # fmt: skip
+        False,
+    )
 
 
 @frozen(kw_only=True)
@@ -234,10 +234,10 @@ class FP8Tensorwise(_Master):
     kind, compute, copied, scaled = "fp8-tensorwise", "bf16", "autocast", _TENSORWISE
 
     weight_caching: bool = setting(
-        "weights are cast once a step and kept in 8 bits, plain and transposed, for all its micro-batches "
-        "(Transformer Engine's is_first_microbatch), instead of before each matmul",
-        quantity="flag", default=False,
-    )  # fmt: skip
+        "weights are cast once a step and kept in 8 bits, plain and transposed, for all its micro-batches (Transformer "
+        "Engine's is_first_microbatch), instead of before each matmul",
+        False,
+    )
 
 
 @frozen(kw_only=True)

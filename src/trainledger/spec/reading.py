@@ -11,7 +11,7 @@ from typing import Any
 
 from trainledger.spec.parts import KIND, first_kind, kinds_of, known_fields, members_of, merged
 from trainledger.spec.problem import Problem, nearest_text
-from trainledger.spec.setting import NONE, Broken, may_be_none, read_value, rule_of
+from trainledger.spec.setting import NONE, Broken, may_be_none, quantity_of, read_value, rule_of
 
 Sections = Mapping[str, type[Any]]
 MEMBER = re.compile(r"[A-Za-z0-9_-]{1,40}")  # a name that TOML takes without quotes
@@ -278,7 +278,7 @@ def value_of(field: Field[Any] | None, text: str) -> Any:
 
     In a list of words these need no quotes: ``[gradients, experts]``.
     """
-    quantity = None if field is None else rule_of(field)["quantity"]
+    quantity = None if field is None else quantity_of(field)
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

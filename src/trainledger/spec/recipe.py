@@ -30,7 +30,7 @@ class RollBack:
 
     kind: ClassVar[str] = "roll-back"
 
-    times: int = setting("roll-backs of a run; the next one ends it with exit code 3", default=3, at_least=1)
+    times: int = setting("roll-backs of a run; the next one ends it with exit code 3", 3, at_least=1)
 
 
 @frozen(kw_only=True)
@@ -38,14 +38,16 @@ class Guard:
     """Steps with a loss or gradient that is not finite: their update is left out, but not endlessly."""
 
     skips: int = setting(
-        "steps of a window that may be skipped because loss or gradient is not finite; 0 = none", default=3, at_least=0
+        "steps of a window that may be skipped because loss or gradient is not finite; 0 = none", 3, at_least=0
     )
-    window: int = setting("steps of a window", default=100, at_least=1)
+    window: int = setting("steps of a window", 100, at_least=1)
     beyond: Stop | RollBack = part(
         "the action on one more: stop = end with exit code 3, roll-back = continue from the newest good checkpoint "
         "with other data",
-        Stop, RollBack, default=Stop(),
-    )  # fmt: skip
+        Stop,
+        RollBack,
+        default=Stop(),
+    )
 
 
 @frozen(kw_only=True)
@@ -56,11 +58,12 @@ class Watch:
     """
 
     deviations: float | None = setting(
-        "a value is reported if it exceeds the window's median by more than this many median absolute deviations; "
-        "none = never",
-        quantity="number", default=10.0, above=0,
-    )  # fmt: skip
-    window: int = setting("steps of a window", default=100, at_least=5, at_most=10_000)
+        "a value is reported if it exceeds the window's median by more than this many median absolute deviations; none "
+        "= never",
+        10.0,
+        above=0,
+    )
+    window: int = setting("steps of a window", 100, at_least=5, at_most=10_000)
 
 
 FRAMEWORKS = ("torch", "megatron-core", "megatron-local", "deepspeed")
@@ -73,7 +76,7 @@ class Schedule:
 
     kind: ClassVar[str]
 
-    warmup_steps: int = setting("steps of linear warm-up", default=0, at_least=0)
+    warmup_steps: int = setting("steps of linear warm-up", 0, at_least=0)
 
 
 @frozen(kw_only=True)
@@ -82,9 +85,7 @@ class Linear(Schedule):
 
     kind = "linear"
 
-    final_ratio: float = setting(
-        "last learning rate over the peak one", quantity="number", default=0.1, at_least=0, at_most=1
-    )
+    final_ratio: float = setting("last learning rate over the peak one", 0.1, at_least=0, at_most=1)
 
 
 @frozen(kw_only=True)
@@ -100,9 +101,7 @@ class WarmupStableDecay(Linear):
 
     kind = "wsd"
 
-    decay_fraction: float = setting(
-        "last share of the steps in which the rate falls", quantity="number", default=0.2, above=0, at_most=1
-    )
+    decay_fraction: float = setting("last share of the steps in which the rate falls", 0.2, above=0, at_most=1)
 
 
 @frozen(kw_only=True)
@@ -129,33 +128,27 @@ class Capacity:
 
     kind: ClassVar[str] = "capacity"
 
-    factor: float = setting(
-        "places of an expert over its even share of the tokens", quantity="number", default=1.25, above=0,
-        at_most=10**5,
-    )  # fmt: skip
+    factor: float = setting("places of an expert over its even share of the tokens", 1.25, above=0, at_most=10**5)
 
 
 @frozen(kw_only=True)
 class Evaluation:
     """When the loss of held-out text is measured."""
 
-    every: int | None = setting("steps between evaluations; absent = only at the end", default=None, at_least=1)
-    sequences: int = setting("held-out sequences in one evaluation", default=64, at_least=1)
+    every: int | None = setting("steps between evaluations; absent = only at the end", None, at_least=1)
+    sequences: int = setting("held-out sequences in one evaluation", 64, at_least=1)
 
 
 @frozen(kw_only=True)
 class Checkpoints:
     """When the state of the run is written to disk."""
 
-    every: int | None = setting("steps between checkpoints; absent = only at the end", default=None, at_least=1)
+    every: int | None = setting("steps between checkpoints; absent = only at the end", None, at_least=1)
     asynchronous: bool = setting(
-        "training continues while a checkpoint is written; it waits only for the copy to host memory",
-        quantity="flag", default=False,
-    )  # fmt: skip
-    keep_last: int = setting("newest checkpoints kept", default=2, at_least=1)
-    keep_every: int | None = setting(
-        "checkpoints at multiples of this step are kept for good", default=None, at_least=1
+        "training continues while a checkpoint is written; it waits only for the copy to host memory", False
     )
+    keep_last: int = setting("newest checkpoints kept", 2, at_least=1)
+    keep_every: int | None = setting("checkpoints at multiples of this step are kept for good", None, at_least=1)
 
 
 @frozen(kw_only=True)
@@ -163,9 +156,11 @@ class WeightAverage:
     """A moving average of the weights, in addition to them (Polyak and Juditsky 1992; Tarvainen and Valpola 2017)."""
 
     decay: float = setting(
-        "decay of the average at each step; 0.999 averages over about a thousand steps", quantity="number",
-        default=0.999, above=0, at_most=0.9999999,
-    )  # fmt: skip
+        "decay of the average at each step; 0.999 averages over about a thousand steps",
+        0.999,
+        above=0,
+        at_most=0.9999999,
+    )
 
 
 @frozen(kw_only=True)
@@ -188,105 +183,104 @@ class Recipe:
     seq_len: int = setting("tokens in a sequence", at_least=1, at_most=10**9)
     global_batch: int = setting("sequences in one optimizer step, over all devices", at_least=1, at_most=10**9)
     micro_batch: int | None = setting(
-        "sequences in one forward of a device; absent = all of a device's", default=None, at_least=1, at_most=10**9
+        "sequences in one forward of a device; absent = all of a device's", None, at_least=1, at_most=10**9
     )
-    tokens: int | None = setting("tokens to train on (or give steps)", default=None, at_least=1)
-    steps: int | None = setting("optimizer steps (or give tokens)", default=None, at_least=1, at_most=10**12)
+    tokens: int | None = setting("tokens to train on (or give steps)", None, at_least=1)
+    steps: int | None = setting("optimizer steps (or give tokens)", None, at_least=1, at_most=10**12)
 
     precision: Precision = part(
         "number formats: one throughout (fp32, tf32, bf16, fp16), autocast over fp32 parameters (-mixed), fp32 shards "
         "gathered in bf16 (-sharded); fp8 linear layers with a scale per tensor, row or block, the rest as bf16-mixed "
         "or as bf16-sharded",
-        *PRECISIONS.values(), default=FP32(),
-    )  # fmt: skip
+        *PRECISIONS.values(),
+        default=FP32(),
+    )
     framework: str = setting(
         "the program whose rules of memory are accounted for: torch = PyTorch's own modules and optimizers, eager; "
         "megatron-core = Megatron-LM's layers on Transformer Engine, its loss, and its buffers of gradients; "
         "megatron-local = the same without Transformer Engine; deepspeed = PyTorch's modules, and what DeepSpeed's "
         "pipeline engine and ZeRO-1 optimizers of 2022 hold",
-        quantity="text", default="torch", choices=FRAMEWORKS,
-    )  # fmt: skip
+        "torch",
+        choices=FRAMEWORKS,
+    )
     attention: str = setting(
         "sdpa = the fused kernel that PyTorch selects (on compute capability 9 and 10 cuDNN's where possible, else "
         "flash), math = unfused; accelerators: flash, efficient, cudnn",
-        quantity="text", default="sdpa", choices=ATTENTIONS,
-    )  # fmt: skip
+        "sdpa",
+        choices=ATTENTIONS,
+    )
     documents: str | None = setting(
-        "masked = a token attends only to its document, from the end token before it on (Llama 3, arXiv "
-        "2407.21783, section 3.2; positions continue through the sequence); absent = to all before it in the sequence",
-        quantity="text", default=None, choices=("masked",),
-    )  # fmt: skip
+        "masked = a token attends only to its document, from the end token before it on (Llama 3, arXiv 2407.21783, "
+        "section 3.2; positions continue through the sequence); absent = to all before it in the sequence",
+        None,
+        choices=("masked",),
+    )
     activation_checkpointing: Checkpointing = part(
-        "what backward recomputes instead of keeping it: none; full = every block; segments = several blocks "
-        "together; from-start = each block's input from the embedding on; selective = all but the operations in keep; "
-        "attention = scores, softmax and mixture only; offload = nothing, but saved activations go to host memory",
-        *CHECKPOINTING.values(), default=KeepAll(),
-    )  # fmt: skip
+        "what backward recomputes instead of keeping it: none; full = every block; segments = several blocks together; "
+        "from-start = each block's input from the embedding on; selective = all but the operations in keep; attention "
+        "= scores, softmax and mixture only; offload = nothing, but saved activations go to host memory",
+        *CHECKPOINTING.values(),
+        default=KeepAll(),
+    )
     loss: Loss = part(
         "full = all logits at once, chunked = a part of the tokens at a time (logits recomputed in backward), fused = "
-        "the same, with gradients computed in forward, compiled = torch.compile the loss of all logits, "
-        "in-place = the gradient takes the place of the logits (Transformer Engine; framework megatron-core)",
-        *LOSSES.values(), default=FullLoss(),
-    )  # fmt: skip
+        "the same, with gradients computed in forward, compiled = torch.compile the loss of all logits, in-place = the "
+        "gradient takes the place of the logits (Transformer Engine; framework megatron-core)",
+        *LOSSES.values(),
+        default=FullLoss(),
+    )
     expert_dispatch: Dropless | Capacity = part(
         "dropless = experts process every token routed to them, capacity = each has a fixed number of places",
-        Dropless, Capacity, default=Dropless(),
-    )  # fmt: skip
-    load_balance_loss: float = setting(
-        "weight of the loss that spreads tokens over experts (Switch); 0 = none",
-        quantity="number", default=0.0, at_least=0,
-    )  # fmt: skip
-    mtp_loss: float = setting(
-        "weight of the mean loss of the multi-token prediction modules", quantity="number", default=0.3, above=0
-    )  # fmt: skip
-    dropout: float = setting(
-        "probability on embeddings and residual branches", quantity="number", default=0.0, at_least=0, at_most=0.99
+        Dropless,
+        Capacity,
+        default=Dropless(),
     )
+    load_balance_loss: float = setting(
+        "weight of the loss that spreads tokens over experts (Switch); 0 = none", 0.0, at_least=0
+    )
+    mtp_loss: float = setting("weight of the mean loss of the multi-token prediction modules", 0.3, above=0)
+    dropout: float = setting("probability on embeddings and residual branches", 0.0, at_least=0, at_most=0.99)
     attention_dropout: float = setting(
         "probability on attention weights; no fused CPU kernel has it: there attention is unfused",
-        quantity="number", default=0.0, at_least=0, at_most=0.99,
-    )  # fmt: skip
+        0.0,
+        at_least=0,
+        at_most=0.99,
+    )
     deterministic: bool = setting(
-        "accelerators: kernels that give the same bits each time, with CUBLAS_WORKSPACE_CONFIG=:4096:8",
-        quantity="flag", default=False,
-    )  # fmt: skip
-    compile: bool = setting("torch.compile each block", quantity="flag", default=False)
+        "accelerators: kernels that give the same bits each time, with CUBLAS_WORKSPACE_CONFIG=:4096:8", False
+    )
+    compile: bool = setting("torch.compile each block", False)
     launch_blocking: bool = setting(
-        "CUDA_LAUNCH_BLOCKING=1: each kernel is launched after the one before has ended, so none overlap",
-        quantity="flag", default=False,
-    )  # fmt: skip
+        "CUDA_LAUNCH_BLOCKING=1: each kernel is launched after the one before has ended, so none overlap", False
+    )
     lora: Lora | None = part("adapters on frozen weights; absent = all weights are trained", Lora, default=None)
 
     optimizer: Optimizer = part("optimizer", *OPTIMIZERS.values(), default=AdamW())
     ema: WeightAverage | None = part(
         "an exponential moving average of the weights, which evaluate, sample and export can take; absent = none",
-        WeightAverage, default=None,
-    )  # fmt: skip
+        WeightAverage,
+        default=None,
+    )
     mup: MaximalUpdate | None = part(
         "maximal update parametrization: the learning rate of matrices and the head's initial weights scale with the "
         "width; absent = neither does",
-        MaximalUpdate, default=None,
-    )  # fmt: skip
-    learning_rate: float = setting("peak learning rate", quantity="number", default=3e-4, above=0)
+        MaximalUpdate,
+        default=None,
+    )
+    learning_rate: float = setting("peak learning rate", 3e-4, above=0)
     schedule: Schedule = part("shape of the learning rate after warm-up", *SCHEDULES.values(), default=Cosine())
     grad_clip: float | None = setting(
-        "global L2 norm of the gradients is clipped to this; none = no clipping",
-        quantity="number",
-        default=1.0,
-        above=0,
+        "global L2 norm of the gradients is clipped to this; none = no clipping", 1.0, above=0
     )
 
     initial_weights: str | None = setting(
-        "directory of the initial weights: an import, a checkpoint or a run; absent = initialized by the seed",
-        quantity="text", default=None,
-    )  # fmt: skip
+        "directory of the initial weights: an import, a checkpoint or a run; absent = initialized by the seed", None
+    )
     evaluation: Evaluation = part("when the loss of held-out text is measured", Evaluation, default=Evaluation())
     checkpoints: Checkpoints = part("when the run is saved", Checkpoints, default=Checkpoints())
     guard: Guard = part("the action on a loss or gradient that is not finite", Guard, default=Guard())
     watch: Watch = part("which spikes of loss and gradient norm are reported", Watch, default=Watch())
-    seed: int = setting(
-        "seed of initialization, data order and dropout (each derived separately)", default=0, at_least=0
-    )
+    seed: int = setting("seed of initialization, data order and dropout (each derived separately)", 0, at_least=0)
 
     @property
     def tokens_per_step(self) -> int:

@@ -22,13 +22,9 @@ BLOCK_ROWS = 1000  # sequences in a row of which a mixture has the same number f
 class MixtureSource:
     """One of the texts of a mixture."""
 
-    path: tuple[str, ...] = setting("files, globs or directories, as data.path", quantity="texts")
-    weight: float = setting(
-        "share of the sequences, over the sum of all weights", quantity="number", above=0, at_most=1e9
-    )
-    text_field: str | None = setting(
-        "field of a JSONL or Parquet record with the text; absent = data.text_field", quantity="text", default=None
-    )
+    path: tuple[str, ...] = setting("files, globs or directories, as data.path")
+    weight: float = setting("share of the sequences, over the sum of all weights", above=0, at_most=1e9)
+    text_field: str | None = setting("field of a JSONL or Parquet record with the text; absent = data.text_field", None)
 
 
 @frozen(kw_only=True)
@@ -38,29 +34,25 @@ class DataSpec:
     path: tuple[str, ...] = setting(
         "files, globs or directories of text, .jsonl(.gz, .zst) or .parquet; "
         f'"{STANDARD_LIBRARY}" = the text of the running interpreter\'s own library',
-        quantity="texts", default=(STANDARD_LIBRARY,),
-    )  # fmt: skip
+        (STANDARD_LIBRARY,),
+    )
     mixture: tuple[tuple[str, MixtureSource], ...] | None = setting(
         "several texts instead of path, [data.mixture.NAME] with path and weight for each; absent = path alone",
-        quantity="named", members=MixtureSource, default=None,
-    )  # fmt: skip
-    text_field: str = setting("field of a JSONL or Parquet record with the text", quantity="text", default="text")
+        None,
+        members=MixtureSource,
+    )
+    text_field: str = setting("field of a JSONL or Parquet record with the text", "text")
     tokenizer: str = setting(
-        '"bytes", "bpe" (trained on the corpus, all sources of a mixture) or the path of a tokenizer.json',
-        quantity="text", default="bytes",
-    )  # fmt: skip
+        '"bytes", "bpe" (trained on the corpus, all sources of a mixture) or the path of a tokenizer.json', "bytes"
+    )
     end_token: str | None = setting(
-        "token that ends a document in a tokenizer.json; absent = the first of these that it has: "
-        "<|endoftext|>, <|end_of_text|>, </s>, <eos>",
-        quantity="text", default=None,
-    )  # fmt: skip
-    vocab_size: int | None = setting(
-        "vocabulary of a bpe tokenizer; absent = model.vocab_size", default=None, at_least=257
+        "token that ends a document in a tokenizer.json; absent = the first of these that it has: <|endoftext|>, "
+        "<|end_of_text|>, </s>, <eos>",
+        None,
     )
-    validation_fraction: float = setting(
-        "share of the documents that is for validation", quantity="number", default=0.02, above=0, at_most=0.5
-    )
-    cache: str = setting("directory of the tokenized text", quantity="text", default="cache")
+    vocab_size: int | None = setting("vocabulary of a bpe tokenizer; absent = model.vocab_size", None, at_least=257)
+    validation_fraction: float = setting("share of the documents that is for validation", 0.02, above=0, at_most=0.5)
+    cache: str = setting("directory of the tokenized text", "cache")
 
     @property
     def replaced(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class Segments(Checkpointing):
     kind = "segments"
 
     n_blocks: int | None = setting(
-        "blocks in a segment; absent = about the root of n_layers", default=None, at_least=1, at_most=10**5
+        "blocks in a segment; absent = about the root of n_layers", None, at_least=1, at_most=10**5
     )
 
 
@@ -101,10 +101,10 @@ class Selective(Checkpointing):
 
     every: int = _every()
     keep: tuple[str, ...] = setting(
-        "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matmul; "
-        "attention = the fused kernel",
-        quantity="texts", default=("matmuls",),
-    )  # fmt: skip
+        "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matmul; attention "
+        "= the fused kernel",
+        ("matmuls",),
+    )
 
 
 @frozen(kw_only=True)
@@ -136,7 +136,7 @@ class Loss(_AllLogits):
 
     kind: ClassVar[str]
 
-    upcast: bool = setting("the loss reads logits in fp32, whatever their format", quantity="flag", default=True)
+    upcast: bool = setting("the loss reads logits in fp32, whatever their format", True)
 
 
 @frozen(kw_only=True)
@@ -152,7 +152,7 @@ class ChunkedLoss(Loss):
 
     kind = "chunked"
 
-    chunks: int = setting("chunks of the tokens of a micro-batch", default=8, at_least=1, at_most=10**6)
+    chunks: int = setting("chunks of the tokens of a micro-batch", 8, at_least=1, at_most=10**6)
 
 
 @frozen(kw_only=True)
@@ -194,18 +194,16 @@ class Lora:
     """Adapters that are trained while the weights are frozen (Hu et al. 2021, arXiv 2106.09685)."""
 
     rank: int = setting("rank of the adapters", at_least=1, at_most=10**6)
-    alpha: float = setting("the adapters' output is multiplied by alpha / rank", quantity="number", default=16.0)
+    alpha: float = setting("the adapters' output is multiplied by alpha / rank", 16.0)
     targets: tuple[str, ...] = setting(
-        "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj",
-        quantity="texts", default=("linear",),
-    )  # fmt: skip
-    dropout: float = setting(
-        "probability on the input of an adapter", quantity="number", default=0.0, at_least=0, at_most=0.99
+        "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj", ("linear",)
     )
+    dropout: float = setting("probability on the input of an adapter", 0.0, at_least=0, at_most=0.99)
     base_format: str | None = setting(
         "format of the frozen linear layers: bf16, int8 or nf4 in blocks with scales; absent = as other parameters",
-        quantity="text", default=None, choices=BASE_FORMATS,
-    )  # fmt: skip
+        None,
+        choices=BASE_FORMATS,
+    )
 
 
 def is_linear(name: str) -> bool:

@@ -21,7 +21,10 @@ from trainledger.spec.units import (
     parse_seconds,
 )
 
-QUANTITIES = ("count", "counts", "nbytes", "bytes/s", "seconds", "number", "flag", "text", "texts", "named")
+_QUANTITY_OF = {
+    "int": "count", "float": "number", "bool": "flag", "str": "text", "tuple[str, ...]": "texts",
+    "tuple[int, ...]": "counts",
+}  # fmt: skip
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
 LONGEST_LIST = 10_000
@@ -29,9 +32,9 @@ LONGEST_LIST = 10_000
 
 def setting(
     doc: str,
-    *,
-    quantity: str = "count",
     default: Any = MISSING,
+    *,
+    quantity: str = "",
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -41,12 +44,11 @@ def setting(
 ) -> Any:
     """A dataclass field with its meaning and its rule.
 
-    ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), bytes/s ("50GB/s"), seconds
-    ("2w"), a plain number, a flag, a text, a list of texts, a list of counts, or
-    ``named``: any number of tables by name, each of the class ``members``. A default of ``None`` makes the field
-    optional. ``unit`` names the unit of a bare number in the error for a value below ``at_least``.
+    The type of the field says how text becomes a value: a count ("15T"), a plain number, a flag, a text, a list of
+    texts or of counts; ``quantity`` says it of nbytes ("80GB"), bytes/s ("50GB/s") and seconds ("2w"). ``members`` is
+    the class of each of any number of tables by name. A default of ``None`` makes the field optional. ``unit`` names
+    the unit of a bare number in the error for a value below ``at_least``.
     """
-    assert quantity in QUANTITIES
     metadata = {
         "doc": doc, "quantity": quantity, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices,
         "unit": unit, "members": members,
@@ -59,6 +61,11 @@ def rule_of(each: Field[Any]) -> Mapping[str, Any]:
     return each.metadata
 
 
+def quantity_of(each: Field[Any]) -> str:
+    """How text becomes a value of a field: what `setting` was told, or what its type says."""
+    return each.metadata["quantity"] or _QUANTITY_OF.get(str(each.type).removesuffix(" | None"), "named")
+
+
 class Broken(Exception):  # noqa: N818
     """A value that breaks the rule of its field."""
 
@@ -69,8 +76,8 @@ class Broken(Exception):  # noqa: N818
 
 def read_value(each: Field[Any], value: Any) -> Any:
     """A given value as the field's type and within its rule; raises Broken."""
-    rule = rule_of(each)
-    quantity, choices = rule["quantity"], rule["choices"]
+    rule, quantity = rule_of(each), quantity_of(each)
+    choices = rule["choices"]
     if may_be_none(each) and (value is None or value == NONE) and NONE not in (choices or ()):
         return None
     if quantity == "texts" and value in ([], ()) and may_be_none(each):
@@ -98,7 +105,7 @@ def _nearest_within(rule: Mapping[str, Any], nearest: Any) -> Any:
 
 def _within(rule: Mapping[str, Any], number: Any) -> Any:
     at_least, above, at_most = rule["at_least"], rule["above"], rule["at_most"]
-    if at_most is None and rule["quantity"] == "count":
+    if at_most is None and isinstance(number, int) and not rule["quantity"]:
         at_most = LARGEST_COUNT
     if at_least is not None and number < at_least:
         least = f"must be at least {at_least}"

@@ -15,7 +15,7 @@ from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown
 from trainledger.spec.reading import field_of
-from trainledger.spec.setting import Broken, may_be_none, read_value, rule_of
+from trainledger.spec.setting import Broken, may_be_none, quantity_of, read_value, rule_of
 
 _ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 _LARGEST = 10**9
@@ -56,7 +56,7 @@ class Reading:
         each = _field(name)
         try:
             if isinstance(value, str) or value is None:  # JSON numbers are no text with units
-                raise Broken("must be a number" if rule_of(each)["quantity"] != "flag" else "must be true or false")
+                raise Broken("must be a number" if quantity_of(each) != "flag" else "must be true or false")
             return read_value(each, value)
         except Broken as broken:
             self.refuse(key, value, f"{broken.rule} ({rule_of(each)['doc']})", broken.nearest)
