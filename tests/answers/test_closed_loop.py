@@ -19,7 +19,7 @@ from trainledger import catalog
 from trainledger.answers.closed_loop import is_it
 from trainledger.answers.pages.record import read_run
 from trainledger.cli import main
-from trainledger.ledger.rank_figures import read_ranks
+from trainledger.ledger.ranks import read_ranks
 from trainledger.observe.measure.hardware import title
 from trainledger.spec.units import GIB
 

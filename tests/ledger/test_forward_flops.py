@@ -5,11 +5,10 @@ import pytest
 import trainledger as tl
 from trainledger import catalog
 from trainledger.answers.load import resolve
-from trainledger.ledger.conventions import is_attention
-from trainledger.ledger.core.leaves import component_of
+from trainledger.ledger.core.graph import component_of
 from trainledger.ledger.entry import Entry
-from trainledger.ledger.model.forward_flops import SCORES, forward_flops
-from trainledger.ledger.model.parameters import MTP
+from trainledger.ledger.model.parameters import MTP, SCORES, forward_flops
+from trainledger.ledger.rules_of_thumb import is_attention
 
 EACH = ({}, {"recipe.attention": "math"}, {"recipe.attention": "flash"})
 

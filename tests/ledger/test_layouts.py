@@ -13,8 +13,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.parallel.pipeline import chunks_of, in_flight, in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.parallel.rank_plan import chunks_of, in_flight, in_flight_by_chunk, rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
 from trainledger.spec.layout import Layout

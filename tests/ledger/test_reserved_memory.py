@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import trainledger as tl
-from trainledger.ledger.memory.reserved import new_segments
 from trainledger.ledger.ranks import accounts
+from trainledger.ledger.step import new_segments
 from trainledger.spec.run import Run
 
 RECIPE = {"seq_len": 1024, "micro_batch": 2, "global_batch": 16, "steps": 1, "precision": "bf16-sharded"}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.ledger.core.leaves import component_of
+from trainledger.ledger.core.graph import component_of
 from trainledger.ledger.model import parameters as shapes
 from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.spec.layers import kind_of

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.engine.train.optimizer import build_optimizer, for_muon
-from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.graph import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model import parameters as shapes

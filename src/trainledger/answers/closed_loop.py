@@ -29,8 +29,7 @@ from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import EagerBytes, Measured, measured_run
-from trainledger.ledger.rank_figures import RankFigures, account_of, figures, write_rank
-from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.ranks import RankAccount, RankFigures, account_of, figures, write_rank
 from trainledger.ledger.step import account
 from trainledger.observe.measure.hardware import memory_nbytes, title
 from trainledger.observe.measure.meter import QuietSteps, StepMeter

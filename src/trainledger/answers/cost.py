@@ -107,7 +107,7 @@ def plan(
     """FLOPs, memory, times, MFU and bottleneck of a run before it starts, in closed form; raises `InvalidInput`.
 
     ``device`` and ``count`` are short for the overrides cluster.device and cluster.count. ``mfu`` is for the napkin's
-    days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
+    days, and ``convention`` (of `ledger.rules_of_thumb`) says how model FLOPs are counted.
     """
     run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
     return planned(run, mfu=mfu, convention=convention)

@@ -19,7 +19,7 @@ from trainledger.forecast.explain.symbols import MEANINGS, symbolic
 from trainledger.forecast.plan.plan import memory_of_device
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.forecast.predict.predict import heaviest_account
-from trainledger.forecast.predict.utilization import roofline_table
+from trainledger.forecast.predict.roofline import roofline_table
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.ranks import accounts
 from trainledger.report.document import Document

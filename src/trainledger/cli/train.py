@@ -35,8 +35,7 @@ from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.trained import continued, visible
 from trainledger.engine.remarks import unheard
-from trainledger.forecast.predict.roofline import NoRate
-from trainledger.forecast.predict.utilization import mfu, step_peak
+from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
 from trainledger.report.document import Document
 from trainledger.report.terminal import text
 from trainledger.spec.durable import is_full

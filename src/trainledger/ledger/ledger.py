@@ -32,7 +32,7 @@ class Ledger:
     how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.
     ``tensors`` are the pieces of memory one by one, from a full trace; ``partial`` is a sentence why a trace
     ended before its step did, empty for a whole one; ``notes`` are what else must be said of it. ``reserved`` are bytes
-    that the program's allocator holds and no live tensor has (`ledger.memory.reserved`): no part of the peak.
+    that the program's allocator holds and no live tensor has (`ledger.step`): no part of the peak.
     """
 
     entries: tuple[Entry, ...]

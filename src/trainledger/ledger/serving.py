@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.ledger.core.graph import Array, Leaf
-from trainledger.ledger.core.leaves import ModelLeaves, component_of
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, component_of
 from trainledger.ledger.core.sizes import Sizes, is_one, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model.blocks import run_layers
-from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, head
-from trainledger.ledger.model.kv_cache import kv_cache
-from trainledger.ledger.model.mask import masks, masks_of_last
+from trainledger.ledger.model.attention import kv_cache
+from trainledger.ledger.model.attention_core import masks, masks_of_last
+from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, head, run_layers
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.optimizers.mixed_precision import set_formats
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainledger.ledger.core.graph import Array
-from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.graph import Array, ModelLeaves
 from trainledger.ledger.core.sizes import is_zero, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.compiled_blocks import hooks_of
-from trainledger.ledger.memory.reserved import reserved
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.forward import buffers_nbytes
-from trainledger.ledger.model.lora import frozen_nbytes
+from trainledger.ledger.ops.linear import frozen_nbytes
 from trainledger.ledger.optimizers.mixed_precision import (
     adapt_scale,
     main_gradients,
@@ -26,11 +25,12 @@ from trainledger.ledger.optimizers.mixed_precision import (
 )
 from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
-from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
+from trainledger.ledger.parallel.rank_plan import RankPlan, in_flight, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
 from trainledger.spec.run import Run
+from trainledger.spec.units import ceil_div
 
 
 def account(run: Run, *, backend: str = "cpu") -> Ledger:
@@ -163,3 +163,94 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("buffers", _buffers(rank) + sum(each.copies_nbytes for each in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))
+
+
+BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size by default
+
+
+# Memory that a program's allocator reserves and no live tensor has: blocks of a stream serve no other stream, and
+# segments are never joined (c10/cuda/CUDACachingAllocator.cpp), so such blocks stay reserved even when nothing in them
+# is live.
+
+
+def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
+    """What the rank's framework reserves on an accelerator in addition to the ledger's peak, by its cause."""
+    if backend == "cpu" or rank.layout.alone:
+        return ()
+    if rank.run.recipe.framework == "deepspeed":  # whose requests are ordered by size, so that they are one run's
+        known = isinstance(ledger.parameters, int) and rank.layout.zero == 1
+        return tuple(_deepspeed(rank, ledger)) if known else ()
+    if rank.run.recipe.framework == "torch" and rank.gathers and rank.layout.reshards:
+        return tuple(_fsdp2(rank, ledger))
+    return ()
+
+
+def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
+    """Buffers that FSDP2 allocates in separate streams (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+
+    The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
+    gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is too
+    small for the fp32 gradient.
+    """
+    run, precision = rank.run, rank.run.recipe.precision
+    outside = sum(leaf.elements for chunk in rank.chunks for leaf in chunk.leaves.outside if leaf.decayed)
+    gathered = nbytes_in(outside, precision.arriving)
+    shards = nbytes_in(ledger.parameters, precision.gradients)
+    logits: Int = 0
+    if run.recipe.loss.kind == "full" and precision.low and rank.chunks[-1].chunk.ends:
+        logits = nbytes_in(run.device_batch * run.recipe.seq_len * run.model.padded_vocab, precision.compute)
+    yield "FSDP2's streams", gathered + shards + logits
+
+
+def _deepspeed(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, int]]:
+    """Memory of DeepSpeed's pipeline engine and ZeRO-1 optimizers of 2022 (deepspeed/runtime); not of ZeRO-2 and 3."""
+    run, recipe, layout = rank.run, rank.run.recipe, rank.layout
+    last, first = rank.chunks[-1].chunk.ends, rank.chunks[0].chunk.begins
+    activation = nbytes_in(run.device_batch * recipe.seq_len * run.model.d_model, recipe.precision.compute)
+    flying = int(in_flight(layout, rank.stage, run.grad_accum))
+    # runtime/pipe/engine.py keeps pipe_buffers["outputs"] until their backward, and runs forward on clones of inputs.
+    yield "DeepSpeed's pipeline buffers", int(flying * activation * ((not last) + (not first)))
+    parameters = int(ledger.parameters)
+    embedding = run.model.padded_vocab * run.model.d_model
+    matrix = run.model.feed_forward.d_ff * run.model.d_model
+    if recipe.precision.gradient_buffers:
+        # runtime/bf16_optimizer.py adds 16-bit gradients to fp32 ones after a stage's backward, and lets them go before
+        # the next one (clear_lp_grads=False); update_hp_grads casts one parameter at a time.
+        yield "DeepSpeed's gradients", 2 * parameters + 4 * embedding
+        return
+    own = ceil_div(parameters, layout.shard_ranks)
+    states = sum(int(nbytes) for name, nbytes in ledger.resident if name in ("parameters", "optimizer state"))
+    # zero/stage_1_and_2.py makes its own fp32 gradients once before any activation (initialize_optimizer_states).
+    beside = max(0, states + 2 * parameters + 4 * own - int(peak_nbytes(ledger)))
+    largest = max(min(embedding, own), min(matrix, own))
+    counted = largest if first else min(matrix, own)
+    requests = [
+        (2 * min(BUCKET, parameters),),  # reduce_bucket_size, flattened: contiguous_gradients is off in stage 1
+        (4 * largest,),  # has_overflow: x.float().sum() of each gradient
+        (8 * counted,),  # get_grad_norm_direct: g.data.double().norm(2), but for the last stage's tied embedding
+        (2 * own, 4 * own),  # step: the gradients of its own piece, flat, and that in fp32
+    ]
+    yield "DeepSpeed's gradients", beside + new_segments([4 * own], requests)
+
+
+def new_segments(free: list[int], requests: list[tuple[int, ...]]) -> int:
+    """Bytes that the caching allocator takes from the driver for large requests, one tuple alive at a time.
+
+    It gives the smallest free block that is large enough, split, and else takes a new segment; segments are never
+    joined. ``free`` are the large blocks at the beginning.
+
+    >>> new_segments([10], [(4,), (12,), (6, 10)])
+    12
+    """
+    segments, taken = list(free), 0
+    for together in requests:
+        rest = list(segments)  # all of a segment is free again when nothing of it is in use
+        for nbytes in together:
+            able = [index for index, each in enumerate(rest) if each >= nbytes]
+            if able:
+                rest[min(able, key=rest.__getitem__)] -= nbytes
+            else:
+                segments.append(nbytes)
+                rest.append(0)
+                taken += nbytes
+    return taken

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.forecast.predict.utilization import mfu
+from trainledger.forecast.predict.roofline import mfu
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.measured import EagerBytes, Measured, Spread
 from trainledger.report.document import Answer

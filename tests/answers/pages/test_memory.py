@@ -18,8 +18,7 @@ from torch import Tensor, nn
 import trainledger as tl
 from trainledger.answers.pages.memory import lane_of, memory_figure, memory_lanes, numbers_of, peak_figure, unrolled
 from trainledger.answers.pages.peak import peak_data, peak_sections, tensors_at_peak
-from trainledger.ledger.core.record import amounts
-from trainledger.ledger.entry import CATEGORIES, Entry, TensorLife
+from trainledger.ledger.entry import CATEGORIES, Entry, TensorLife, amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.observe.measure.meter import AllocatorPeak

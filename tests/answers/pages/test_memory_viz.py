@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import trainledger as tl
 from trainledger.answers.pages.memory_viz import snapshot, write_memory_viz
-from trainledger.ledger.core.record import amounts
-from trainledger.ledger.entry import Entry, TensorLife
+from trainledger.ledger.entry import Entry, TensorLife, amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.spec.problem import InvalidInput

@@ -8,7 +8,7 @@ import trainledger as tl
 from trainledger.answers.cost import plan
 from trainledger.cli import main
 from trainledger.forecast.plan.plan import by_causal
-from trainledger.ledger.conventions import CONVENTIONS, attended_share
+from trainledger.ledger.rules_of_thumb import CONVENTIONS, attended_share
 
 LONG = ["plan", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--set", "recipe.seq_len=131072"]
 AGAIN = ["--set", "recipe.activation_checkpointing=full"]

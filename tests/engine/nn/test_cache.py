@@ -9,7 +9,7 @@ from cached_models import KINDS, SIZES
 from trainledger.engine.nn.cache import Cache
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.ledger.model.kv_cache import kv_cache
+from trainledger.ledger.model.attention import kv_cache
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 

@@ -12,7 +12,7 @@ from spread_runs import told
 from tiny_run import CountingFeed
 
 from trainledger.engine.train.engine import train
-from trainledger.ledger.rank_figures import RankFigures, account_of, read_ranks
+from trainledger.ledger.ranks import RankFigures, account_of, read_ranks
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run

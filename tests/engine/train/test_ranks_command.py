@@ -14,7 +14,7 @@ import pytest
 
 from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.metrics import read
-from trainledger.ledger.rank_figures import read_ranks
+from trainledger.ledger.ranks import read_ranks
 
 pytestmark = pytest.mark.process
 

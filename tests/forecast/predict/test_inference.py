@@ -15,8 +15,8 @@ from trainledger import catalog
 from trainledger.cli import main
 from trainledger.forecast.plan import serving as module
 from trainledger.ledger import serving as serve
-from trainledger.ledger.model import kv_cache as cache_rules
-from trainledger.ledger.model.kv_cache import kv_cache
+from trainledger.ledger.model import attention as cache_rules
+from trainledger.ledger.model.attention import kv_cache
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.serving import account_serving, experts_met
 from trainledger.spec.device import Device

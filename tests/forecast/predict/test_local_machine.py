@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
-from trainledger.forecast.predict.measured_links import (
+from trainledger.forecast.predict.clock import (
     MeasuredLinks,
     bus_factor,
     link_fits,

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainledger.forecast.predict.clock import bus_factor, link_fit, link_fits
 from trainledger.forecast.predict.collective import Placement, collective_seconds
-from trainledger.forecast.predict.measured_links import bus_factor, link_fit, link_fits
 from trainledger.spec.calibration import COLLECTIVES, CollectiveTime
 from trainledger.spec.cluster import Fabric, Link
 

@@ -15,8 +15,8 @@ from trainledger.answers.load import load
 from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
 from trainledger.forecast.predict.predict import predict, whole_run
 from trainledger.forecast.predict.step import CAUSES
-from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.rules_of_thumb import CONVENTIONS
 from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.device import Device

@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.catalog import device
-from trainledger.forecast.predict.roofline import NoRate, Roofline, peak_rate
+from trainledger.forecast.predict.roofline import NoRate, Roofline, hfu, matmul_dtype, mfu, peak_rate, step_peak
 from trainledger.forecast.predict.step import step_time
-from trainledger.forecast.predict.utilization import hfu, matmul_dtype, mfu, step_peak
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account

@@ -4,8 +4,8 @@ import pytest
 
 from trainledger import catalog
 from trainledger.answers.load import load
+from trainledger.forecast.predict.roofline import ridge_of, roofline_table
 from trainledger.forecast.predict.step import step_time
-from trainledger.forecast.predict.utilization import ridge_of, roofline_table
 from trainledger.ledger.step import account
 
 H100 = catalog.device("h100-sxm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.answers.pages.plain_data import plain
-from trainledger.forecast.predict.measured_links import LinkFit, bus_factor, link_fits
+from trainledger.forecast.predict.clock import LinkFit, bus_factor, link_fits
 from trainledger.observe.measure.rates import CollectiveTimes
 from trainledger.report.document import Cell, Document, Figure, Table, section, sections
 from trainledger.report.style import COLOURS, arranged, points

@@ -13,9 +13,8 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.explain.account import Part
 from trainledger.forecast.explain.envelope import Envelope
 from trainledger.forecast.predict.device_memory import DeviceMemory
-from trainledger.forecast.predict.utilization import RooflineRow
-from trainledger.ledger.model.forward_flops import forward_flops
-from trainledger.ledger.model.parameters import parameters
+from trainledger.forecast.predict.roofline import RooflineRow
+from trainledger.ledger.model.parameters import forward_flops, parameters
 from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.device import ErrorModel

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainledger.answers.pages.plain_data import named, run_data
-from trainledger.forecast.predict.measured_links import link_fits
+from trainledger.forecast.predict.clock import link_fits
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.report.document import Amount, Cell, Document, Facts, Table, sections
 from trainledger.spec.calibration import Calibration, KernelTime, to_device

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import log10
 
-from trainledger.ledger.model.forward_flops import SCORES
-from trainledger.ledger.model.parameters import MTP
+from trainledger.ledger.model.parameters import MTP, SCORES
 from trainledger.report.document import Cell, Figure, Table
 from trainledger.report.style import COLOURS, GREY, arranged, bar_figure, bars, mark, points
 from trainledger.spec.units import format_count

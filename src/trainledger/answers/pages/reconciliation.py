@@ -14,7 +14,7 @@ from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.record import RunRecord
 from trainledger.answers.pages.run_figures import operations_table, roofline
 from trainledger.ledger.measured import Spread
-from trainledger.ledger.rank_figures import RankFigures
+from trainledger.ledger.ranks import RankFigures
 from trainledger.observe.reconcile import Part, Reconciliation, Row
 from trainledger.report.document import Amount, Cell, Document, Figure, Table, section, sections, signed
 from trainledger.report.html import page, parts, table_html

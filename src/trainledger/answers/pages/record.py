@@ -12,7 +12,7 @@ from typing import Any
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.ledger import Ledger, read_ledger
 from trainledger.ledger.measured import Measured, measured_run
-from trainledger.ledger.rank_figures import RankFigures, read_ranks
+from trainledger.ledger.ranks import RankFigures, read_ranks
 from trainledger.observe.reconcile import Reconciliation, reconcile
 from trainledger.spec.plain import is_amount, read_json
 from trainledger.spec.problem import InvalidInput

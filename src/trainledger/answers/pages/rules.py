@@ -9,7 +9,7 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan import rules_table
 from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb, StepFact, step_facts
-from trainledger.ledger.conventions import CONVENTIONS
+from trainledger.ledger.rules_of_thumb import CONVENTIONS
 from trainledger.report.document import Content, Document, Table, sections
 from trainledger.report.table import sentence
 

@@ -13,15 +13,14 @@ from typing import Any
 
 from trainledger.forecast.explain.symbols import Symbolic, expanded, formula, named_heads, settled, with_numbers
 from trainledger.forecast.predict.device_memory import DeviceMemory
-from trainledger.forecast.predict.roofline import EntryTime
+from trainledger.forecast.predict.roofline import EntryTime, moved_nbytes
 from trainledger.forecast.predict.step import StepTime
-from trainledger.forecast.predict.utilization import moved_nbytes
-from trainledger.ledger.core.leaves import component_of
+from trainledger.ledger.core.graph import component_of
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
 from trainledger.ledger.model.parameters import named_shapes
-from trainledger.ledger.parallel.pipeline import in_flight
+from trainledger.ledger.parallel.rank_plan import in_flight
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_flops, format_flops_per_second, format_nbytes, format_seconds

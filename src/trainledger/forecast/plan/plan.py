@@ -9,15 +9,13 @@ from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb, rules_of
 from trainledger.forecast.predict import predict
 from trainledger.forecast.predict.device_memory import DeviceMemory
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.forecast.predict.roofline import Machine, NoRate, peak_rate
-from trainledger.forecast.predict.utilization import matmul_dtype
-from trainledger.ledger.conventions import CONVENTIONS
+from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
-from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
+from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
@@ -107,7 +105,7 @@ def memory_of_device(
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:
-    """The same plan with model FLOPs and MFU by one of `ledger.conventions`; raises InvalidInput for another name."""
+    """The same plan with model FLOPs and MFU by one of `CONVENTIONS`; raises InvalidInput for another name."""
     if convention not in CONVENTIONS:
         rule = f"must be one of {', '.join(CONVENTIONS)}"
         raise InvalidInput([Problem("convention", convention, rule, nearest_text(convention, CONVENTIONS))])

@@ -12,11 +12,10 @@ from dataclasses import field, replace
 from trainledger.forecast.plan.sweep import last_holding
 from trainledger.forecast.predict.collective import collective_seconds, placement
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
-from trainledger.forecast.predict.roofline import COMPUTE_KINDS, Machine, NoRate, Roofline
-from trainledger.forecast.predict.utilization import ridge_of
+from trainledger.forecast.predict.roofline import COMPUTE_KINDS, Machine, NoRate, Roofline, ridge_of
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model.kv_cache import kv_cache
+from trainledger.ledger.model.attention import kv_cache
 from trainledger.ledger.serving import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device

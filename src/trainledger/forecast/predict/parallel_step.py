@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.forecast.predict.measured_links import measured_fabric, of_each_rank, rank_contention
+from trainledger.forecast.predict.clock import measured_fabric, of_each_rank, rank_contention
 from trainledger.forecast.predict.overlap import times_of
 from trainledger.forecast.predict.pipeline import NAMES, Chunk, Stage, TaskSpan, pipeline_ends, pipeline_spans
-from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate
+from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, matmul_dtype_of
 from trainledger.forecast.predict.stage import StageTime, once_for_alike, stages_of, with_free_links
 from trainledger.forecast.predict.step import (
     CAUSES,
@@ -21,7 +21,6 @@ from trainledger.forecast.predict.step import (
 )
 from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, flat
 from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
-from trainledger.forecast.predict.utilization import matmul_dtype_of
 from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster, Fabric, Link
 from trainledger.spec.device import Device

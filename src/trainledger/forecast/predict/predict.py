@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trainledger.forecast.predict.clock import of_each_rank
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.forecast.predict.forecast import (
     BEYOND,
@@ -19,11 +20,9 @@ from trainledger.forecast.predict.forecast import (
     waterfall,
 )
 from trainledger.forecast.predict.interval import of_forecast
-from trainledger.forecast.predict.measured_links import of_each_rank
-from trainledger.forecast.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.forecast.predict.step import StepTime, step_time
-from trainledger.forecast.predict.utilization import hfu, matmul_dtype, mfu
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.memory.timeline import Peak, peak_nbytes

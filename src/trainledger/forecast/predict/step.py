@@ -8,8 +8,17 @@ from dataclasses import field, replace
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.forecast.predict.forecast import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
 from trainledger.forecast.predict.kernel import Real
-from trainledger.forecast.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
-from trainledger.forecast.predict.utilization import hfu, matmul_dtype, mfu
+from trainledger.forecast.predict.roofline import (
+    COMPUTE_KINDS,
+    EntryTime,
+    Machine,
+    NoRate,
+    Roofline,
+    hfu,
+    matmul_dtype,
+    mfu,
+    peak_rate,
+)
 from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger

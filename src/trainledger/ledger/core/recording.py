@@ -1,4 +1,4 @@
-"""The recorded operations of a step: where and when each runs, and what it does to memory.
+"""The recorded operations of a step: where and when each runs, what it does to memory, and the hooks that act on it.
 
 The lifetime of an array is the lifetime of the Python references to it: as in PyTorch. Loops are followed once:
 `loop(name, count)` says that what runs inside runs ``count`` times.
@@ -10,15 +10,67 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from trainledger.ledger.core.graph import Array, Leaf, Memory
-from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.leaves import BlockLeaves, Parameters
-from trainledger.ledger.core.record import BlockRun, Event, Group, Loop, Storage, copies_left_behind, keep_what_lives
+from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf, Memory, Parameters, Saved
 from trainledger.ledger.core.sizes import is_one, several, summed
-from trainledger.ledger.entry import Amounts, Int
+from trainledger.ledger.entry import (
+    Amounts,
+    BlockRun,
+    Event,
+    Group,
+    Int,
+    Loop,
+    Storage,
+    copies_left_behind,
+    keep_what_lives,
+)
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
+
+# Checkpointing, offloading, sharded parameters and compiled blocks are hooks, of which a recording knows this class
+# alone. The first two are to a tape what torch.autograd.graph.saved_tensors_hooks are to autograd, sharding what hooks
+# of modules are.
+
+
+class Hook:
+    """Each method does nothing unless a hook overrides it."""
+
+    # Of what checkpointing unpacks nothing is left when a node's gradients are summed; other nodes hold it until then.
+    frees_before_sums = False
+
+    def recall(self, name: str) -> list[Array] | None:
+        """The results of the operation that is about to run, where they are known: then it does not run."""
+        return None
+
+    def emitted(self, event: Event, reads: Sequence[Array], changes: Sequence[Array], made: Sequence[Array]) -> None:
+        """An operation has run."""
+
+    def saved(self, arrays: tuple[Array, ...]) -> Any:
+        """What a node keeps instead of the arrays that it saves; None leaves them to other hooks."""
+        return None
+
+    def unpacked(self, packed: Any) -> Saved:
+        """The arrays again, for the backward of the node that has kept what `saved` gave."""
+        raise NotImplementedError
+
+    def entering_block(self, run: BlockRun) -> BlockRun:
+        """A block begins: its first run, or (what is returned) the one that is repeated."""
+        return run
+
+    def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
+        """The input of a block with these parameters."""
+        return x
+
+    def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
+        """The output of a block with these parameters."""
+        return x
+
+    def model_output(self, x: Array) -> Array:
+        """The result of the forward of a chunk of layers, or of the whole model."""
+        return x
+
+    def finished(self, events: list[Event]) -> None:
+        """The step is over; what its events say may still be changed."""
 
 
 class Recording:

@@ -27,10 +27,8 @@ from trainledger.ledger.core.graph import (
     as_kept,
     pop_gradient,
 )
-from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.record import keep_what_lives
-from trainledger.ledger.core.recording import Recording
-from trainledger.ledger.entry import Int
+from trainledger.ledger.core.recording import Hook, Recording
+from trainledger.ledger.entry import Int, keep_what_lives
 from trainledger.spec.precision import Precision
 
 

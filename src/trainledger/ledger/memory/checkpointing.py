@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from trainledger.ledger.core.graph import Array, GatheredAgain, Saved, as_kept
-from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.leaves import BlockLeaves
-from trainledger.ledger.core.record import BlockRun, Event
+from trainledger.ledger.core.graph import Array, BlockLeaves, GatheredAgain, Saved, as_kept
+from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import HOST, Int
+from trainledger.ledger.entry import HOST, BlockRun, Event, Int
 from trainledger.spec.savings import keeper
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 
 from trainledger.ledger.core.graph import Array
-from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.record import BlockRun, Event, Storage
+from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_one, same
+from trainledger.ledger.entry import BlockRun, Event, Storage
 from trainledger.ledger.memory.compiled_graph import Operation, Values, once
-from trainledger.ledger.memory.compiled_kernels import Kernels
-from trainledger.ledger.memory.compiled_schedule import Kernel, Schedule, on_demand
+from trainledger.ledger.memory.compiled_schedule import Kernel, Kernels, Schedule, on_demand
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.spec.savings import Selective
 

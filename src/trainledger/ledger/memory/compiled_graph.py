@@ -18,8 +18,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from trainledger.ledger.core.graph import Array
-from trainledger.ledger.core.record import Event, Storage
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import Event, Int, Storage
 
 FUSED = ("elementwise", "norm", "softmax", "copy", "random", "reduction")
 NOT_AGAIN = ("cat", "stack", "constant_pad_nd")  # copies that the partitioner never recomputes

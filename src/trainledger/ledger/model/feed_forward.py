@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.graph import Array, Gradients, Leaf
-from trainledger.ledger.core.leaves import BlockLeaves
+from trainledger.ledger.core.graph import Array, BlockLeaves, Gradients, Leaf
 from trainledger.ledger.core.sizes import Sizes, is_one, smaller
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.routing import Dispatch, balance_loss, dispatch, from_experts, route, sum_to, to_experts
-from trainledger.ledger.ops import megatron
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.float8 import by_blocks
-from trainledger.ledger.ops.loss import with_loss
+from trainledger.ledger.ops.linear import by_blocks
+from trainledger.ledger.ops.loss import swiglu, with_loss
 from trainledger.ledger.parallel.context import context_group
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
 from trainledger.spec.frozen import frozen
@@ -49,7 +47,7 @@ def _gated(tape: Tape, sizes: Sizes, gate_and_up: list[Array]) -> Array:
     """act(gate) * up, by operations of PyTorch or in a kernel of Megatron-LM; no name here keeps either alive."""
     activation = sizes.spec.feed_forward.activation
     if sizes.of_megatron and activation == "silu":
-        return megatron.swiglu(tape, gate_and_up.pop(0), gate_and_up.pop())
+        return swiglu(tape, gate_and_up.pop(0), gate_and_up.pop())
     return op.gated(tape, gate_and_up.pop(0), gate_and_up.pop(), activation)
 
 
@@ -234,7 +232,7 @@ def experts_linear(
 def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
-    """The same in 8 bits by block, as linear layers have it (`ledger.ops.float8`): DeepSeek-V3's grouped matmuls."""
+    """The same in 8 bits by block, as linear layers have it (`ledger.ops.linear`): DeepSeek-V3's grouped matmuls."""
     rows, n_experts, dtype = places.count, places.n_experts, tape.compute_dtype
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)

@@ -1,4 +1,4 @@
-"""The parameters of a model: names and shapes as the modules of `nn` have them, their counts, and leaves of the tape.
+"""The parameters of a model: names and shapes as the modules of `nn` have them, counts, FLOPs, and leaves of the tape.
 
 Sizes: D d_model, H query heads, G key-value heads, K head width, W value width, F d_ff, E experts, V rows of
 the embedding; of latent attention P query rank, R key-value rank, Q rotary width, N width without positions.
@@ -12,12 +12,12 @@ from itertools import chain
 from operator import mul
 from typing import Any
 
-from trainledger.ledger.core.graph import Leaf
-from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves, component_of
+from trainledger.ledger import rules
+from trainledger.ledger.core.graph import BlockLeaves, Leaf, ModelLeaves, SegmentLeaves, component_of
 from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
-from trainledger.ledger.model.lora import adapt
+from trainledger.ledger.ops.linear import adapt
 from trainledger.spec.block import Learned
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import LayerKind, LayerRun, last_kind, layer_runs, segments
@@ -269,3 +269,65 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
 def _leaves(named: Iterable[tuple[str, Shape]], recipe: Recipe | None) -> dict[str, Leaf]:
     leaves = {name: Leaf(name, shape) for name, shape in named}
     return leaves if recipe is None or recipe.lora is None else adapt(leaves, recipe.lora)
+
+
+SCORES = "attention scores"  # queries times keys, and probabilities times values
+_LOOKED_UP = ("embedding", "positions", "norms")  # no matmuls
+
+
+def forward_flops(spec: ModelSpec, tokens: Int, *, attention: str = "sdpa") -> dict[str, Int]:
+    """FLOPs of the matmuls and of attention in the forward of one sequence, by component (`component_of`, `SCORES`).
+
+    Attention is counted dense; ``flash`` kernels know windows and compute no more than those. A token passes through
+    ``per_token`` experts. Modules of multi-token prediction are one component with their attention, without their head.
+
+    >>> from trainledger.answers.load import model
+    >>> found = forward_flops(model("gpt2"), 1024)
+    >>> found["mlp"] == 2 * 1024 * 12 * 8 * 768**2
+    True
+    """
+    found: dict[str, Int] = {}
+    for name, shape, times in named_shapes(spec):
+        if not name.startswith("mtp."):
+            _add(found, component_of(name), times * _matmul(spec, name, shape, tokens))
+    if spec.tie_embeddings:
+        _add(found, "head", _head(spec, tokens))
+    for segment in segments(spec):
+        for kind in segment.kinds:
+            _add(found, SCORES, segment.count * _scores(spec, kind, tokens, attention))
+    for index in range(spec.n_mtp_layers):
+        left = tokens - 2 - index
+        _add(found, MTP, _mtp(spec, index, left, attention))
+        _add(found, "head", _head(spec, left))
+    return {name: flops for name, flops in found.items() if not isinstance(flops, int) or flops}
+
+
+def _mtp(spec: ModelSpec, index: int, tokens: Int, attention: str) -> Int:
+    """One module of multi-token prediction, without the head that it shares."""
+    prefix = f"mtp.{index}."
+    matmuls = sum(_matmul(spec, name, shape, tokens) for name, shape in mtp_modules(spec) if name.startswith(prefix))
+    return matmuls + _scores(spec, last_kind(spec), tokens, attention)
+
+
+def _head(spec: ModelSpec, tokens: Int) -> Int:
+    return rules.matmul_flops(tokens, spec.padded_vocab, spec.d_model)
+
+
+def _matmul(spec: ModelSpec, name: str, shape: tuple[Int, ...], tokens: Int) -> Int:
+    """FLOPs of the matmul with a parameter: none for vectors and embeddings."""
+    if len(shape) < 2 or component_of(name) in _LOOKED_UP or name.endswith("bias"):
+        return 0
+    *stacked, d_out, d_in = shape
+    if stacked:
+        assert spec.experts is not None
+        tokens = tokens * spec.experts.per_token
+    return rules.matmul_flops(tokens, d_out, d_in)
+
+
+def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
+    keys = rules.keys_seen(tokens, kind.window if attention == "flash" else None)
+    return rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
+
+
+def _add(found: dict[str, Int], component: str, flops: Int) -> None:
+    found[component] = found.get(component, 0) + flops

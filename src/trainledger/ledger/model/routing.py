@@ -6,8 +6,7 @@ S places of all experts.
 
 from __future__ import annotations
 
-from trainledger.ledger.core.graph import Array, Gradients
-from trainledger.ledger.core.leaves import BlockLeaves
+from trainledger.ledger.core.graph import Array, BlockLeaves, Gradients
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int

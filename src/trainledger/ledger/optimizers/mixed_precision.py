@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from trainledger.ledger.core.graph import Array, Leaf
-from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.ops.float8 import float8_linear
+from trainledger.ledger.ops.linear import float8_linear
 from trainledger.spec.precision import Float8, Precision
 
 _IN_16_BITS = ("router", "shared_expert_gate")
 
 
 def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool = False) -> None:
-    """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.float8.float8_linear`."""
+    """Give every parameter its storage dtype; ``keeps_copies`` as of `ops.linear.float8_linear`."""
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in block.named.items():

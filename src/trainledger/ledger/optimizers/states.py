@@ -6,8 +6,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.ledger.core.graph import Leaf
-from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.graph import Leaf, ModelLeaves
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.update_rules import RULES, for_muon, moments_of
 from trainledger.spec.dtypes import nbytes_in

@@ -1,25 +1,29 @@
-"""What follows the gradients: joint clipping, and the optimizer's update, Muon's matrix by matrix."""
+"""Joint clipping, and the updates: by lines of `update_rules`, and the code of Muon, 8-bit Adam and Adafactor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from trainledger.ledger.core.graph import Array
-from trainledger.ledger.core.leaves import ModelLeaves
-from trainledger.ledger.core.record import Group as Ranks
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves
 from trainledger.ledger.core.sizes import share
 from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Group as Ranks
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
-from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
+from trainledger.ledger.optimizers.states import BLOCK, blocks_of, columns_of, is_small, rows_of, state_nbytes_of
 from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
 from trainledger.ledger.optimizers.update_rules import (
+    RULES,
     Group,
+    count_step,
+    count_steps,
     foreach,
     fused,
     groups_of,
     loop,
     norms,
+    read_number,
+    read_steps,
+    run_lines,
     weight_gradient_moment,
     widest,
 )
@@ -137,3 +141,231 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
 
 def _matmul(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
     return tape.make(name, "matmul", *reads, elements=elements, flops=matmul_flops(*sizes), shape=(1, *sizes))
+
+
+# Adam and AdamW with 8-bit moments: `engine.train.adam_8bit` has the moments of a tensor in fp32 while it updates it,
+# bitsandbytes' kernel (Dettmers et al. 2022, section 2.2) updates element by element, without scratch.
+
+
+VALUES = 256  # of a byte
+
+
+def adam_8bit_loop(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """Small tensors as Adam does them, the others between reading and storing their moments.
+
+    Arrays of sizes with a large one among them, and symbols, mean large tensors.
+    """
+    tables: list[Array] = []
+    for leaf in tape.each_parameter(group):
+        n = leaf.elements
+        count_step(tape)
+        if is_small(n):
+            _rule(tape, group, recipe, n)
+            continue
+        if not tables:
+            tables = _tables(tape)
+        moments = [_read(tape, blocks_of(n)) for _ in range(2)]
+        _rule(tape, group, recipe, n)
+        for _ in range(2):
+            _store(tape, moments.pop(0), blocks_of(n))
+
+
+def adam_8bit_fused(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """One kernel over codes and scales, and over the fp32 moments of small tensors."""
+    n = group.elements
+    w, g, _ = weight_gradient_moment(tape, n)
+    states = Array(group.total(lambda leaf: state_nbytes_of(leaf, recipe) - 4), "uint8", None)  # not the step counter
+    flops = RULES[group.rule].flops * n
+    name = f"_fused_{group.rule.replace('-', '_')}_"
+    tape.emit(name, "update", reads=[g], changes=[w, states], flops=flops, basis="assumed")
+
+
+def _tables(tape: Tape) -> list[Array]:
+    """For either moment the values of a byte, and the bounds between them."""
+    tables = []
+    for _ in range(2):
+        values = tape.make("lift_fresh", "copy", elements=VALUES, dtype="fp32")
+        part = values.view(VALUES - 1)
+        bounds = tape.pointwise("add", part, part)
+        tape.change("div_", bounds)
+        tables += [values, bounds]
+    return tables
+
+
+def _read(tape: Tape, blocks: Int) -> Array:
+    """A stored moment in fp32, its last block padded."""
+    n = blocks * BLOCK
+    places = tape.cast(Array(n, "uint8", None), "int32")
+    moment = tape.make("index_select", "embedding", Array(n, "fp32", None), places)
+    del places
+    tape.change("mul_", moment, Array(blocks, "fp32", None))
+    return moment
+
+
+def _store(tape: Tape, moment: Array, blocks: Int) -> None:
+    """A moment's largest magnitude by block, and the place of each element's share of it."""
+    n, scales = blocks * BLOCK, Array(blocks, "fp32", None)
+    largest = norms(tape, moment, blocks)
+    tape.emit("copy_", "copy", reads=[largest], changes=[scales])
+    del largest
+    above_zero = tape.pointwise("clamp", scales)
+    tape.change("div_", moment, above_zero)
+    del above_zero
+    places = tape.make("bucketize", "embedding", moment, Array(VALUES - 1, "fp32", None), dtype="int32")
+    tape.emit("copy_", "copy", reads=[places], changes=[Array(n, "uint8", None)])
+
+
+def _rule(tape: Tape, group: Group, recipe: Recipe, n: Int) -> None:
+    """Adam's rule on moments in fp32."""
+    w, g, _ = weight_gradient_moment(tape, n)
+    # No name but that in the dict holds the wide gradient, which is freed once decay has made another.
+    arrays = {"w": w, "g": g, "m": Array(n, "fp32", None)}
+    read_number(tape)
+    if g.dtype != "fp32":
+        arrays["g"] = tape.cast(g, "fp32")
+    run_lines(tape, group, recipe, "8-bit", arrays)
+
+
+# Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) keeps rows and columns of the second moment instead of all of it.
+# torch.optim puts the second moment together from its factors for each update, a temporary of the parameter's size: of
+# one tensor (loop) or of all (foreach, which also has it for the update).
+
+
+def adafactor_loop(tape: Tape, group: Group) -> None:
+    """Tensor by tensor; the names of the code of torch's, as each holds its array until the next tensor's takes it."""
+    row_mean: Array | None = None
+    col_mean: Array | None = None
+    square: Array | None = None
+    estimate: Array | None = None
+    update: Array | None = None
+    for leaf in tape.each_parameter(group):
+        w, g, m = weight_gradient_moment(tape, leaf.elements)
+        count_step(tape)
+        read_number(tape)
+        _norm_read(tape, w)
+        if group.decay:
+            tape.change("mul_", w)
+        if len(leaf.shape) > 1:
+            row_var, col_var = _factors(leaf, m)
+            fresh = norms(tape, g, row_var.elements)
+            tape.change("pow_", fresh)
+            tape.change("div_", fresh)
+            row_mean = fresh
+            tape.change("lerp_", row_var, row_mean)
+            fresh = norms(tape, g, col_var.elements)
+            tape.change("pow_", fresh)
+            tape.change("div_", fresh)
+            col_mean = fresh
+            tape.change("lerp_", col_var, col_mean)
+            estimate = fresh = _product(tape, leaf, row_var, col_var)
+            mean = _mean(tape, leaf, row_var)
+            tape.change("clamp_", mean)
+            tape.change("div_", estimate, mean)
+            del mean
+        else:
+            square = fresh = tape.pointwise("mul", g, g)
+            tape.change("lerp_", m, square)
+            estimate = fresh = tape.make("clone", "copy", m)
+        tape.change("clamp_", fresh)
+        tape.change("rsqrt_", fresh)
+        update = fresh
+        del fresh
+        tape.change("mul_", update, g)
+        _norm_read(tape, update)
+        tape.change("add_", w, update)
+    del row_mean, col_mean, square, estimate, update
+
+
+def adafactor_foreach(tape: Tape, group: Group) -> None:
+    """Matrices and vectors apart, in the order in which the first of each comes; norms and products one by one."""
+    parts = [group.among(lambda leaf: len(leaf.shape) > 1), group.among(lambda leaf: len(leaf.shape) < 2)]
+    if len(group.first().shape) < 2:
+        parts.reverse()
+    squares: Array | None = None
+    estimates: list[Array] = []
+    updates: list[Array] = []
+    for part in parts:
+        if part.empty:
+            continue
+        w, g, m = weight_gradient_moment(tape, part.elements)
+        count_steps(tape, part.tensors)
+        read_steps(tape, 3 * part.tensors)
+        for leaf in tape.each_parameter(part):
+            _norm_read(tape, weight_gradient_moment(tape, leaf.elements)[0])
+        if part.decay:
+            tape.change("_foreach_mul_", w)
+        if len(part.first().shape) > 1:
+            for count in (rows_of, columns_of):
+                _lerp_means(tape, part, count)
+            fresh = []
+            for leaf in tape.each_parameter(part):
+                fresh.append(_product(tape, leaf, *_factors(leaf, m)).of_each_round())
+            estimates = fresh
+            means = []
+            for leaf in tape.each_parameter(part):
+                means.append(_mean(tape, leaf, _factors(leaf, m)[0]).of_each_round())
+            all_means = Array(part.total(_matrices), m.dtype, None)
+            tape.change("_foreach_clamp_min_", all_means)
+            tape.change("_foreach_div_", Array(part.elements, m.dtype, None), all_means)
+            del means
+        else:
+            squares = tape.pointwise("_foreach_mul", g, g)
+            tape.change("_foreach_lerp_", m, squares)
+            squares = None
+            fresh = []
+            for leaf in tape.each_parameter(part):
+                fresh.append(tape.make("clone", "copy", Array(leaf.elements, m.dtype, None)).of_each_round())
+            estimates = fresh
+        del fresh
+        every = Array(part.elements, m.dtype, None)
+        tape.change("_foreach_clamp_min_", every)
+        tape.change("_foreach_rsqrt_", every)
+        tape.change("_foreach_mul_", every, g)
+        updates = estimates
+        for leaf in tape.each_parameter(part):
+            _norm_read(tape, Array(leaf.elements, m.dtype, None))
+        tape.change("_foreach_mul_", every)
+        tape.change("_foreach_add_", w, every)
+    del estimates, updates
+
+
+def _lerp_means(tape: Tape, part: Group, count: Callable[[tuple[Int, ...]], Int]) -> None:
+    """Mean squares of all rows or columns, put into their factors."""
+    means = []
+    for leaf in tape.each_parameter(part):
+        _, g, m = weight_gradient_moment(tape, leaf.elements)
+        means.append(norms(tape, g, count(leaf.shape)).of_each_round())
+    elements = part.total(lambda leaf: count(leaf.shape))
+    squared, factor = Array(elements, tape.precision.updating, None), Array(elements, m.dtype, None)
+    tape.change("_foreach_mul_", squared, squared)
+    tape.change("_foreach_div_", squared)
+    tape.change("_foreach_lerp_", factor, squared)
+
+
+def _factors(leaf: Leaf, moment: Array) -> tuple[Array, Array]:
+    shape, dtype = leaf.shape, moment.dtype
+    return Array(rows_of(shape), dtype, None), Array(columns_of(shape), dtype, None)
+
+
+def _matrices(leaf: Leaf) -> Int:
+    return rows_of(leaf.shape) // leaf.shape[-2]
+
+
+def _norm_read(tape: Tape, x: Array) -> None:
+    """The host reads the norm of one tensor."""
+    norm = norms(tape, x, 1)
+    read_number(tape, norm.dtype)
+
+
+def _product(tape: Tape, leaf: Leaf, rows: Array, columns: Array) -> Array:
+    """The second moment from its factors: a column times a row for each matrix."""
+    *stack, height, width = leaf.shape
+    shape = (_matrices(leaf), height, width, 1)
+    flops = matmul_flops(height, width, 1, _matrices(leaf))
+    return tape.make(
+        "bmm" if stack else "mm", "matmul", rows, columns, elements=leaf.elements, flops=flops, shape=shape
+    )
+
+
+def _mean(tape: Tape, leaf: Leaf, rows: Array) -> Array:
+    return tape.make("mean", "reduction", rows, elements=_matrices(leaf), flops=rows.elements)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from trainledger.ledger.core.graph import Array, Leaf
-from trainledger.ledger.core.leaves import ModelLeaves, Parameters
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.spec.frozen import frozen

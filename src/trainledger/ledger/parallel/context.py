@@ -16,10 +16,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from trainledger.ledger.core.graph import Array, Gradients
-from trainledger.ledger.core.record import COMMUNICATION, Group
 from trainledger.ledger.core.sizes import Sizes, between, greater, is_one, several
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 

@@ -10,13 +10,11 @@ Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes
 
 from __future__ import annotations
 
-from trainledger.ledger.core.graph import Array, Gradients
-from trainledger.ledger.core.leaves import ModelLeaves, component_of
-from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.graph import Array, Gradients, ModelLeaves, component_of
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
-from trainledger.ledger.ops.float8 import blocks, cast_by_block
+from trainledger.ledger.entry import Group, Int
+from trainledger.ledger.ops.linear import blocks, cast_by_block
 from trainledger.ledger.parallel.context import exchanged
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.spec.frozen import frozen

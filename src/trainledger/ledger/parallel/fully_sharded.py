@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from trainledger.ledger.core.graph import Array, Leaf
-from trainledger.ledger.core.hooks import Hook
-from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, component_of
-from trainledger.ledger.core.record import COMMUNICATION, Group
+from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf, ModelLeaves, component_of
+from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 

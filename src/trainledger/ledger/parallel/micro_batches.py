@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from trainledger.ledger.core.graph import Array, Gradients, Node, Port
-from trainledger.ledger.core.leaves import component_of
-from trainledger.ledger.core.record import COMMUNICATION, Group
+from trainledger.ledger.core.graph import Array, Gradients, Node, Port, component_of
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
+from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
 from trainledger.ledger.optimizers.mixed_precision import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
-from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
+from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan, in_flight_by_chunk
 from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
 from trainledger.ledger.parallel.tensor import tensor_group
 from trainledger.spec.dtypes import nbytes_in

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainledger.ledger.core.graph import Array, Leaf
-from trainledger.ledger.core.leaves import ModelLeaves, component_of
-from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.graph import Array, Leaf, ModelLeaves, component_of
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import Group, Int
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.spec.dtypes import nbytes_in
 

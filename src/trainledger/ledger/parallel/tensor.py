@@ -12,10 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 from trainledger.ledger.core.graph import Array, GatheredAgain, Gradients
-from trainledger.ledger.core.record import Group
 from trainledger.ledger.core.sizes import Sizes, is_one, share
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.entry import Int
+from trainledger.ledger.entry import Group, Int
 from trainledger.ledger.ops import operations as op
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import with_fields

@@ -14,8 +14,8 @@ from torch import nn
 from trainledger.catalog import device_of_driver
 from trainledger.engine.train.device import host_threads
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.roofline import matmul_dtype, mfu
 from trainledger.forecast.predict.step import step_time
-from trainledger.forecast.predict.utilization import matmul_dtype, mfu
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.observe.measure.hardware import others_between, pace_of, processor_use

@@ -9,9 +9,8 @@ from trainledger.forecast.plan.advise import Advice, Advised
 from trainledger.forecast.plan.changes import RESULT
 from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.forecast import nanoseconds
-from trainledger.forecast.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.step import CAUSES, IDEAL
-from trainledger.forecast.predict.utilization import matmul_dtype, mfu
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.profiler.causes import COMPUTE, MeasuredBar, measured_waterfall

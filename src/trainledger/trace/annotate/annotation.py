@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.report.document import Answer
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import format_flops, format_nbytes

@@ -21,7 +21,7 @@ from torch import contiguous_format as CONTIGUOUS
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Caller, Callers
 from trainledger.trace.patches import all_replaced
 from trainledger.trace.recorder.storages import dtype_name, tensors_in, touched_nbytes

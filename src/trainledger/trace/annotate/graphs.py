@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Chain
 from trainledger.trace.recorder.storages import tensors_in, written_arguments
 

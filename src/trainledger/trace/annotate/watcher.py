@@ -15,7 +15,7 @@ import torch.optim.optimizer as optimizers
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace import script
 from trainledger.trace.annotate import copies
 from trainledger.trace.annotate.annotation import COPY, MOST_SHOWN, VIEW, Account, LineAccount, Shown, Work

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.compiled.kernels import Work
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import plain_name

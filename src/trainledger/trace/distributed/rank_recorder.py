@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from trainledger.ledger.core.record import Event, Origin, Storage
+from trainledger.ledger.entry import Event, Origin, Storage
 from trainledger.trace.distributed.collectives import Collective, collective_of, communication_marked, local
 from trainledger.trace.operators.table import operator_of
 from trainledger.trace.patches import around, replaced

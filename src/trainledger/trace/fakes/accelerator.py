@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.fakes.gpu import Gpu, gpu_answers
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.record import Event
+from trainledger.ledger.entry import Event
 from trainledger.trace.fakes.stored import Note, converted, host_values
 from trainledger.trace.operators.custom import CUSTOM, Operator
 from trainledger.trace.patches import after_import, all_replaced, around, replaced

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from trainledger.ledger.core.record import Event, Storage, keep_what_lives
+from trainledger.ledger.entry import Event, Storage, keep_what_lives
 from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.storages import Storages
 

@@ -22,8 +22,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.ledger.core.record import Event, Storage, amounts
-from trainledger.ledger.entry import HOST
+from trainledger.ledger.entry import HOST, Event, Storage, amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.loss import NoScalarLossError, that_hold_state
 from trainledger.trace.operators.custom import Operator

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trainledger.ledger.core.record import Event, Origin, Storage
-from trainledger.ledger.entry import TensorLife
+from trainledger.ledger.entry import Event, Origin, Storage, TensorLife
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}

@@ -20,8 +20,7 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.explain import account as explained
 from trainledger.forecast.plan.family import scaled
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model.forward_flops import SCORES, forward_flops
-from trainledger.ledger.model.parameters import ParameterCount, parameters
+from trainledger.ledger.model.parameters import SCORES, ParameterCount, forward_flops, parameters
 from trainledger.report.document import Document, section
 from trainledger.spec.layout import AXES
 from trainledger.spec.model import ModelSpec

@@ -91,7 +91,7 @@ def _headlines(served: Inference) -> list[Headline]:
             asked=True,
             formula=f"{counted(serving.batch, 'sequence')} x {serving.context:,} tokens x {served.token_nbytes:,} "
                     f"bytes a token over {layers} layers" + _windowed(served) + _of_all(served),
-            source="ledger.model.kv_cache: keys and values of each layer, or its latent",
+            source="ledger.model.attention: keys and values of each layer, or its latent",
         ),
     ]  # fmt: skip
     if served.memory is not None:

@@ -12,8 +12,7 @@ from trainledger.forecast.plan.layouts.result import AS_QUICK, ScoredLayout
 from trainledger.forecast.plan.layouts.stages import kinds_of
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.forecast.predict.predict import memory_of_device
-from trainledger.forecast.predict.roofline import NoRate
-from trainledger.forecast.predict.utilization import mfu, step_peak
+from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.parallel.rank_plan import parts_of

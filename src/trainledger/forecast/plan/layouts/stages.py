@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainledger.forecast.plan.layouts.grid import Stages
-from trainledger.ledger.parallel.pipeline import chunks_of, in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import chunks_of, in_flight_by_chunk
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.layout import BESIDE_ANOTHER
