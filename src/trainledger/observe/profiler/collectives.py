@@ -3,66 +3,56 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from trainledger.observe.profiler.kinds import is_collective
-from trainledger.observe.profiler.recording import KERNEL, NONE, Column, Message, Recording, Shapes, Spans
+from trainledger.observe.profiler.recording import KERNEL, NONE, Message, Recording, Spans
 
-SENDS = "sends and receives"
-OTHERS = "other collectives"
-_KINDS = (
-    ("reduce-scatter", r"reduce_?scatter"), ("all-reduce", r"all_?reduce"), ("all-gather", r"all_?gather"),
-    ("all-to-all", r"all_?to_?all"), ("broadcast", r"broadcast"), ("barrier", r"barrier"),
-    (SENDS, r"send|recv|receive"),
-)  # fmt: skip
-_NAMES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _KINDS)
+SENDS, OTHERS = "sends and receives", "other collectives"
+_KINDS = ("reduce-scatter", "all-reduce", "all-gather", "all-to-all", "broadcast", "barrier")
+_NAMES = {kind: re.compile(kind.replace("-", "_?"), re.IGNORECASE) for kind in _KINDS}
+_NAMES[SENDS] = re.compile("send|recv|receive", re.IGNORECASE)
+# NCCL runs sends, receives and all-to-alls by one kernel, whose name says nothing of them.
 _ONE_KERNEL = re.compile(r"SendRecv|Generic", re.IGNORECASE)
 ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
-_NBYTES = {
-    "float": 4, "bfloat16": 2, "half": 2, "double": 8, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1, "bool": 1,
-    "long int": 8, "signed char": 1, "unsigned char": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+_BYTES_OF = {1: "char|byte|bool|signed char|unsigned char|float8_e4m3fn|float8_e5m2", 2: "bfloat16|half|short"}
+_BYTES_OF |= {4: "float|int", 8: "double|long|long int"}
+_NBYTES = {dtype: nbytes for nbytes, dtypes in _BYTES_OF.items() for dtype in dtypes.split("|")}
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Each collective of a recording in the order of their beginnings: when it ran, its kind, and what it sends.
-
-    ``work`` is the index of each among the device work, `NONE` on a host.
-    """
+    """Each collective of a recording in the order of their beginnings: when it ran, its kind, and what it sends."""
 
     spans: Spans
     kinds: tuple[str, ...]
     messages: tuple[Message | None, ...]
-    work: Column
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def between(self, begin_ns: int, end_ns: int) -> list[int]:
         """The indices of those that begin between two moments."""
-        begins = self.spans.begins_ns
-        return np.flatnonzero((begins >= begin_ns) & (begins < end_ns)).tolist()
+        return np.flatnonzero(self.spans.begin_in((begin_ns, end_ns))).tolist()
 
 
 def collectives(recording: Recording) -> Collectives:
     """The collectives of a recording."""
     if recording.on_device:
         numbers = [number for number, name in enumerate(recording.names) if is_collective(name)]
-        at = np.flatnonzero(np.isin(recording.work.names, numbers) & (recording.work.kinds == KERNEL))
-        spans = recording.work.where(at)
+        work = np.flatnonzero(np.isin(recording.work.names, numbers) & (recording.work.kinds == KERNEL))
+        spans = recording.work.where(work)
     else:
         spans = recording.named(recording.annotations, ON_HOST)
-        at = np.full(len(spans), NONE)
-    messages = tuple(
-        _message(recording, name, more) for name, more in zip(spans.names.tolist(), spans.more.tolist(), strict=True)
-    )
-    kinds = tuple(_kind(recording, spans, at, index, message) for index, message in enumerate(messages))
-    return Collectives(spans, kinds, messages, at)
+        work = np.full(len(spans), NONE)
+    names = [recording.names[number] for number in spans.names.tolist()]
+    messages = tuple(_message(recording, name, more) for name, more in zip(names, spans.more.tolist(), strict=True))
+    kinds = tuple(_kind(recording, *each) for each in zip(names, work.tolist(), messages, strict=True))
+    return Collectives(spans, kinds, messages)
 
 
 def collective_named(name: str) -> str:
@@ -71,7 +61,7 @@ def collective_named(name: str) -> str:
     >>> collective_named("ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), collective_named("_allgather_base")
     ('all-reduce', 'all-gather')
     """
-    return next((kind for kind, pattern in _NAMES if pattern.search(name)), "")
+    return next((kind for kind, pattern in _NAMES.items() if pattern.search(name)), "")
 
 
 def payload_nbytes(message: Message) -> int | None:
@@ -86,47 +76,37 @@ def payload_nbytes(message: Message) -> int | None:
     return None if nbytes is None else max(message.elements_in, message.elements_out) * nbytes
 
 
-def _kind(recording: Recording, spans: Spans, work: Column, index: int, message: Message | None) -> str:
-    """By what a collective says of itself, else by its own name, else by what it was launched in.
-
-    NCCL runs sends, receives and all-to-alls by one kernel, whose name says nothing.
-    """
-    names = [message.collective] if message is not None else []
-    own = recording.names[spans.names[index]]
-    if not _ONE_KERNEL.search(own):
-        names.append(own)
-    if work[index] != NONE:
-        names += _launched_in(recording, int(work[index]))
-    return next((kind for each in names if (kind := collective_named(each))), OTHERS)
+def _kind(recording: Recording, name: str, work: int, message: Message | None) -> str:
+    """By what a collective says of itself, else by its own name, else by what it was launched in."""
+    names = [] if message is None else [message.collective]
+    names += [] if _ONE_KERNEL.search(name) else [name]
+    kinds = (collective_named(each) for each in (*names, *(() if work == NONE else _launched_in(recording, work))))
+    return next(filter(None, kinds), OTHERS)
 
 
 def _launched_in(recording: Recording, work: int) -> Iterator[str]:
     """The names of the operators, and then of the annotations, that a piece of device work was launched in."""
-    operator = int(recording.operator_of_work[work])
-    while operator != NONE:
-        yield recording.names[recording.operators.names[operator]]
-        operator = int(recording.callers[operator])
+    of_launches, around = recording.annotations_of_launches
     launch = int(recording.launch_of_work[work])
-    if launch != NONE:
-        of_launches, around = recording.annotations_of_launches
-        annotation = int(of_launches[launch])
-        while annotation != NONE:
-            yield recording.names[recording.annotations.names[annotation]]
-            annotation = int(around[annotation])
+    annotation = NONE if launch == NONE else int(of_launches[launch])
+    operator = int(recording.operator_of_work[work])
+    for spans, at, outer in (
+        (recording.operators, operator, recording.callers),
+        (recording.annotations, annotation, around),
+    ):
+        while at != NONE:
+            yield recording.names[spans.names[at]]
+            at = int(outer[at])
 
 
-def _message(recording: Recording, name: int, more: int) -> Message | None:
+def _message(recording: Recording, name: str, more: int) -> Message | None:
+    """What a kernel says of its collective; of a host's annotation, made of the sizes of the tensors that go in."""
     given = None if more == NONE else recording.arguments[more]
-    if isinstance(given, Message) or given is None:
+    if given is None or isinstance(given, Message):
         return given
-    return _of_shapes(recording, recording.names[name].partition(":")[2], given)
-
-
-def _of_shapes(recording: Recording, collective: str, given: Shapes) -> Message | None:
-    """What a host's annotation says: the sizes of the tensors that go in, all of one format."""
-    sizes: Sequence[tuple[int, ...]] = [each for each in given.sizes if each]
-    if not sizes:
+    if not any(given.sizes):
         return None
-    elements, ranks = sum(map(prod, sizes)), recording.ranks or 0
-    out = elements * ranks if collective_named(collective) == "all-gather" else 0  # only what goes in is recorded
+    collective, ranks = name.partition(":")[2], recording.ranks or 0
+    elements = sum(prod(size) for size in given.sizes if size)
+    out = elements * ranks if collective_named(collective) == "all-gather" else 0  # gloo records only what goes in
     return Message(collective, elements, out, given.types[0] if given.types else "", ranks)

@@ -12,8 +12,9 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, overload
 
 from trainledger.observe.profiler.recording import (
     COPY,
@@ -54,27 +55,17 @@ def entries(stream: TextIO) -> Iterator[tuple[str, Any]]:
     """
     text = _Text(stream)
     if text.next_character() == "[":
-        yield from ((EVENTS, each) for each in _items(text))
+        yield from ((EVENTS, event) for event in text.items())
         return
     text.take("{")
     while text.next_character() != "}":
         key = text.value()
         text.take(":")
         if key == EVENTS and text.next_character() == "[":
-            yield from ((EVENTS, each) for each in _items(text))
+            yield from ((EVENTS, event) for event in text.items())
         else:
             yield str(key), text.value()
-        if text.next_character() == ",":
-            text.take(",")
-
-
-def _items(text: _Text) -> Iterator[Any]:
-    text.take("[")
-    while text.next_character() != "]":
-        yield text.value()
-        if text.next_character() == ",":
-            text.take(",")
-    text.take("]")
+        text.skip_comma()
 
 
 class _Text:
@@ -98,23 +89,34 @@ class _Text:
             raise BrokenOff(self._before + self._at)
         self._at += 1
 
+    def skip_comma(self) -> None:
+        if self.next_character() == ",":
+            self._at += 1
+
+    def items(self) -> Iterator[Any]:
+        """The values of a list."""
+        self.take("[")
+        while self.next_character() != "]":
+            yield self.value()
+            self.skip_comma()
+        self._at += 1
+
     def value(self) -> Any:
         self.next_character()
         while True:
             try:
-                found, end = _decode(self._text, self._at)
+                value, end = _decode(self._text, self._at)
             except (json.JSONDecodeError, RecursionError):
                 self._more()
                 continue
-            if isinstance(found, int | float) and not self._text[end : end + _LONGEST_NUMBER].strip(_OF_NUMBERS):
+            if isinstance(value, int | float) and not self._text[end : end + _LONGEST_NUMBER].strip(_OF_NUMBERS):
                 try:  # a number may go on in the next chunk
                     self._more()
+                    continue
                 except BrokenOff:
-                    self._at = end
-                    return found
-                continue
+                    pass
             self._at = end
-            return found
+            return value
 
     def _more(self) -> None:
         chunk = self._stream.read(_CHUNK)
@@ -126,9 +128,12 @@ class _Text:
 
 Advance = Callable[[int], None]
 
+# Categories of Kineto's events.
 _WORK = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": SET}
+_ON_HOST = {"cpu_op": "operators", "user_annotation": "annotations"}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ASKED_FOR = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
+_FACTS = ("deviceProperties", "distributedInfo", *_ASKED_FOR)
 _MEMORY, _MOST_DEVICES = "[memory]", 127
 _LONGEST_US = 1e12  # eleven days: an event that is longer is a fault of the profiler
 
@@ -142,170 +147,155 @@ def read_profile(path: str | os.PathLike[str], advance: Advance = lambda nbytes:
     recorder, facts, broken_off, some = Recorder(), dict[str, Any](), False, False
     try:
         with open(path, "rb") as file:
-            counted = _Counted(file, advance)
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            raw = _Unpacked(counted) if packed else counted
+            raw = _Stream(file.readinto, advance)
+            raw = _Stream(partial(_unpacked, gzip.GzipFile(fileobj=raw))) if packed else raw
             text = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
-            try:
-                for key, value in entries(text):
-                    if key == EVENTS:
-                        some = True
-                        _add(recorder, value)
-                    elif key in ("deviceProperties", "distributedInfo", *_ASKED_FOR):
-                        facts[key] = value
-            except BrokenOff as error:
-                if not some:
-                    rule = "is no Chrome trace of torch.profiler (JSON with traceEvents, or packed by gzip)"
-                    raise _refused(path, rule) from error
-                broken_off = True
+            for key, value in entries(text):
+                if key == EVENTS:
+                    some = True
+                    _add(recorder, value)
+                elif key in _FACTS:
+                    facts[key] = value
+    except BrokenOff as error:
+        if not some:
+            rule = "is no Chrome trace of torch.profiler (JSON with traceEvents, or packed by gzip)"
+            raise _refused(path, rule) from error
+        broken_off = True
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror or error}") from None
     groups = {name: recorder.spans(name) for name in ("operators", "annotations", "launches", "work", "memory")}
-    if not any(len(each) for each in groups.values()):
+    if not any(len(spans) for spans in groups.values()):
         raise _refused(path, "has no event with a beginning and an end")
     distributed = facts.get("distributedInfo")
     distributed = distributed if isinstance(distributed, Mapping) else {}
+    devices = facts.get("deviceProperties")
     return Recording(
-        names=tuple(recorder.names), arguments=tuple(recorder.arguments), **groups,
-        devices=_devices(facts.get("deviceProperties")), rank=_whole(distributed.get("rank")),
+        names=tuple(recorder.names),
+        arguments=tuple(recorder.arguments),
+        **groups,
+        devices=tuple(str(each["name"]) for each in _list(devices) if isinstance(each, Mapping) and "name" in each),
+        rank=_whole(distributed.get("rank")),
         ranks=_whole(distributed.get("world_size")),
-        recorded=frozenset(each for each in _ASKED_FOR if facts.get(each)),
-        malformed=recorder.malformed, broken_off=broken_off,
-    )  # fmt: skip
+        recorded=frozenset(name for name in _ASKED_FOR if facts.get(name)),
+        malformed=recorder.malformed,
+        broken_off=broken_off,
+    )
 
 
 def _refused(path: str | os.PathLike[str], rule: str) -> InvalidInput:
     return InvalidInput([Problem("--trace", str(Path(path)), rule)])
 
 
-class _Counted(io.RawIOBase):
-    """A file that tells how much of it was read."""
+class _Stream(io.RawIOBase):
+    """What a function reads into buffers; ``advance`` is told how many bytes each time."""
 
-    def __init__(self, file: Any, advance: Advance) -> None:
-        self._file, self._advance = file, advance
+    def __init__(self, read: Callable[[Any], int], advance: Advance = lambda nbytes: None) -> None:
+        self._read, self._advance = read, advance
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = int(self._file.readinto(buffer))
+        count = self._read(buffer)
         self._advance(count)
         return count
 
 
-class _Unpacked(io.RawIOBase):
-    """What is packed in a file, as far as it can be unpacked."""
-
-    def __init__(self, packed: Any) -> None:
-        self._packed = gzip.GzipFile(fileobj=packed)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            found = self._packed.read1(len(buffer))
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            return 0
-        buffer[: len(found)] = found
-        return len(found)
+def _unpacked(packed: gzip.GzipFile, buffer: Any) -> int:
+    """Read what is packed, as far as it can be unpacked."""
+    try:
+        data = packed.read1(len(buffer))
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return 0
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def _add(recorder: Recorder, event: Any) -> None:
     """Keep an event that has a length, and those of the allocator; others are marks, arrows and names of threads."""
-    if isinstance(event, Mapping) and event.get("name") == _MEMORY:
-        _add_memory(recorder, event)
+    if not isinstance(event, Mapping):
         return
-    if not isinstance(event, Mapping) or event.get("ph") != "X":
+    name, args = event.get("name"), event.get("args")
+    args = args if isinstance(args, Mapping) else {}
+    if name == _MEMORY:
+        _add_memory(recorder, args, event.get("ts"))
+    if name == _MEMORY or event.get("ph") != "X":
         return
-    category, name, given = event.get("cat"), event.get("name"), event.get("args")
-    args: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     try:
         begin_us, length_us = float(event["ts"]), float(event.get("dur", 0.0))
     except (KeyError, TypeError, ValueError):
-        recorder.malformed += 1
-        return
+        begin_us = length_us = math.nan
     if not (math.isfinite(begin_us) and 0 <= length_us < _LONGEST_US) or not isinstance(name, str):
         recorder.malformed += 1
         return
+    category, thread = event.get("cat"), _whole(event.get("tid"), NONE)
     operator = _whole(args.get("External id", args.get("external id")), NONE)
-    link = _whole(args.get("correlation"), NONE)
-    assert operator is not None
-    assert link is not None
+    facts: dict[str, Any] = {"operator": operator}
+    if category in _WORK or category in _LAUNCHES:
+        facts["link"] = _whole(args.get("correlation"), NONE)
     if category in _WORK:
-        lane = _whole(args.get("stream"), _whole(event.get("tid"), NONE))
-        recorder.add(
-            "work", name, begin_us, length_us, lane or 0, link=link, operator=operator, more=_message(args),
-            kind=_WORK[category],
-        )  # fmt: skip
+        group, thread = "work", _whole(args.get("stream"), thread)
+        facts |= {"more": _message(args), "kind": _WORK[category]}
+    elif category in _LAUNCHES:
+        group = "launches"
+    elif category in _ON_HOST:
+        group, facts["more"] = _ON_HOST[category], _shapes(args)
+        facts["kind"] = GIVEN_A_NUMBER if group == "operators" and _numbered(args) else 0
+    else:
         return
-    thread = _whole(event.get("tid"), NONE) or 0
-    if category in _LAUNCHES:
-        recorder.add("launches", name, begin_us, length_us, thread, link=link, operator=operator)
-    elif category == "cpu_op":
-        recorder.add(
-            "operators", name, begin_us, length_us, thread, operator=operator, more=_shapes(args),
-            kind=GIVEN_A_NUMBER if _numbered(args) else 0,
-        )  # fmt: skip
-    elif category == "user_annotation":
-        recorder.add("annotations", name, begin_us, length_us, thread, operator=operator, more=_shapes(args))
+    recorder.add(group, name, (begin_us, length_us), thread or 0, **facts)
 
 
-def _add_memory(recorder: Recorder, event: Mapping[str, Any]) -> None:
+def _add_memory(recorder: Recorder, args: Mapping[str, Any], when: Any) -> None:
     """Keep what the allocator of the host or of a device had handed out."""
-    args, when = event.get("args"), event.get("ts")
-    if not isinstance(args, Mapping) or not isinstance(when, int | float) or not math.isfinite(when):
+    if not args or not isinstance(when, int | float) or not math.isfinite(when):
         return
-    allocated, reserved = (_whole(args.get(f"Total {each}"), 0) or 0 for each in ("Allocated", "Reserved"))
-    device = min((_whole(args.get("Device Id"), 0) or 0) + 1, _MOST_DEVICES) if args.get("Device Type") else 0
-    recorder.add("memory", _MEMORY, float(when), 0.0, 0, link=allocated, operator=reserved, kind=device)
+    allocated, reserved = (_whole(args.get(f"Total {name}"), 0) for name in ("Allocated", "Reserved"))
+    device = min(_whole(args.get("Device Id"), 0) + 1, _MOST_DEVICES) if args.get("Device Type") else 0
+    recorder.add("memory", _MEMORY, (float(when), 0.0), link=allocated, operator=reserved, kind=device)
 
 
 def _numbered(args: Mapping[str, Any]) -> bool:
     """Whether autograd gave an operator a sequence number of its own: a backward's has the thread of its forward."""
-    number = _whole(args.get("Sequence number"))
-    return number is not None and number >= 0 and not args.get("Fwd thread id")
+    return _whole(args.get("Sequence number"), NONE) >= 0 and not args.get("Fwd thread id")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _shapes(args: Mapping[str, Any]) -> Shapes | None:
     sizes = args.get("Input Dims")
     if not isinstance(sizes, list):
         return None
-    types, values = args.get("Input type", []), args.get("Concrete Inputs", [])
-    return Shapes(
-        tuple(tuple(each) if isinstance(each, list) and all(type(n) is int for n in each) else () for each in sizes),
-        tuple(map(str, types)) if isinstance(types, list) else (),
-        tuple(map(str, values)) if isinstance(values, list) else (),
-    )
+    tensors = (size if isinstance(size, list) and all(type(n) is int for n in size) else () for size in sizes)
+    types, values = (tuple(map(str, _list(args.get(name)))) for name in ("Input type", "Concrete Inputs"))
+    return Shapes(tuple(map(tuple, tensors)), types, values)
 
 
 def _message(args: Mapping[str, Any]) -> Message | None:
     if "Collective name" not in args:
         return None
-    numbers = [_whole(args.get(each), 0) or 0 for each in ("In msg nelems", "Out msg nelems", "Group size")]
-    name, dtype = str(args["Collective name"]), str(args.get("dtype", ""))
-    return Message(name, numbers[0], numbers[1], dtype, numbers[2], _group(args))
+    elements_in, elements_out, ranks = (
+        _whole(args.get(name), 0) for name in ("In msg nelems", "Out msg nelems", "Group size")
+    )
+    group = str(args.get("Process Group Ranks", ""))
+    group = "" if "..." in group or group == "[]" else group  # of large groups Kineto lists only some ranks
+    return Message(str(args["Collective name"]), elements_in, elements_out, str(args.get("dtype", "")), ranks, group)
 
 
-def _group(args: Mapping[str, Any]) -> str:
-    """The ranks of a collective's group, as a profiler lists them; empty where it lists only some."""
-    ranks = str(args.get("Process Group Ranks", ""))
-    return "" if "..." in ranks or ranks == "[]" else ranks
-
-
-def _devices(told: Any) -> tuple[str, ...]:
-    if not isinstance(told, list):
-        return ()
-    return tuple(str(each["name"]) for each in told if isinstance(each, Mapping) and "name" in each)
-
-
+@overload
+def _whole(value: Any) -> int | None: ...
+@overload
+def _whole(value: Any, otherwise: int) -> int: ...
 def _whole(value: Any, otherwise: int | None = None) -> int | None:
     """A whole number of 64 bits, as a number or a text has it."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return otherwise
     try:
-        found = int(value)
+        whole = int(value)
     except ValueError:
         return otherwise
-    return found if abs(found) < 2**63 else otherwise
+    return whole if abs(whole) < 2**63 else otherwise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,10 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Intervals = npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
+Intervals = npt.NDArray[np.int64]  # sorted and disjoint, [N, 2]: beginnings and ends
+Mask = npt.NDArray[np.bool_]
+
+NOTHING: Intervals = np.zeros((0, 2), dtype=np.int64)
+NONE = -1  # an event has no such number
+KERNEL, COPY, SET = range(3)  # kinds of device work
+GIVEN_A_NUMBER = 1  # of an operator: autograd gave it a sequence number, as it does in a forward
+_MOST_IDS = 0.5  # of launches: where fewer have the id of an operator, ids mean something else
 
 
-def union(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Intervals:
+def union(begins: Column, ends: Column) -> Intervals:
     """The moments that lie in any of these, whose beginnings are sorted; empty ones are left out.
 
     >>> union(np.array([0, 2, 8]), np.array([4, 3, 9])).tolist()
@@ -26,11 +35,22 @@ def union(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Interva
     there = ends > begins
     begins, ends = begins[there], ends[there]
     if not len(begins):
-        return np.zeros((0, 2), dtype=np.int64)
+        return NOTHING
     furthest = np.maximum.accumulate(ends)
     first = np.concatenate([[True], begins[1:] > furthest[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.stack([begins[first], furthest[last]], axis=1)
+
+
+def merged(*sets: Intervals) -> Intervals:
+    """The moments that lie in any of several sets, or of pairs in any order.
+
+    >>> merged(np.array([[8, 9]]), np.array([[0, 4], [3, 8]])).tolist()
+    [[0, 9]]
+    """
+    pairs = np.concatenate([NOTHING, *sets])
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    return union(pairs[:, 0], pairs[:, 1])
 
 
 def common(some: Intervals, others: Intervals) -> Intervals:
@@ -72,32 +92,35 @@ def within(some: Intervals, begin: int, end: int) -> Intervals:
     return np.clip(some[first:last], begin, end)
 
 
-def _where(some: Intervals, others: Intervals, chosen) -> Intervals:  # type: ignore[no-untyped-def]
+def _where(some: Intervals, others: Intervals, chosen: Callable[[Mask, Mask], Mask]) -> Intervals:
     """The pieces, between any two ends that follow each other, of which a choice by both sets is true."""
     ends = np.unique(np.concatenate([some.ravel(), others.ravel()]))
-    if len(ends) < 2:
-        return np.zeros((0, 2), dtype=np.int64)
-    begins = ends[:-1]
-    kept = chosen(inside(some, begins), inside(others, begins))
-    return union(begins[kept], ends[1:][kept])
+    kept = chosen(inside(some, ends[:-1]), inside(others, ends[:-1]))
+    return union(ends[:-1][kept], ends[1:][kept])
 
 
-def inside(some: Intervals, moments: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def inside(some: Intervals, moments: Column) -> Mask:
     """Whether each moment lies in one of them (at its beginning: yes, at its end: no)."""
     if not len(some):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(some[:, 0], moments, side="right") - 1
-    found: npt.NDArray[np.bool_] = (at >= 0) & (moments < some[np.maximum(at, 0), 1])
-    return found
+    lies: Mask = (at >= 0) & (moments < some[np.maximum(at, 0), 1])
+    return lies
 
 
-Column = npt.NDArray[np.int64]
-_MOST_IDS = 0.5  # of launches: where fewer have the id of an operator, ids mean something else
-NONE = -1  # an event has no such number
-
-# What device work is.
-KERNEL, COPY, SET = range(3)
-GIVEN_A_NUMBER = 1  # of an operator: autograd gave it a sequence number, as it does in a forward
+# Typecodes of columns: names, lanes and arguments are numbered, so narrow ones do. A trace of a gigabyte has millions
+# of operators.
+_TYPES = {
+    "begins_ns": "q",
+    "ends_ns": "q",
+    "names": "i",
+    "lanes": "i",
+    "links": "q",
+    "operators": "q",
+    "more": "i",
+    "kinds": "b",
+}
+_OFTEN_NONE = ("links", "operators", "more")  # takes no memory where every value is `NONE`
 
 
 @dataclass(frozen=True)
@@ -124,10 +147,19 @@ class Spans:
 
     def where(self, chosen: Any) -> Spans:
         """Those of a mask or of these indices."""
-        return Spans(*(getattr(self, each)[chosen] for each in _COLUMNS))
+        return Spans(*(getattr(self, name)[chosen] for name in _TYPES))
 
+    def begin_in(self, between_ns: tuple[int, int]) -> Mask:
+        """Whether each begins between two moments."""
+        return (self.begins_ns >= between_ns[0]) & (self.begins_ns < between_ns[1])
 
-_COLUMNS = ("begins_ns", "ends_ns", "names", "lanes", "links", "operators", "more", "kinds")
+    def overlapping(self, between_ns: tuple[int, int]) -> Column:
+        """The indices of those that have a moment between two."""
+        return np.flatnonzero((self.begins_ns < between_ns[1]) & (self.ends_ns > between_ns[0]))
+
+    def moments(self, chosen: Any = slice(None)) -> Intervals:
+        """The moments in which any of them runs, or any of those of a mask or of indices."""
+        return union(self.begins_ns[chosen], self.ends_ns[chosen])
 
 
 @dataclass(frozen=True)
@@ -182,19 +214,18 @@ class Recording:
         """Those whose name a pattern finds."""
         return spans.where(self.has_name(spans, pattern))
 
-    def has_name(self, spans: Spans, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    def has_name(self, spans: Spans, pattern: re.Pattern[str]) -> Mask:
         """Whether a pattern finds the name of each."""
-        numbers = [number for number, name in enumerate(self.names) if pattern.search(name)]
-        return np.isin(spans.names, numbers)
+        return np.isin(spans.names, [number for number, name in enumerate(self.names) if pattern.search(name)])
 
     def operators_with(self, ids: Column) -> Column:
         """The index of the operator that has each of these External ids; `NONE` where none has it."""
-        return _looked_up(self.operators.operators, np.arange(len(self.operators)), ids)
+        return _looked_up(self.operators.operators, ids)
 
     @cached_property
     def launch_of_work(self) -> Column:
         """The index of the launch of each piece of device work; `NONE` where the recording has none."""
-        return _looked_up(self.launches.links, np.arange(len(self.launches)), self.work.links)
+        return _looked_up(self.launches.links, self.work.links)
 
     @cached_property
     def callers(self) -> Column:
@@ -226,7 +257,7 @@ class Recording:
 
 def _innermost(spans: Spans, around: Column, asked: Spans) -> Column:
     """The index of the innermost span in which each of others begins on its lane; ``around`` is `_around` of them."""
-    found = np.full(len(asked), NONE)
+    innermost = np.full(len(asked), NONE)
     for lane in np.unique(asked.lanes):
         own, others = np.flatnonzero(spans.lanes == lane), np.flatnonzero(asked.lanes == lane)
         if not len(own):
@@ -236,19 +267,16 @@ def _innermost(spans: Spans, around: Column, asked: Spans) -> Column:
         inner = np.where(at >= 0, own[np.maximum(at, 0)], NONE)
         while (over := (inner != NONE) & (spans.ends_ns[inner] <= when)).any():
             inner = np.where(over, around[inner], inner)
-        found[others] = inner
-    return found
+        innermost[others] = inner
+    return innermost
 
 
 def _around(spans: Spans) -> Column:
     """The index of the innermost span that each one begins in on its lane; `NONE` where there is none."""
-    found = np.full(len(spans), NONE)
+    around = np.full(len(spans), NONE)
     for lane in np.unique(spans.lanes):
         indices = np.flatnonzero(spans.lanes == lane)
-        ends, outer = (
-            one_by_one(spans.ends_ns[indices]),
-            np.full(len(indices), NONE),
-        )  # lists would be four times larger
+        ends, outer = one_by_one(spans.ends_ns[indices]), np.full(len(indices), NONE)
         into, open_ = one_by_one(outer), list[int]()
         for at, begin in enumerate(one_by_one(spans.begins_ns[indices])):
             while open_ and ends[open_[-1]] <= begin:
@@ -256,27 +284,18 @@ def _around(spans: Spans) -> Column:
             if open_:
                 into[at] = open_[-1]
             open_.append(at)
-        found[indices] = np.where(outer != NONE, indices[outer], NONE)
-    return found
+        around[indices] = np.where(outer != NONE, indices[outer], NONE)
+    return around
 
 
-def _looked_up(keys: Column, values: Column, asked: Column) -> Column:
-    """The value of each key that is asked for, `NONE` where there is no such key; of equal keys the last one's."""
+def _looked_up(keys: Column, asked: Column) -> Column:
+    """The index of each key that is asked for, `NONE` where there is no such key; of equal keys the last one's."""
     if not len(keys):
         return np.full(len(asked), NONE)
     order = np.argsort(keys, kind="stable")
     at = np.searchsorted(keys[order], asked, side="right") - 1
-    found = (at >= 0) & (keys[order][np.maximum(at, 0)] == asked) & (asked != NONE)
-    return np.where(found, values[order][np.maximum(at, 0)], NONE)
-
-
-# A trace of a gigabyte has millions of operators, so columns are as narrow as their values: names, lanes and arguments
-# are numbered, and a column whose every value is `NONE` takes no memory.
-_TYPES = {
-    "begins_ns": "q", "ends_ns": "q", "names": "i", "lanes": "i", "links": "q", "operators": "q", "more": "i",
-    "kinds": "b",
-}  # fmt: skip
-_OFTEN_NONE = ("links", "operators", "more")
+    index = order[np.maximum(at, 0)]
+    return np.where((at >= 0) & (keys[index] == asked) & (asked != NONE), index, NONE)
 
 
 @dataclass
@@ -290,16 +309,25 @@ class Recorder:
     malformed: int = 0
 
     def add(
-        self, group: str, name: str, begin_us: float, length_us: float, lane: int, *,
-        link: int = NONE, operator: int = NONE, more: Any = None, kind: int = 0,
-    ) -> None:  # fmt: skip
-        begin_ns = round(begin_us * 1000)
+        self,
+        group: str,
+        name: str,
+        times_us: tuple[float, float],
+        lane: int = 0,
+        *,
+        link: int = NONE,
+        operator: int = NONE,
+        more: Any = None,
+        kind: int = 0,
+    ) -> None:
+        """Keep an event of a group; ``times_us`` are its beginning and its length."""
+        begin_ns = round(times_us[0] * 1000)
         columns = self.columns.get(group)
         if columns is None:
             columns = self.columns[group] = {each: array(code) for each, code in _TYPES.items()}
         begins = columns["begins_ns"]
         begins.append(begin_ns)
-        columns["ends_ns"].append(begin_ns + round(length_us * 1000))
+        columns["ends_ns"].append(begin_ns + round(times_us[1] * 1000))
         columns["names"].append(_number(self.names, name))
         columns["lanes"].append(_number(self.lanes, lane))
         columns["kinds"].append(kind)
@@ -316,17 +344,15 @@ class Recorder:
         begins, ends = (np.frombuffer(columns[each], dtype=np.int64) for each in ("begins_ns", "ends_ns"))
         order = np.lexsort((-ends, begins))
         del begins, ends
-        found = {each: _sorted(columns.pop(each), order) for each in _TYPES}  # one after the other, for the memory
-        return Spans(**found)
+        # Columns are popped one after the other, so that only one of them is in memory twice.
+        return Spans(**{each: _sorted(columns.pop(each), order) for each in _TYPES})
 
 
 def _sorted(column: array[int], order: Column) -> Column:
-    if not column and len(order):
+    if not column:
         return np.broadcast_to(np.int64(NONE), len(order))
-    if not len(order):
-        return np.zeros(0, np.int64)
-    found: Column = np.frombuffer(column, dtype=np.dtype(column.typecode))[order]
-    return found
+    in_order: Column = np.frombuffer(column, dtype=np.dtype(column.typecode))[order]
+    return in_order
 
 
 def _number(known: dict[Any, int], value: Any) -> int:

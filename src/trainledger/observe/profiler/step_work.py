@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,24 +11,25 @@ import numpy as np
 
 from trainledger.observe.profiler.collectives import payload_nbytes
 from trainledger.observe.profiler.flops import Matmul, MatmulRate, Multiplied
-from trainledger.observe.profiler.operators import Which
 from trainledger.observe.profiler.recording import (
     NONE,
     Intervals,
-    Message,
+    Mask,
     Recording,
     Spans,
     common,
     length,
-    union,
+    merged,
     without,
 )
 from trainledger.observe.profiler.step_time import EXPOSED, Timeline, moments_of
 from trainledger.observe.profiler.steps import Step
 
 Key = TypeVar("Key")
+Runs = tuple[int, int]  # how often, and nanoseconds (FLOPs, bytes) in all
 
 COMPUTE_PARTS = ("matmul", "attention", "convolution")
+_SAVING = re.compile(r"^(aten::)?detach$|^PythonDispatchMode$")
 
 
 @dataclass(frozen=True)
@@ -41,65 +42,6 @@ class Split:
 
     matmuls: Mapping[tuple[str, str, str, bool], int]
     collectives: Mapping[str, int]
-
-
-def split(recording: Recording, times: Timeline, found: Multiplied, step: Step) -> Split:
-    """The moments of a step's matmuls and of its exposed communication, each given to the first that was running."""
-    moments = moments_of(times, step)
-    computing = [moments[each] for each in COMPUTE_PARTS]
-    begin, end = step.device_ns
-    ran = recording.work if recording.on_device else recording.operators
-    inside = np.flatnonzero((ran.begins_ns < end) & (ran.ends_ns > begin))
-    kinds = times.work_kinds or (COMPUTE_PARTS[0],) * len(ran)
-    chosen = [at for at in inside.tolist() if found.of_work[at] != NONE and kinds[at] in COMPUTE_PARTS]
-
-    def matmul_at(at: int) -> tuple[str, str, str, bool]:
-        operator = int(found.of_work[at])
-        matmul = found.matmuls[operator]
-        return matmul.kind, matmul.shape, matmul.dtype, bool(times.recomputed.operators[operator])
-
-    by_matmul: dict[tuple[str, str, str, bool], int] = {}
-    for part in computing:
-        for key, own in _by_key(ran, chosen, matmul_at, part).items():
-            by_matmul[key] = by_matmul.get(key, 0) + length(own)
-    sent = exposed_by_kind(times, step, moments[EXPOSED])
-    return Split(by_matmul, {kind: length(own) for kind, own in sent.items()})
-
-
-def exposed_by_kind(times: Timeline, step: Step, exposed: Intervals) -> dict[str, Intervals]:
-    """The moments of a step's exposed communication by kind of collective, where several run of the first of them.
-
-    A host calls a collective before, and often waits in the call after, what its backend says that it runs.
-    """
-    begin, end = step.device_ns
-    sent = times.sent
-    there = np.flatnonzero((sent.spans.begins_ns < end) & (sent.spans.ends_ns > begin)).tolist()
-    found = _by_key(sent.spans, there, lambda at: sent.kinds[at], exposed)
-    for each in found.values():
-        exposed = without(exposed, each)
-    for kind, calls in times.calls.items():
-        own = common(exposed, calls)
-        if len(own):
-            both = np.concatenate([found[kind], own]) if kind in found else own
-            both = both[np.argsort(both[:, 0], kind="stable")]
-            found[kind], exposed = union(both[:, 0], both[:, 1]), without(exposed, own)
-    return found
-
-
-def _by_key(ran: Spans, chosen: list[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, Intervals]:
-    """The moments of a part that each of these has, where several run the first of them."""
-    places: dict[Key, list[int]] = {}
-    for at in chosen:
-        places.setdefault(key_of(at), []).append(at)
-    found = {}
-    for key, some in places.items():
-        there = common(left, union(ran.begins_ns[some], ran.ends_ns[some]))
-        if len(there):
-            found[key], left = there, without(left, there)
-    return found
-
-
-_SAVING = re.compile(r"^(aten::)?detach$|^PythonDispatchMode$")
 
 
 @dataclass(frozen=True)
@@ -129,83 +71,123 @@ class Sent:
     payload_nbytes: int | None = None
 
 
+def split(recording: Recording, times: Timeline, matmuls: Multiplied, step: Step) -> Split:
+    """The moments of a step's matmuls and of its exposed communication, each given to the first that was running."""
+    moments = moments_of(times, step)
+    ran = recording.work if recording.on_device else recording.operators
+    kinds = times.work_kinds or (COMPUTE_PARTS[0],) * len(ran)
+    of = [at for at in ran.overlapping(step.device_ns).tolist() if matmuls.of_work[at] != NONE]
+    multiplying = [at for at in of if kinds[at] in COMPUTE_PARTS]
+
+    def key_of(at: int) -> tuple[str, str, str, bool]:
+        operator = int(matmuls.of_work[at])
+        matmul = matmuls.matmuls[operator]
+        return matmul.kind, matmul.shape, matmul.dtype, bool(times.recomputed.operators[operator])
+
+    by_matmul: dict[tuple[str, str, str, bool], int] = {}
+    for part in COMPUTE_PARTS:
+        for key, own in _by_key(ran, multiplying, key_of, moments[part]).items():
+            by_matmul[key] = by_matmul.get(key, 0) + length(own)
+    exposed = exposed_by_kind(times, step, moments[EXPOSED])
+    return Split(by_matmul, {kind: length(own) for kind, own in exposed.items()})
+
+
+def exposed_by_kind(times: Timeline, step: Step, exposed: Intervals) -> dict[str, Intervals]:
+    """The moments of a step's exposed communication by kind of collective, where several run of the first of them."""
+    sent = times.sent
+    by_kind = _by_key(sent.spans, sent.spans.overlapping(step.device_ns).tolist(), sent.kinds.__getitem__, exposed)
+    exposed = without(exposed, merged(*by_kind.values()))
+    # A host calls a collective before, and often waits in the call after, what its backend says that it runs.
+    for kind, calls in times.calls.items():
+        own = common(exposed, calls)
+        if len(own):
+            by_kind[kind] = merged(by_kind[kind], own) if kind in by_kind else own
+            exposed = without(exposed, own)
+    return by_kind
+
+
+def _by_key(ran: Spans, chosen: Sequence[int], key_of: Callable[[int], Key], left: Intervals) -> dict[Key, Intervals]:
+    """The moments of a part that each of these has, where several run the first of them."""
+    places: dict[Key, list[int]] = {}
+    for at in chosen:
+        places.setdefault(key_of(at), []).append(at)
+    by_key = {}
+    for key, some in places.items():
+        own = common(left, ran.moments(some))
+        if len(own):
+            by_key[key], left = own, without(left, own)
+    return by_key
+
+
 def work_of(
-    recording: Recording, times: Timeline, found: Multiplied, step: Step
+    recording: Recording, times: Timeline, matmuls: Multiplied, step: Step
 ) -> tuple[tuple[KernelTime, ...], tuple[MatmulRate, ...]]:
     """The kernels and the matmuls of a step, those that take longest first."""
-    kinds, again = times.work_kinds, times.recomputed.operators
+    again = times.recomputed.operators
     if not recording.on_device:
-        return (), _rates(_matmuls_on_host(recording, step, found, again), again)
-    work, of = recording.work, found.of_work
-    begin, end = step.device_ns
-    inside = np.flatnonzero((work.begins_ns >= begin) & (work.begins_ns < end)).tolist()
-    lengths = work.ends_ns - work.begins_ns
-    kernels: dict[tuple[str, str], list[int]] = {}
-    taken: dict[int, int] = {}
-    for at in inside:
-        nanoseconds = int(lengths[at])
-        _add(kernels, (recording.names[work.names[at]], kinds[at]), nanoseconds)
-        if of[at] != NONE:
-            taken[int(of[at])] = taken.get(int(of[at]), 0) + nanoseconds
+        return (), _rates(_matmuls_on_host(recording, step, matmuls, again), again)
+    work = recording.work
+    inside = np.flatnonzero(work.begin_in(step.device_ns)).tolist()
+    lengths = (work.ends_ns - work.begins_ns).tolist()
+    kernels = summed(((recording.names[work.names[at]], times.work_kinds[at]), (1, lengths[at])) for at in inside)
+    of = summed((int(matmuls.of_work[at]), (1, lengths[at])) for at in inside if matmuls.of_work[at] != NONE)
     return (
-        tuple(KernelTime(*key, *both) for key, both in _longest(kernels)),
-        _rates(((found.matmuls[operator], operator, nanoseconds) for operator, nanoseconds in taken.items()), again),
+        tuple(KernelTime(*key, *runs) for key, runs in _longest(kernels)),
+        _rates(
+            ((matmuls.matmuls[operator], operator, nanoseconds) for operator, (_, nanoseconds) in of.items()), again
+        ),
     )
 
 
 def collectives_of(times: Timeline, step: Step) -> tuple[Sent, ...]:
     """The collectives of a step that say what they send, those that take longest first."""
-    found: dict[tuple[str, Message], list[int]] = {}
-    for at in times.sent.between(*step.device_ns):
-        message = times.sent.messages[at]
-        if message is not None:
-            length = times.sent.spans.ends_ns[at] - times.sent.spans.begins_ns[at]
-            _add(found, (times.sent.kinds[at], message), int(length))
+    spans, messages = times.sent.spans, times.sent.messages
+    ran = summed(
+        ((times.sent.kinds[at], message), (1, int(spans.ends_ns[at] - spans.begins_ns[at])))
+        for at in times.sent.between(*step.device_ns)
+        if (message := messages[at]) is not None
+    )
     return tuple(
-        Sent(kind, key.dtype, key.elements_in, key.elements_out, key.ranks, count, nanoseconds, payload_nbytes(key))
-        for (kind, key), (count, nanoseconds) in _longest(found)
+        Sent(kind, to.dtype, to.elements_in, to.elements_out, to.ranks, *runs, payload_nbytes(to))
+        for (kind, to), runs in _longest(ran)
     )
 
 
+def summed(ran: Iterable[tuple[Key, Runs]]) -> dict[Key, Runs]:
+    """The runs of each key together."""
+    by_key: dict[Key, Runs] = {}
+    for key, (count, amount) in ran:
+        before = by_key.get(key, (0, 0))
+        by_key[key] = before[0] + count, before[1] + amount
+    return by_key
+
+
+def _longest(by_key: dict[Key, Runs]) -> list[tuple[Key, Runs]]:
+    return sorted(by_key.items(), key=lambda each: -each[1][1])
+
+
 def _matmuls_on_host(
-    recording: Recording, step: Step, found: Multiplied, again: Which
-) -> Iterable[tuple[Matmul, int, int]]:
-    """Without those that are not run again: a checkpointed region breaks its last one off, as it has all that it needs,
-    and takes what it has kept in the place of others. They call nothing but what saves their inputs, where others of
-    their name do.
-    """
+    recording: Recording, step: Step, matmuls: Multiplied, again: Mask
+) -> Iterator[tuple[Matmul, int, int]]:
+    # A checkpointed region breaks its last matmul off, as it has all that it needs, and takes what it has kept in the
+    # place of others. Those call nothing but what saves their inputs, where others of their name do.
     operators = recording.operators
     calling = np.unique(recording.callers[~recording.has_name(operators, _SAVING)])
-    names = set(operators.names[calling[calling != NONE]].tolist())
-    idle = again & ~np.isin(np.arange(len(operators)), calling) & np.isin(operators.names, list(names))
-    for index, matmul in found.matmuls.items():
-        if idle[index] or index in found.around:
-            continue
-        if step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
+    names = np.unique(operators.names[calling[calling != NONE]])
+    idle = again & ~np.isin(np.arange(len(operators)), calling) & np.isin(operators.names, names)
+    for index, matmul in matmuls.matmuls.items():
+        ran = not idle[index] and index not in matmuls.around
+        if ran and step.host_ns[0] <= operators.begins_ns[index] < step.host_ns[1]:
             yield matmul, index, int(operators.ends_ns[index] - operators.begins_ns[index])
 
 
-def _rates(ran: Iterable[tuple[Matmul, int, int]], again: Which) -> tuple[MatmulRate, ...]:
+def _rates(ran: Iterable[tuple[Matmul, int, int]], again: Mask) -> tuple[MatmulRate, ...]:
     """By matmul, of matmuls, the operators that ran them, and how long each took."""
-    by_matmul: dict[tuple[Matmul, bool], list[int]] = {}
-    for matmul, operator, nanoseconds in ran:
-        _add(by_matmul, (matmul, bool(again[operator])), nanoseconds)
-    return tuple(_rate(*key, *both) for key, both in _longest(by_matmul))
+    by_matmul = summed(((matmul, bool(again[operator])), (1, ns)) for matmul, operator, ns in ran)
+    return tuple(_rate(*key, *runs) for key, runs in _longest(by_matmul))
 
 
 def _rate(matmul: Matmul, recomputed: bool, count: int, nanoseconds: int) -> MatmulRate:
-    model_flops = 0 if recomputed else matmul.model_flops * count
-    return MatmulRate(
-        matmul.kind, matmul.shape, matmul.dtype, count, matmul.flops * count, nanoseconds, recomputed, model_flops,
-        matmul.sizes,
-    )  # fmt: skip
-
-
-def _add(known: dict[Key, list[int]], key: Key, nanoseconds: int) -> None:
-    both = known.setdefault(key, [0, 0])
-    both[0] += 1
-    both[1] += nanoseconds
-
-
-def _longest(known: dict[Key, list[int]]) -> list[tuple[Key, list[int]]]:
-    return sorted(known.items(), key=lambda each: -each[1][1])
+    flops, model_flops = matmul.flops * count, 0 if recomputed else matmul.model_flops * count
+    what = matmul.kind, matmul.shape, matmul.dtype
+    return MatmulRate(*what, count, flops, nanoseconds, recomputed, model_flops, matmul.sizes)
