@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.profile import Profile
 from trainledger.observe.profiler.ranks import WAITS, RankProfile, Ranks
 from trainledger.observe.profiler.step_time import EXPOSED
+from trainledger.observe.profiler.step_work import KernelTime, Runs, Sent, summed
 from trainledger.report.document import Answer
 from trainledger.spec.units import format_count
 
-Runs = tuple[int, int]  # how often, and nanoseconds in all
 Times = tuple[Mapping[str, Runs], ...]  # by name: parts, kernels, matmuls, collectives
 
 
@@ -59,55 +60,46 @@ class Against(Answer, report="profile_against"):
 
 def against(after: Profile, before: Profile) -> Against:
     """What changed from one profile to another."""
-    return Against(before, after, changes(times_of(before), times_of(after)), tuple(_notes(before, after)))
+    return Against(before, after, _changes(_times_of(before), _times_of(after)), tuple(_notes(before, after)))
 
 
-def times_of(found: Profile) -> Times:
+def _times_of(profile: Profile) -> Times:
     """What takes time in the median step by name, of each kind in the order of `Changes`."""
+    matmuls = (
+        (f"{rate.kind} {rate.shape} in {rate.dtype}{', recomputed' if rate.recomputed else ''}", _runs(rate))
+        for rate in profile.matmuls
+    )
+    collectives = (
+        (
+            f"{sent.collective} of {max(sent.elements_in, sent.elements_out):,} {sent.dtype} over {sent.ranks}",
+            _runs(sent),
+        )
+        for sent in profile.collectives
+    )
+    parts = {name: (0, nanoseconds) for name, nanoseconds in profile.step.parts_ns.items()}
     return (
-        _summed((name, (0, each)) for name, each in found.step.parts_ns.items()),
-        _summed((each.name, (each.count, each.nanoseconds)) for each in found.kernels),
-        _summed(_matmuls(found)),
-        _summed(_collectives(found)),
+        parts,
+        summed((kernel.name, _runs(kernel)) for kernel in profile.kernels),
+        summed(matmuls),
+        summed(collectives),
     )
 
 
-def changes(before: Times, after: Times) -> Changes:
-    """What changed from one step to another."""
-    return Changes(*(_changed(*each) for each in zip(before, after, strict=True)))
+def _runs(ran: KernelTime | MatmulRate | Sent) -> Runs:
+    return ran.count, ran.nanoseconds
 
 
-def _matmuls(found: Profile) -> Iterator[tuple[str, Runs]]:
-    """Matmuls, attention and convolutions by shape, format, and whether they run again."""
-    for each in found.matmuls:
-        again = ", recomputed" if each.recomputed else ""
-        yield f"{each.kind} {each.shape} in {each.dtype}{again}", (each.count, each.nanoseconds)
-
-
-def _collectives(found: Profile) -> Iterator[tuple[str, Runs]]:
-    """Collectives by size, format and ranks."""
-    for each in found.collectives:
-        size = max(each.elements_in, each.elements_out)
-        yield f"{each.collective} of {size:,} {each.dtype} over {each.ranks}", (each.count, each.nanoseconds)
+def _changes(before: Times, after: Times) -> Changes:
+    return Changes(*(_changed(*sides) for sides in zip(before, after, strict=True)))
 
 
 def _changed(before: Mapping[str, Runs], after: Mapping[str, Runs]) -> tuple[Changed, ...]:
     """What takes time in any of the two, the largest difference first."""
-    found = []
-    for name in dict.fromkeys((*before, *after)):
-        (before_count, before_ns), (after_count, after_ns) = before.get(name, (0, 0)), after.get(name, (0, 0))
-        if before_ns or after_ns:
-            found.append(Changed(name, before_count, after_count, before_ns, after_ns))
-    return tuple(sorted(found, key=lambda each: -abs(each.difference_ns)))
-
-
-def _summed(found: Iterable[tuple[str, Runs]]) -> dict[str, Runs]:
-    """What has the same name as one."""
-    summed: dict[str, Runs] = {}
-    for name, (count, nanoseconds) in found:
-        before = summed.get(name, (0, 0))
-        summed[name] = before[0] + count, before[1] + nanoseconds
-    return summed
+    none = (0, 0)
+    sides = ((name, *before.get(name, none), *after.get(name, none)) for name in dict.fromkeys((*before, *after)))
+    changed = (Changed(name, count, now, then_ns, now_ns) for name, count, then_ns, now, now_ns in sides)
+    took = (each for each in changed if each.before_ns or each.after_ns)
+    return tuple(sorted(took, key=lambda each: -abs(each.difference_ns)))
 
 
 def _notes(before: Profile, after: Profile) -> Iterator[str]:
@@ -146,40 +138,36 @@ class RanksAgainst(Answer, report="profile_ranks_against"):
 
 def ranks_against(after: Ranks, before: Ranks) -> RanksAgainst:
     """What changed from the ranks of one program to those of another."""
-    return RanksAgainst(
-        before, after, changes(_medians(before), _medians(after)), tuple(_notes_on_ranks(before, after))
-    )
+    changes = _changes(_medians(before), _medians(after))
+    return RanksAgainst(before, after, changes, tuple(_notes_on_ranks(before, after)))
 
 
-def _medians(found: Ranks) -> Times:
-    """The median over ranks of how often each runs, and of its time."""
-    return tuple(_median(each) for each in zip(*(_times_and_waits(rank) for rank in found.ranks), strict=True))
+def _medians(ranks: Ranks) -> Times:
+    """The median over ranks of how often each runs, and of its time; a rank that has none of something counts as 0."""
+    middle = (len(ranks.ranks) - 1) // 2
+
+    def median(every: tuple[Mapping[str, Runs], ...]) -> dict[str, Runs]:
+        medians = {}
+        for name in dict.fromkeys(name for each in every for name in each):
+            counts, times = zip(*(each.get(name, (0, 0)) for each in every), strict=True)
+            medians[name] = sorted(counts)[middle], sorted(times)[middle]
+        return medians
+
+    return tuple(median(every) for every in zip(*(_times_and_waits(rank) for rank in ranks.ranks), strict=True))
 
 
 def _times_and_waits(rank: RankProfile) -> Times:
-    parts, *others = times_of(rank.profile)
-    waits = sum(rank.waited_in_median_ns.values())
-    exposed = {EXPOSED: (0, parts[EXPOSED][1] - waits)} if EXPOSED in parts else {}
-    return ({**parts, **exposed, WAITS: (0, waits)}, *others)
-
-
-def _median(every: tuple[Mapping[str, Runs], ...]) -> dict[str, Runs]:
-    """A rank that has none of something counts as 0."""
-    middle = (len(every) - 1) // 2
-    medians = {}
-    for name in dict.fromkeys(name for each in every for name in each):
-        counts, times = zip(*(each.get(name, (0, 0)) for each in every), strict=True)
-        medians[name] = sorted(counts)[middle], sorted(times)[middle]
-    return medians
+    parts, *others = _times_of(rank.profile)
+    exposed = {EXPOSED: (0, parts[EXPOSED][1] - rank.waits_ns)} if EXPOSED in parts else {}
+    return ({**parts, **exposed, WAITS: (0, rank.waits_ns)}, *others)
 
 
 def _notes_on_ranks(before: Ranks, after: Ranks) -> Iterator[str]:
-    one, other = ({each.profile.device_name or "a host" for each in some.ranks} for some in (before, after))
+    one, other = ({rank.profile.device_name or "a host" for rank in some.ranks} for some in (before, after))
     if one != other:
         yield f"They ran on different devices: {', '.join(sorted(one))} and {', '.join(sorted(other))}."
-    if {each.rank for each in before.ranks} != {each.rank for each in after.ranks}:
+    if {rank.rank for rank in before.ranks} != {rank.rank for rank in after.ranks}:
         counts = f"{format_count(len(before.ranks))} and {format_count(len(after.ranks))}"
         yield f"They are not of the same ranks ({counts}): only those that both have stand side by side."
-    for which, found in (("Before", before), ("After", after)):
-        for doubt in found.doubts:
-            yield f"{which}: {doubt}"
+    yield from (f"Before: {doubt}" for doubt in before.doubts)
+    yield from (f"After: {doubt}" for doubt in after.doubts)

@@ -11,22 +11,19 @@ from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.forecast import nanoseconds
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.step import CAUSES, IDEAL
-from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.observe.profiler.causes import COMPUTE, MeasuredBar, measured_waterfall
+from trainledger.observe.profiler.causes import COMPUTE, RULES, MeasuredBar, measured_waterfall
 from trainledger.observe.profiler.collectives import collective_named
 from trainledger.observe.profiler.flops import MatmulRate
-from trainledger.observe.profiler.kinds import RECOMPUTATION
 from trainledger.observe.profiler.profile import Profile
 from trainledger.observe.profiler.ranks import Ranks
-from trainledger.observe.profiler.step_time import EXPOSED, HOST, LAUNCH_GAPS, OUTSIDE
-from trainledger.observe.profiler.step_work import Sent
+from trainledger.observe.profiler.step_work import Runs, Sent, summed
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
 from trainledger.spec.run import Run
 from trainledger.spec.units import NANOSECONDS_PER_SECOND
 
-Amounts = tuple[int, int]  # how often it runs, and FLOPs or bytes in all
+Shape = tuple[str, str]  # kind of operation, and sizes or ranks as text
 _BACKWARD = ", backward"
 
 
@@ -62,45 +59,40 @@ class Operation:
 
 def operations(ledger: Ledger, matmuls: tuple[MatmulRate, ...], sent: tuple[Sent, ...]) -> tuple[Operation, ...]:
     """All matmuls, attentions and collectives of an account and of a profile's step, those with most FLOPs first."""
-    computed = _rows("FLOPs", _by_key(_of_account(ledger)), _by_key(_of_trace(matmuls)))
-    moved = _rows("bytes", _by_key(_sent_by_account(ledger)), _by_key(_sent_by_trace(sent)))
-    return (*computed, *moved)
+    computed = summed(
+        (
+            (entry.kind, _shape(entry.kind, entry.shape, entry.kind == "attention" and "backward" in entry.name)),
+            (entry.times, entry.times * entry.flops),
+        )
+        for entry in ledger
+        if entry.kind in ("matmul", "attention") and entry.flops and entry.shape
+    )
+    ran = summed(
+        (
+            (rate.kind, _shape(rate.kind, rate.sizes, rate.shape.endswith(_BACKWARD)) if rate.sizes else rate.shape),
+            (rate.count, rate.flops),
+        )
+        for rate in matmuls
+    )
+    moved = summed(
+        (
+            (collective_named(entry.name) or entry.name, f"{entry.ranks} ranks"),
+            (entry.times, entry.times * entry.payload),
+        )
+        for entry in ledger
+        if entry.kind == "collective" and entry.payload
+    )
+    arrived = summed(
+        ((each.collective, f"{each.ranks} ranks"), (each.count, each.count * (each.payload_nbytes or 0)))
+        for each in sent
+    )
+    return (*_rows("FLOPs", computed, ran), *_rows("bytes", moved, arrived))
 
 
-def _rows(
-    unit: str, predicted: dict[tuple[str, str], Amounts], measured: dict[tuple[str, str], Amounts]
-) -> Iterator[Operation]:
-    nothing = (0, 0)
-    keys = dict.fromkeys((*predicted, *measured))
-    most = sorted(keys, key=lambda key: -max(predicted.get(key, nothing)[1], measured.get(key, nothing)[1]))
-    for kind, shape in most:
-        before, after = predicted.get((kind, shape), nothing), measured.get((kind, shape), nothing)
+def _rows(unit: str, predicted: Mapping[Shape, Runs], measured: Mapping[Shape, Runs]) -> Iterator[Operation]:
+    both = {key: (predicted.get(key, (0, 0)), measured.get(key, (0, 0))) for key in (*predicted, *measured)}
+    for (kind, shape), (before, after) in sorted(both.items(), key=lambda each: -max(each[1][0][1], each[1][1][1])):
         yield Operation(kind, shape, unit, before[0], after[0], before[1], after[1])
-
-
-def _by_key(found: Iterator[tuple[tuple[str, str], int, int]]) -> dict[tuple[str, str], Amounts]:
-    summed: dict[tuple[str, str], Amounts] = {}
-    for key, count, amount in found:
-        before = summed.get(key, (0, 0))
-        summed[key] = (before[0] + count, before[1] + amount)
-    return summed
-
-
-def _of_account(ledger: Ledger) -> Iterator[tuple[tuple[str, str], int, int]]:
-    for each in ledger:
-        if each.kind in ("matmul", "attention") and each.flops and each.shape:
-            yield (each.kind, _shape(each.kind, each.shape, _is_backward(each))), each.times, each.times * each.flops
-
-
-def _is_backward(entry: Entry) -> bool:
-    return entry.kind == "attention" and "backward" in entry.name
-
-
-def _of_trace(matmuls: tuple[MatmulRate, ...]) -> Iterator[tuple[tuple[str, str], int, int]]:
-    for each in matmuls:
-        backward = each.shape.endswith(_BACKWARD)
-        shape = _shape(each.kind, each.sizes, backward) if each.sizes else each.shape
-        yield (each.kind, shape), each.count, each.flops
 
 
 def _shape(kind: str, sizes: tuple[int, ...], backward: bool) -> str:
@@ -117,30 +109,8 @@ def _shape(kind: str, sizes: tuple[int, ...], backward: bool) -> str:
     return f"{low} x {k} x {high}" if batch == 1 else f"{batch} of {low} x {k} x {high}"
 
 
-def _sent_by_account(ledger: Ledger) -> Iterator[tuple[tuple[str, str], int, int]]:
-    for each in ledger:
-        if each.kind == "collective" and each.payload:
-            kind = collective_named(each.name) or each.name
-            yield (kind, f"{each.ranks} ranks"), each.times, each.times * each.payload
-
-
-def _sent_by_trace(sent: tuple[Sent, ...]) -> Iterator[tuple[tuple[str, str], int, int]]:
-    for each in sent:
-        yield (each.collective, f"{each.ranks} ranks"), each.count, each.count * (each.payload_nbytes or 0)
-
-
 _PADDED = "model.vocab_multiple"
 _LEAST_GAIN = 0.005  # of the step: less is not worth a line
-# Fields whose change takes away from a cause, by the names of `observe.profiler.causes`.
-_FIELDS = {
-    EXPOSED: ("layout.", "recipe.micro_batch", "recipe.global_batch"),
-    HOST: ("recipe.compile", "recipe.micro_batch", "recipe.launch_blocking", "recipe.optimizer"),
-    OUTSIDE: ("recipe.compile", "recipe.micro_batch", "recipe.optimizer"),
-    "memory-bound kernels": ("recipe.compile", "recipe.loss", "recipe.precision", "recipe.attention"),
-    RECOMPUTATION: ("recipe.activation_checkpointing",),
-    "optimizer": ("recipe.optimizer", "layout.zero", "layout.shard"),
-    "matmuls below the peak": ("recipe.precision", "recipe.micro_batch", "recipe.attention", "model."),
-}
 
 
 @dataclass(frozen=True)
@@ -187,14 +157,12 @@ class ProfileBeside(Answer, report="profile_beside"):
 def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> ProfileBeside:
     """A profile against the plan of its run, of several ranks that of the first one; ``advice`` is of the same run."""
     ranks = found if isinstance(found, Ranks) else None
-    waited_ns: Mapping[str, int] = {}
-    if isinstance(found, Ranks):
-        waited_ns, found = found.ranks[0].waited_in_median_ns, found.ranks[0].profile
-    ledger, rank, notes = _account_of(found, plan)
-    machine: Machine | None = found.device or plan.machine
-    if found.device is not None and plan.machine is not None and found.device.title != plan.machine.title:
-        notes.append(f"The trace is of {found.device.title}, the forecast of {plan.machine.title}.")
-    elif not found.on_device and isinstance(plan.machine, Device):
+    profile = found.ranks[0].profile if isinstance(found, Ranks) else found
+    ledger, rank, notes = _account_of(profile, plan)
+    machine: Machine | None = profile.device or plan.machine
+    if profile.device is not None and plan.machine is not None and profile.device.title != plan.machine.title:
+        notes.append(f"The trace is of {profile.device.title}, the forecast of {plan.machine.title}.")
+    elif not profile.on_device and isinstance(plan.machine, Device):
         notes.append(
             f"The trace has no work of an accelerator, and the forecast is of {plan.machine.title}: times do not "
             "compare, and there is no MFU."
@@ -205,27 +173,29 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
         if machine is not None:
             peak = peak_rate(machine, matmul_dtype(ledger))
             at_peak_ns = ledger.model_flops * NANOSECONDS_PER_SECOND / peak
-            seconds = found.step.nanoseconds / NANOSECONDS_PER_SECOND
+            seconds = profile.step.nanoseconds / NANOSECONDS_PER_SECOND
             reached = mfu(ledger.model_flops, seconds, peak) if seconds else None
     except NoRate as reason:
         notes.append(f"No MFU: {reason}.")
     bars = measured_waterfall(
-        found.step, found.split, found.matmuls, {} if machine is None else machine.peak_flops_per_second,
-        model_at_peak_ns=at_peak_ns, pipeline=plan.run.layout.pipeline > 1,
-        waiting_for_others_ns=waited_ns,
-    )  # fmt: skip
-    notes += [f"{each[0].upper()}{each[1:]}." for each in plan.forecast.notes if each.startswith("no step time")]
-    rows = operations(ledger, found.matmuls, found.collectives)
-    computed = [each for each in rows if each.unit == "FLOPs" and each.measured_count]
-    if computed and not any(each.equal for each in computed):
+        profile.step,
+        profile.split,
+        profile.matmuls,
+        {} if machine is None else machine.peak_flops_per_second,
+        model_at_peak_ns=at_peak_ns,
+        pipeline=plan.run.layout.pipeline > 1,
+        waiting_for_others_ns={} if ranks is None else ranks.ranks[0].waited_in_median_ns,
+    )
+    notes += [f"{note[0].upper()}{note[1:]}." for note in plan.forecast.notes if note.startswith("no step time")]
+    rows = operations(ledger, profile.matmuls, profile.collectives)
+    computed = [row for row in rows if row.unit == "FLOPs" and row.measured_count]
+    if computed and not any(row.equal for row in computed):
         notes.append("No matmul of the trace is one of the account: is the run file that of the program traced?")
-    if not found.on_device and any(each.kind == "reduce-scatter" and not each.measured_count for each in rows):
+    if not profile.on_device and any(row.kind == "reduce-scatter" and not row.measured_count for row in rows):
         notes.append("A host's gloo runs a reduce-scatter as an all-reduce of the same bytes, and the trace has that.")
-    return ProfileBeside(
-        profile=found, plan=plan, rank=rank, mfu=reached, waterfall=bars, bars=tuple(_both(plan, bars)),
-        operations=rows,
-        remedies=() if advice is None else tuple(_remedies(found, advice)), notes=tuple(notes), ranks=ranks,
-    )  # fmt: skip
+    remedies = () if advice is None else tuple(_remedies(profile, advice))
+    both = tuple(_both(plan, bars))
+    return ProfileBeside(profile, plan, rank, reached, bars, both, rows, remedies, tuple(notes), ranks)
 
 
 def _account_of(found: Profile, plan: Plan) -> tuple[Ledger, str, list[str]]:
@@ -250,11 +220,11 @@ def stage_of_rank(run: Run, rank: int) -> int:
 
 def _both(plan: Plan, bars: Sequence[MeasuredBar]) -> Iterator[BothBars]:
     """The causes of both sides in the planner's order, then those that only the measurement has."""
-    measured: dict[str, int] = {}
-    for each in bars:
-        measured[each.cause] = measured.get(each.cause, 0) + each.nanoseconds
+    measured = {
+        cause: nanoseconds for cause, (_, nanoseconds) in summed((b.cause, (1, b.nanoseconds)) for b in bars).items()
+    }
     predicted = _in_nanoseconds(plan.forecast.step_causes, plan.forecast.step_seconds)
-    names = (IDEAL, COMPUTE, *(each for each in CAUSES if each != "ideal"))
+    names = (IDEAL, COMPUTE, *(cause for cause in CAUSES if cause != "ideal"))
     for cause in dict.fromkeys((*names, *measured)):
         both = BothBars(cause, predicted.get(cause, 0) if predicted else None, measured.get(cause, 0))
         if both.predicted_ns or both.measured_ns:
@@ -265,27 +235,26 @@ def _in_nanoseconds(causes: Mapping[str, float], seconds: float | None) -> dict[
     """The causes of a forecast's step in whole nanoseconds that sum to it; empty where no time is known."""
     if seconds is None or not causes:
         return {}
-    found = {IDEAL if name == "ideal" else name: nanoseconds(float(each)) for name, each in causes.items()}
-    largest = max(found, key=lambda name: abs(found[name]))
-    found[largest] += nanoseconds(float(seconds)) - sum(found.values())
-    return found
+    whole = {IDEAL if name == "ideal" else name: nanoseconds(float(each)) for name, each in causes.items()}
+    largest = max(whole, key=lambda name: abs(whole[name]))
+    whole[largest] += nanoseconds(float(seconds)) - sum(whole.values())
+    return whole
 
 
-def _remedies(found: Profile, advice: Advice) -> Iterator[Remedy]:
+def _remedies(profile: Profile, advice: Advice) -> Iterator[Remedy]:
     """For each cause the change that gains most, of those that train the same (or only fill up a size) and fit."""
     before = advice.forecast.step_seconds
     if not before:
         return
-    names = {LAUNCH_GAPS: HOST}
-    for cause in found.causes:
-        fields = _FIELDS.get(names.get(cause.name, cause.name), ())
-        gains = [
-            (1 - each.forecast.step_seconds / before, each)
-            for each in advice.alone
-            if each.forecast.step_seconds and each.works and (each.effect != RESULT or each.sets[0].startswith(_PADDED))
-            and all(name.startswith(fields) for name in each.sets) and fields
-        ]  # fmt: skip
-        if gains:
-            gain, best = max(gains, key=lambda each: each[0])
-            if gain >= _LEAST_GAIN:
-                yield Remedy(cause.name, best, gain)
+    alone = [
+        (1 - change.forecast.step_seconds / before, change)
+        for change in advice.alone
+        if change.forecast.step_seconds and change.works
+        if change.effect != RESULT or change.sets[0].startswith(_PADDED)
+    ]
+    for cause in profile.causes:
+        fields = RULES[cause.name].fields
+        gains = [each for each in alone if fields and all(name.startswith(fields) for name in each[1].sets)]
+        gain, best = max(gains, key=lambda each: each[0], default=(0.0, None))
+        if best is not None and gain >= _LEAST_GAIN:
+            yield Remedy(cause.name, best, gain)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from trainledger.forecast.predict.forecast import UNEXPLAINED
-from trainledger.forecast.predict.step import IDEAL
+from trainledger.forecast.predict.step import CAUSES, IDEAL
 from trainledger.observe.profiler.collectives import OTHERS, SENDS
 from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.kinds import CALLS, RECOMPUTATION
 from trainledger.observe.profiler.recording import COPY as A_COPY
-from trainledger.observe.profiler.recording import KERNEL, NONE, Recording
+from trainledger.observe.profiler.recording import KERNEL, NONE, Recording, Spans
 from trainledger.observe.profiler.step_time import (
     AFTER_SYNC,
     CHECKPOINTS,
@@ -38,8 +38,8 @@ from trainledger.observe.profiler.step_time import (
 from trainledger.observe.profiler.step_work import COMPUTE_PARTS, Split
 from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds, round_up
 
-KERNELS, COMPUTE = "kernel efficiency", "compute"
-MEMORY_BOUND, LAUNCH, BUBBLE, STRAGGLERS = "memory-bound operations", "launch overhead", "pipeline bubble", "stragglers"
+_, _, KERNELS, MEMORY_BOUND, LAUNCH, _, BUBBLE, STRAGGLERS = CAUSES  # the forecast's
+COMPUTE = "compute"
 COUNTED = "FLOPs counted otherwise"
 MOVING_MEMORY = ("norm", "loss", "embedding", "reduction", "elementwise", "optimizer")
 _WORST = 4  # shapes that have a bar of their own
@@ -137,22 +137,89 @@ def _waiting(
 
 
 REACHABLE = 0.75  # of a data sheet's peak: what large matmuls of 16 bits reach on A100 and H100 (assumed)
+MEMORY_BOUND_KERNELS, BELOW_PEAK = "memory-bound kernels", "matmuls below the peak"
 _WORTH_A_SENTENCE = 0.02  # of the step
 _OF_COMPILER = re.compile(r"^(triton_|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction)")
-_MOVING_MEMORY = ("elementwise", "reduction", "norm", "embedding")
 _PAGEABLE = re.compile(r"Memcpy HtoD \(Pageable|Memcpy DtoH .*Pageable")
 _WORST_SHAPES = 2
 _ALIGNED, _FULL = 8, 64  # elements: rows that are no multiple of these fall back to slower kernels, or fill tiles badly
-_CODE = {
-    HOST: 'model.compile()  # or torch.compile(model, mode="reduce-overhead")',
-    OUTSIDE: "model.compile()",
-    AFTER_SYNC: "losses.append(loss.detach())  # and .item() of them once in many steps",
-    WAIT_FOR_DATA: "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
-    COPY: "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)",
-    RECOMPUTATION: "context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])\n"
-                   "checkpoint(block, x, use_reentrant=False, context_fn=context)",
-    "optimizer": "torch.optim.AdamW(model.parameters(), fused=True)",
-}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A cause: the parts of a step that it has, what changes it as a sentence and as code, the fields of a run too."""
+
+    parts: tuple[str, ...]
+    sentence: str
+    code: str = ""
+    fields: tuple[str, ...] = ()
+
+
+RULES = {
+    HOST: Rule(
+        (HOST, LAUNCH_GAPS),
+        "The device had nothing to do while the host came to the next of {launches} launches (half of the kernels take "
+        "less than {usual}): {fewer}graphs (mode=reduce-overhead) make them at once, a larger micro-batch gives each "
+        "more to do.",
+        'model.compile()  # or torch.compile(model, mode="reduce-overhead")',
+        ("recipe.compile", "recipe.micro_batch", "recipe.launch_blocking", "recipe.optimizer"),
+    ),
+    AFTER_SYNC: Rule(
+        (AFTER_SYNC,),
+        "The host waited for the device {waits}, and then had nothing launched ahead: read losses and norms less often "
+        "or a step later (.item(), print, .cpu(), torch.nonzero wait).",
+        "losses.append(loss.detach())  # and .item() of them once in many steps",
+    ),
+    WAIT_FOR_DATA: Rule(
+        (WAIT_FOR_DATA,),
+        "The step waited for its batch: more workers (num_workers, prefetch_factor), tokens made before the run.",
+        "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
+    ),
+    EXPOSED: Rule(
+        (EXPOSED,),
+        "{hidden} of communication lie beside computation, the rest is exposed. Where the other ranks' kernels of the "
+        "same collective are shorter, this rank was early and waited for them (stragglers); else fewer or larger "
+        "messages, more accumulation, or another layout have less of it.",
+        fields=("layout.", "recipe.micro_batch", "recipe.global_batch"),
+    ),
+    OUTSIDE: Rule(
+        (OUTSIDE,),
+        "The program was in Python, or in a library that the profiler does not see, and no operator ran.",
+        "model.compile()",
+        ("recipe.compile", "recipe.micro_batch", "recipe.optimizer"),
+    ),
+    QUEUED: Rule(
+        (QUEUED,),
+        "Work was launched and did not begin, with nothing else on the device: it waited for an event of another "
+        "stream, a callback, or another program on the device.",
+    ),
+    COPY: Rule(
+        (COPY,), "{copies}", "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)"
+    ),
+    MEMORY_BOUND_KERNELS: Rule(
+        ("elementwise", "reduction", "norm", "embedding"),
+        "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
+        "{less} write and read less of it.",
+        "model.compile()",
+        ("recipe.compile", "recipe.loss", "recipe.precision", "recipe.attention"),
+    ),
+    RECOMPUTATION: Rule(
+        (RECOMPUTATION,),
+        "Activation checkpointing runs operators of the forward again: keep what attention and matmuls give "
+        "(selective checkpointing), or checkpoint fewer layers, as far as memory goes.",
+        "context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])\n"
+        "checkpoint(block, x, use_reentrant=False, context_fn=context)",
+        ("recipe.activation_checkpointing",),
+    ),
+    "optimizer": Rule(
+        ("optimizer",),
+        "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it rare.",
+        "torch.optim.AdamW(model.parameters(), fused=True)",
+        ("recipe.optimizer", "layout.zero", "layout.shard"),
+    ),
+    BELOW_PEAK: Rule((), "", fields=("recipe.precision", "recipe.micro_batch", "recipe.attention", "model.")),
+}
+_CODE_OF_COMPILED = {HOST: 'torch.compile(model, mode="reduce-overhead")', MEMORY_BOUND_KERNELS: ""}
 
 
 @dataclass(frozen=True)
@@ -172,130 +239,71 @@ def causes(
     recording: Recording, step: StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
 ) -> tuple[Cause, ...]:
     """The causes that are worth a sentence, the one with most at stake first."""
-    least = _WORTH_A_SENTENCE * step.nanoseconds
-    found = [
-        replace(each, code=each.code or _CODE.get(each.name, ""))
-        for each in _causes(recording, step, rates, peaks)
-        if each.nanoseconds >= least
-    ]
-    return tuple(sorted(found, key=lambda each: -each.nanoseconds))
-
-
-def _causes(
-    recording: Recording, step: StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
-) -> Iterator[Cause]:
-    parts, work = step.parts_ns, recording.work
-    begin, end = step.step.device_ns
-    inside = work.where((work.begins_ns >= begin) & (work.begins_ns < end))
-    kernels = inside.where(inside.kinds == KERNEL)
     compiled = any(map(_OF_COMPILER.match, recording.names))
-    late = parts[HOST] + parts[LAUNCH_GAPS]
-    if late and len(kernels):
-        usual = format_seconds(float(np.median(kernels.ends_ns - kernels.begins_ns)) / NANOSECONDS_PER_SECOND)
-        yield Cause(
-            HOST, late,
-            f"The device had nothing to do while the host came to the next of {format_count(len(kernels))} launches "
-            f"(half of the kernels take less than {usual}): {'' if compiled else 'torch.compile makes fewer, '}graphs "
-            "(mode=reduce-overhead) make them at once, a larger micro-batch gives each more to do.",
-            'torch.compile(model, mode="reduce-overhead")' if compiled else _CODE[HOST],
-        )  # fmt: skip
-    if parts[AFTER_SYNC]:
-        yield Cause(AFTER_SYNC, parts[AFTER_SYNC], _of_synchronizations(recording, step))
-    if parts[WAIT_FOR_DATA]:
-        yield Cause(
-            WAIT_FOR_DATA, parts[WAIT_FOR_DATA],
-            "The step waited for its batch: more workers (num_workers, prefetch_factor), tokens made before the run.",
-        )  # fmt: skip
-    if parts[EXPOSED]:
-        yield Cause(EXPOSED, parts[EXPOSED], _of_communication(step))
-    if parts[OUTSIDE]:
-        yield Cause(
-            OUTSIDE, parts[OUTSIDE],
-            "The program was in Python, or in a library that the profiler does not see, and no operator ran.",
-        )  # fmt: skip
-    if parts[QUEUED]:
-        yield Cause(
-            QUEUED, parts[QUEUED],
-            "Work was launched and did not begin, with nothing else on the device: it waited for an event of another "
-            "stream, a callback, or another program on the device.",
-        )  # fmt: skip
-    if parts[COPY]:
-        names = Counter(recording.names[each] for each in inside.names[inside.kinds == A_COPY].tolist())
-        pageable = sum(count for name, count in names.items() if _PAGEABLE.search(name))
-        how = (
-            f"{pageable} of them from pageable memory (pin_memory=True, non_blocking=True)"
-            if pageable
-            else "none pageable"
+    inside = recording.work.where(recording.work.begin_in(step.step.device_ns))
+    lengths = (inside.ends_ns - inside.begins_ns)[inside.kinds == KERNEL]
+    facts = {
+        "launches": format_count(len(lengths)),
+        "usual": format_seconds(float(np.median(lengths)) / NANOSECONDS_PER_SECOND) if len(lengths) else "",
+        "fewer": "" if compiled else "torch.compile makes fewer, ",
+        "less": "fused kernels for what torch.compile left apart" if compiled else "torch.compile or fused kernels",
+        "hidden": format_percent(step.overlapped_ns / max(step.communication_ns, 1)),
+        "waits": _waits(recording, step),
+        "copies": _copies(recording, inside),
+    }
+    skipped = {*(() if len(lengths) else (HOST,)), *(() if recording.on_device else (MEMORY_BOUND_KERNELS,))}
+    all_causes = [
+        Cause(
+            name,
+            sum(step.parts_ns[part] for part in rule.parts),
+            rule.sentence.format(**facts),
+            _CODE_OF_COMPILED.get(name, rule.code) if compiled else rule.code,
         )
-        yield Cause(
-            COPY, parts[COPY],
-            f"{sum(names.values())} copies lay outside computation, most of them {names.most_common(1)[0][0]}; {how}."
-            if names else "Memory was set outside computation.",
-        )  # fmt: skip
-    moving = sum(parts[each] for each in _MOVING_MEMORY)
-    if moving and recording.on_device:
-        less = "fused kernels for what torch.compile left apart" if compiled else "torch.compile or fused kernels"
-        yield Cause(
-            "memory-bound kernels", moving,
-            "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
-            f"{less} write and read less of it.",
-            "" if compiled else "model.compile()",
-        )  # fmt: skip
-    if parts[RECOMPUTATION]:
-        yield Cause(
-            RECOMPUTATION, parts[RECOMPUTATION],
-            "Activation checkpointing runs operators of the forward again: keep what attention and matmuls give "
-            "(selective checkpointing), or checkpoint fewer layers, as far as memory goes.",
-        )  # fmt: skip
-    if parts["optimizer"]:
-        yield Cause(
-            "optimizer", parts["optimizer"],
-            "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
-            "rare.",
-        )  # fmt: skip
-    yield from _of_matmuls(rates, peaks)
+        for name, rule in RULES.items()
+        if name not in skipped
+    ]
+    all_causes += _of_matmuls(rates, peaks)
+    least = max(_WORTH_A_SENTENCE * step.nanoseconds, 1)
+    worth = (cause for cause in all_causes if cause.nanoseconds >= least)
+    return tuple(sorted(worth, key=lambda cause: -cause.nanoseconds))
 
 
-def _of_synchronizations(recording: Recording, step: StepTime) -> str:
-    begin, end = step.step.host_ns
+def _waits(recording: Recording, step: StepTime) -> str:
+    """How often the host waited for the device, and in which operator most."""
     waits = recording.named(recording.launches, SYNC)
-    waits = waits.where((waits.begins_ns >= begin) & (waits.begins_ns < end))
+    waits = waits.where(waits.begin_in(step.step.host_ns))
     of = recording.operators_with(waits.operators)
-    by = Counter(recording.names[recording.operators.names[each]] for each in of.tolist() if each != NONE)
-    who = f", most of them in {by.most_common(1)[0][0]}" if by else ""
-    return (
-        f"The host waited for the device {format_count(len(waits))} times{who}, and then had nothing launched ahead: "
-        "read losses and norms less often or a step later (.item(), print, .cpu(), torch.nonzero wait)."
-    )
+    by = Counter(recording.names[recording.operators.names[at]] for at in of.tolist() if at != NONE)
+    return f"{format_count(len(waits))} times" + (f", most of them in {by.most_common(1)[0][0]}" if by else "")
 
 
-def _of_communication(step: StepTime) -> str:
-    hidden = format_percent(step.overlapped_ns / max(step.communication_ns, 1))
-    return (
-        f"{hidden} of communication lie beside computation, the rest is exposed. Where the other ranks' kernels of the "
-        "same collective are shorter, this rank was early and waited for them (stragglers); else fewer or larger "
-        "messages, more accumulation, or another layout have less of it."
+def _copies(recording: Recording, inside: Spans) -> str:
+    names = Counter(recording.names[number] for number in inside.names[inside.kinds == A_COPY].tolist())
+    if not names:
+        return "Memory was set outside computation."
+    pageable = sum(count for name, count in names.items() if _PAGEABLE.search(name))
+    how = (
+        f"{pageable} of them from pageable memory (pin_memory=True, non_blocking=True)" if pageable else "none pageable"
     )
+    return f"{names.total()} copies lay outside computation, most of them {names.most_common(1)[0][0]}; {how}."
 
 
 def _of_matmuls(rates: Sequence[MatmulRate], peaks: Mapping[str, float]) -> Iterator[Cause]:
-    known = [(each, at_peak) for each in rates if (at_peak := each.at_peak_ns(peaks)) is not None]
-    lost = [(each.nanoseconds - at_peak / REACHABLE, at_peak, each) for each, at_peak in known]
+    known = [(rate, at_peak) for rate in rates if (at_peak := rate.at_peak_ns(peaks)) is not None]
+    lost = [(rate.nanoseconds - at_peak / REACHABLE, at_peak, rate) for rate, at_peak in known]
     worst = sorted((each for each in lost if each[0] > 0), key=lambda each: -each[0])
     if not worst:
         return
     some = "; ".join(
-        f"{each.shape} in {each.dtype} reaches {format_percent(at_peak / each.nanoseconds)}"
-        for _, at_peak, each in worst[:_WORST_SHAPES]
+        f"{rate.shape} in {rate.dtype} reaches {format_percent(at_peak / rate.nanoseconds)}"
+        for _, at_peak, rate in worst[:_WORST_SHAPES]
     )
-    sentence = f"Matmuls and attention are below {format_percent(REACHABLE)} of the peak: {some}."
-    odd = {size for _, _, each in worst[:_WORST_SHAPES] if each.kind == "matmul" for size in each.sizes[1:]}
-    odd = {size for size in odd if size % _ALIGNED and size > _FULL}
-    code = ""
-    if odd:
-        size = max(odd)
+    sentence, code = f"Matmuls and attention are below {format_percent(REACHABLE)} of the peak: {some}.", ""
+    sizes = {size for _, _, rate in worst[:_WORST_SHAPES] if rate.kind == "matmul" for size in rate.sizes[1:]}
+    size = max((size for size in sizes if size % _ALIGNED and size > _FULL), default=None)
+    if size is not None:
         full = round_up(size, _FULL)
         sentence += f" {size:,} is no multiple of {_ALIGNED}, as fast kernels need it: fill it up to {full:,}."
         code = f"size = {_FULL} * -(-{size} // {_FULL})  # {full}, of the vocabulary or the layer that has it"
     sentence += f" Larger sizes, multiples of {_FULL}, and formats of fewer bits, come closer."
-    yield Cause("matmuls below the peak", round(sum(nanoseconds for nanoseconds, *_ in worst)), sentence, code)
+    yield Cause(BELOW_PEAK, round(sum(nanoseconds for nanoseconds, *_ in worst)), sentence, code)

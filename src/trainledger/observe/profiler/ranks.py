@@ -121,9 +121,14 @@ class RankProfile:
         return self.waited_ns.get(self.profile.step.step.name, {})
 
     @property
+    def waits_ns(self) -> int:
+        """The same of all kinds."""
+        return sum(self.waited_in_median_ns.values())
+
+    @property
     def own_ns(self) -> int:
         """Its median step without what it waits in it for other ranks: its own work, and its own gaps."""
-        return self.profile.step.nanoseconds - sum(self.waited_in_median_ns.values())
+        return self.profile.step.nanoseconds - self.waits_ns
 
     @property
     def waterfall(self) -> tuple[MeasuredBar, ...]:
