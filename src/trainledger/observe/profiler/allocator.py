@@ -13,9 +13,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainledger.observe.profiler.step_work import summed
 from trainledger.report.document import Answer
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -78,7 +80,10 @@ def _line(frames: Sequence[Mapping[str, Any]], files: Sequence[str]) -> str:
 
 BEFORE = "before the recording"
 _UPDATE = "Optimizer.step"
-_CHANGE = {"alloc": 1, "free_completed": -1}  # of what is allocated
+# Of the allocator's events: what they change of the bytes allocated, and of those reserved.
+_CHANGE = {"alloc": 1, "free_completed": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -161,57 +166,50 @@ def _refused(path: str | os.PathLike[str], rule: str) -> InvalidInput:
     return InvalidInput([Problem("--memory", os.fspath(path), rule)])
 
 
-def _peak(name: str, device: int, events: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> AllocatorPeak:
-    segments = [each for each in found.get("segments", ()) if each.get("device", 0) == device]
-    blocks = [block for each in segments for block in each["blocks"] if str(block["state"]).startswith("active")]
-    gradients = _gradients(events, found.get("external_annotations") or ())
-    before = _before(events, blocks)
-    at, most = _highest(events, before)
-    held, unknown = _live(events, at)
-    sites: dict[tuple[str, str], list[int]] = {}
-    for number in held:
-        origin = origin_of(events[number].get("frames") or ())
-        if origin.category == BACKWARD and number in gradients:
-            origin = Origin(GRADIENTS, origin.line)
-        both = sites.setdefault((origin.category, origin.line), [0, 0])
-        both[0] += 1
-        both[1] += events[number]["size"]
-    of_before = most - sum(nbytes for _, nbytes in sites.values())
-    by_category: dict[str, int] = {}
-    for (category, _), (_, nbytes) in sites.items():
-        by_category[category] = by_category.get(category, 0) + nbytes
-    if of_before:
-        by_category[BEFORE] = of_before
-    reserved, most_reserved = _reserved(events, segments, at)
+def _peak(name: str, device: int, events: Sequence[Event], found: Mapping[str, Any]) -> AllocatorPeak:
+    segments = [segment for segment in found.get("segments", ()) if segment.get("device", 0) == device]
+    blocks = [block for segment in segments for block in segment["blocks"] if str(block["state"]).startswith("active")]
+    annotations = found.get("external_annotations") or ()
+    gradients = _gradients(events, annotations)
+    end_nbytes = sum(int(block["requested_size"]) for block in blocks)
+    changes = [_CHANGE.get(event["action"], 0) * int(event["size"]) for event in events]
+    # What is there at the end, less what events account for, was allocated before the first event.
+    allocated = [*accumulate(changes, initial=max(0, end_nbytes - sum(changes)))]
+    nbytes = max(allocated)
+    at = max(allocated.index(nbytes) - 1, 0)
+    live, unknown = _live(events[: at + 1])
+    sites = summed((_origin(events[number], number in gradients), (1, events[number]["size"])) for number in live)
+    by_category = summed((category, runs) for (category, _), runs in sites.items())
+    of_before = nbytes - sum(size for _, size in by_category.values())
+    sizes = {category: size for category, (_, size) in by_category.items()} | ({BEFORE: of_before} if of_before else {})
+    grown = [_RESERVED.get(event["action"], 0) * event["size"] for event in events]
+    reserved = [*accumulate(grown, initial=sum(int(segment["total_size"]) for segment in segments) - sum(grown))]
     return AllocatorPeak(
-        path=name, device=device, events=len(events), at=at,
-        during=_during(found.get("external_annotations") or (), events[at]), nbytes=most,
-        by_category=dict(sorted(by_category.items(), key=lambda each: -each[1])),
-        sites=tuple(
-            Site(category, line, count, nbytes)
-            for (category, line), (count, nbytes) in sorted(sites.items(), key=lambda each: -each[1][1])
-        ),
-        reserved_nbytes=reserved, most_reserved_nbytes=most_reserved,
-        end_nbytes=sum(each["requested_size"] for each in blocks),
-        doubts=tuple(_doubts(events, unknown, of_before, most)),
-    )  # fmt: skip
+        path=name,
+        device=device,
+        events=len(events),
+        at=at,
+        during=_during(annotations, events[at]),
+        nbytes=nbytes,
+        by_category=dict(sorted(sizes.items(), key=lambda each: -each[1])),
+        sites=tuple(Site(*of, *runs) for of, runs in sorted(sites.items(), key=lambda each: -each[1][1])),
+        reserved_nbytes=reserved[at + 1],
+        most_reserved_nbytes=max(reserved),
+        end_nbytes=end_nbytes,
+        doubts=tuple(_doubts(events, unknown, of_before, nbytes)),
+    )
 
 
-def _highest(events: Sequence[Mapping[str, Any]], before: int) -> tuple[int, int]:
-    """The number of the event after which most was allocated, and the bytes."""
-    at, now, most = 0, before, before
-    for number, event in enumerate(events):
-        now += _CHANGE.get(event["action"], 0) * event["size"]
-        if now > most:
-            at, most = number, now
-    return at, most
+def _origin(event: Event, is_gradient: bool) -> Origin:
+    origin = origin_of(event.get("frames") or ())
+    return Origin(GRADIENTS, origin.line) if is_gradient and origin.category == BACKWARD else origin
 
 
-def _live(events: Sequence[Mapping[str, Any]], at: int) -> tuple[list[int], int]:
-    """The allocations that are there after an event, by number, and how many frees had none before them."""
+def _live(events: Sequence[Event]) -> tuple[list[int], int]:
+    """The allocations that are there after these events, by number, and how many frees had none before them."""
     live: dict[int, int] = {}
     unknown = 0
-    for number, event in enumerate(events[: at + 1]):
+    for number, event in enumerate(events):
         if event["action"] == "alloc":
             live[event["addr"]] = number
         elif event["action"] == "free_completed":
@@ -219,54 +217,34 @@ def _live(events: Sequence[Mapping[str, Any]], at: int) -> tuple[list[int], int]
     return list(live.values()), unknown
 
 
-def _before(events: Sequence[Mapping[str, Any]], blocks: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that were allocated before the first event: what is there at the end, less what events account for."""
-    recorded = sum(_CHANGE.get(each["action"], 0) * int(each["size"]) for each in events)
-    return max(0, sum(int(each["requested_size"]) for each in blocks) - recorded)
-
-
-def _reserved(events: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]], at: int) -> tuple[int, int]:
-    """Bytes of the device that the allocator had at an event, and at most."""
-    change = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    changes = [change.get(each["action"], 0) * each["size"] for each in events]
-    now = sum(int(each["total_size"]) for each in segments) - sum(changes)
-    then, most = now, now
-    for number, each in enumerate(changes):
-        now += each
-        most = max(most, now)
-        then = now if number <= at else then
-    return then, most
-
-
-def _gradients(events: Sequence[Mapping[str, Any]], annotations: Sequence[Mapping[str, Any]]) -> set[int]:
+def _gradients(events: Sequence[Event], annotations: Sequence[Event]) -> set[int]:
     """Numbers of the allocations that autograd made and that an update finds still there."""
-    updates = [
-        each["time_us"] for each in annotations if each["stage"] == "START" and str(each["name"]).startswith(_UPDATE)
-    ]
-    found: set[int] = set()
+    updates = (note for note in annotations if note["stage"] == "START" and str(note["name"]).startswith(_UPDATE))
+    waiting = sorted(note["time_us"] for note in updates)
+    gradients: set[int] = set()
     live: dict[int, int] = {}
-    waiting = sorted(updates)
     for number, event in enumerate(events):
         while waiting and event["time_us"] >= waiting[0]:
             waiting.pop(0)
-            found |= {each for each in live.values() if not events[each].get("frames")}
+            gradients |= {each for each in live.values() if not events[each].get("frames")}
         if event["action"] == "alloc":
             live[event["addr"]] = number
         elif event["action"] == "free_completed":
             live.pop(event["addr"], None)
-    return found
+    return gradients
 
 
-def _during(annotations: Sequence[Mapping[str, Any]], event: Mapping[str, Any]) -> str:
-    inside = []
-    for each in annotations:
-        if each["time_us"] > event["time_us"]:
+def _during(annotations: Sequence[Event], event: Event) -> str:
+    """The innermost annotation around an event; empty where there is none."""
+    inside = [""]
+    for note in annotations:
+        if note["time_us"] > event["time_us"]:
             break
-        if each["stage"] == "START":
-            inside.append(str(each["name"]))
-        elif inside and inside[-1] == each["name"]:
+        if note["stage"] == "START":
+            inside.append(str(note["name"]))
+        elif inside[-1] == note["name"] and len(inside) > 1:
             inside.pop()
-    return inside[-1] if inside else ""
+    return inside[-1]
 
 
 def _doubts(events: Sequence[Mapping[str, Any]], unknown: int, before: int, most: int) -> Iterator[str]:

@@ -213,7 +213,8 @@ RULES = {
     ),
     "optimizer": Rule(
         ("optimizer",),
-        "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it rare.",
+        "The update of the parameters: fused=True makes it one kernel, sharding divides it, accumulation makes it "
+        "rare.",
         "torch.optim.AdamW(model.parameters(), fused=True)",
         ("recipe.optimizer", "layout.zero", "layout.shard"),
     ),

@@ -16,7 +16,7 @@ from trainledger.observe.profiler.collectives import ON_HOST
 from trainledger.observe.profiler.flops import MatmulRate, multiplied
 from trainledger.observe.profiler.kinds import COLLECTIVE
 from trainledger.observe.profiler.read import Advance, read_profile
-from trainledger.observe.profiler.recording import NONE, Message, Recording, Shapes
+from trainledger.observe.profiler.recording import NONE, Message, Recording, Shapes, Spans
 from trainledger.observe.profiler.step_time import StepTime, Timeline, moments_of, pieces_of, step_time, timeline
 from trainledger.observe.profiler.step_work import KernelTime, Sent, Split, collectives_of, split, work_of
 from trainledger.observe.profiler.steps import Step, Steps, steps_of
@@ -39,57 +39,50 @@ class MemoryCurve:
 
 def memory_of(recording: Recording, step: Step) -> MemoryCurve | None:
     """The memory of a step; None where it was not recorded. Of a program on a device it is the device's."""
-    events = recording.memory
-    begin, end = step.host_ns
-    inside = (events.begins_ns >= begin) & (events.begins_ns < end)
-    devices = events.kinds[inside]
-    if not len(devices):
+    events = recording.memory.where(recording.memory.begin_in(step.host_ns))
+    if not len(events):
         return None
-    inside &= events.kinds == devices.max()
-    times, allocated, reserved = (column[inside] for column in (events.begins_ns, events.links, events.operators))
-    if not allocated.max() > 0:
+    events = events.where(events.kinds == events.kinds.max())
+    allocated = events.links
+    if allocated.max() <= 0:
         return None
-    kept = np.arange(len(times))
-    if len(kept) > _POINTS:
-        pieces = np.array_split(kept, _POINTS)
-        kept = np.array([each[allocated[each].argmax()] for each in pieces])
-    return MemoryCurve(
-        tuple((times[kept] - begin).tolist()), tuple(allocated[kept].tolist()), tuple(reserved[kept].tolist()),
-        int(allocated.max()),
-    )  # fmt: skip
+    pieces = np.array_split(np.arange(len(events)), min(_POINTS, len(events)))
+    kept = events.where(np.array([piece[allocated[piece].argmax()] for piece in pieces]))
+    times_ns = tuple((kept.begins_ns - step.host_ns[0]).tolist())
+    return MemoryCurve(times_ns, tuple(kept.links.tolist()), tuple(kept.operators.tolist()), int(allocated.max()))
 
 
 _GRAPH = re.compile(r"GraphLaunch")
 _FEW = 0.02  # of the work: not worth a sentence
 
 
-def doubts(recording: Recording, steps: Steps) -> tuple[str, ...]:
+def doubts(recording: Recording, steps: Steps) -> Iterator[str]:
     """A sentence for each thing that numbers of this recording lack or hide, the gravest first."""
-    return tuple(_doubts(recording, steps))
-
-
-def _doubts(recording: Recording, steps: Steps) -> Iterator[str]:
     if recording.broken_off:
         yield "The file breaks off: what comes after its last whole event is not here, nor perhaps the devices' names."
     if recording.malformed:
         yield f"{recording.malformed:,} events without a time, a name or a possible length are left out."
-    if not recording.on_device:
+    if recording.on_device:
+        yield from _of_device(recording, steps)
+    else:
         yield (
             "There is no work of a device: the program ran on the host, or its device was not recorded "
             "(activities of the profiler). Times are those of operators."
         )
-    else:
-        yield from _of_device(recording, steps)
-    if not recording.on_device and (recording.ranks or 0) > 2 and len(recording.named(recording.annotations, ON_HOST)):
-        yield "Collectives of a host do not say which ranks take part: they are taken to be all of them."
-    with_arguments = [each for each in recording.operators.more.tolist() if each != NONE]
-    if not any(isinstance(recording.arguments[each], Shapes) for each in set(with_arguments)):
+        if (recording.ranks or 0) > 2 and len(recording.named(recording.annotations, ON_HOST)):
+            yield "Collectives of a host do not say which ranks take part: they are taken to be all of them."
+    if not _says(recording, recording.operators, Shapes):
         yield "Shapes were not recorded (record_shapes=True): no FLOPs, and no MFU."
     if "with_stack" in recording.recorded:
         yield "Python stacks were recorded (with_stack), which makes the host slower than it is without the profiler."
-    if len(steps.steps) < 3:
-        count = len(steps.steps)
+    count = len(steps.steps)
+    if count < 3:
         yield f"There {'is one step' if count == 1 else 'are two steps'}: nothing says how far steps differ."
+
+
+def _says(recording: Recording, spans: Spans, kind: type[Shapes | Message]) -> bool:
+    """Whether any of these events has arguments of a kind."""
+    return any(isinstance(recording.arguments[at], kind) for at in np.unique(spans.more).tolist() if at != NONE)
 
 
 def _of_device(recording: Recording, steps: Steps) -> Iterator[str]:
@@ -110,21 +103,14 @@ def _of_device(recording: Recording, steps: Steps) -> Iterator[str]:
             f"{graphs:,} launches are graphs, which hide their operators: shapes and FLOPs within them are not known, "
             "and older profilers leave some of their kernels out, which then look like idle time."
         )
-    empty = [each.name for each in steps.steps if not _works_in(recording, each.device_ns)]
+    empty = [step.name for step in steps.steps if not work.begin_in(step.device_ns).any()]
     if empty:
         yield f"Steps without device work: {', '.join(empty)}."
     sent = recording.named(work, COLLECTIVE)
-    if len(sent) and not any(
-        each != NONE and isinstance(recording.arguments[each], Message) for each in sent.more.tolist()
-    ):
+    if len(sent) and not _says(recording, sent, Message):
         yield "Collectives do not say what they send (PyTorch 2.2 and newer record it): their bytes are not known."
     if len(sent):
         yield "A collective's kernel runs from when this rank is there: its time has the wait for the others in it."
-
-
-def _works_in(recording: Recording, between: tuple[int, int]) -> bool:
-    begin, end = between
-    return bool(((recording.work.begins_ns >= begin) & (recording.work.begins_ns < end)).any())
 
 
 PIECES = 120
@@ -196,10 +182,9 @@ class Profile(Answer, report="profile"):
     def _of_peak(self, at_peak: Callable[[MatmulRate, Mapping[str, float]], float | None]) -> float | None:
         if self.device is None or not self.flops or not self.step.nanoseconds:
             return None
-        peaks = self.device.peak_flops_per_second
-        found = [at_peak(each, peaks) for each in self.matmuls if each.flops]
-        known = [each for each in found if each is not None]
-        return sum(known) / self.step.nanoseconds if len(known) == len(found) else None
+        ideals = [at_peak(rate, self.peaks) for rate in self.matmuls if rate.flops]
+        known = [ideal for ideal in ideals if ideal is not None]
+        return sum(known) / self.step.nanoseconds if len(known) == len(ideals) else None
 
 
 def profile_of(path: str | os.PathLike[str], advance: Advance = lambda nbytes: None) -> Profile:
@@ -215,19 +200,28 @@ def profile(recording: Recording, path: str = "") -> Profile:
 def profile_and_timeline(recording: Recording, path: str = "") -> tuple[Profile, Timeline, Steps]:
     """What a recording says, and the moments that it was found from."""
     steps, times = steps_of(recording), timeline(recording)
-    each = tuple(step_time(times, step) for step in steps.steps)
-    at = sorted(range(len(each)), key=lambda number: each[number].nanoseconds)[(len(each) - 1) // 2]
-    name = recording.devices[0] if recording.devices else ""
-    matmuls = multiplied(recording)
-    kernels, rates = work_of(recording, times, matmuls, steps.steps[at])
-    device = device_of_driver(name)
-    peaks = {} if device is None else device.peak_flops_per_second
-    found = Profile(
-        path=path, device_name=name, device=device, rank=recording.rank, ranks=recording.ranks,
-        found_by=steps.found_by, steps=each, at=at, kernels=kernels, matmuls=rates,
-        collectives=collectives_of(times, steps.steps[at]), split=split(recording, times, matmuls, steps.steps[at]),
-        causes=causes(recording, each[at], rates, peaks), doubts=(*doubts(recording, steps), *times.recomputed.doubts),
-        on_device=recording.on_device, memory=memory_of(recording, steps.steps[at]),
-        pieces=pieces_of(moments_of(times, steps.steps[at]), steps.steps[at], PIECES),
-    )  # fmt: skip
-    return found, times, steps
+    parts = tuple(step_time(times, step) for step in steps.steps)
+    at = sorted(range(len(parts)), key=lambda number: parts[number].nanoseconds)[(len(parts) - 1) // 2]
+    step, name = steps.steps[at], recording.devices[0] if recording.devices else ""
+    matmuls, device = multiplied(recording), device_of_driver(name)
+    kernels, rates = work_of(recording, times, matmuls, step)
+    profile = Profile(
+        path=path,
+        device_name=name,
+        device=device,
+        rank=recording.rank,
+        ranks=recording.ranks,
+        found_by=steps.found_by,
+        steps=parts,
+        at=at,
+        kernels=kernels,
+        matmuls=rates,
+        collectives=collectives_of(times, step),
+        split=split(recording, times, matmuls, step),
+        causes=causes(recording, parts[at], rates, {} if device is None else device.peak_flops_per_second),
+        doubts=(*doubts(recording, steps), *times.recomputed.doubts),
+        on_device=recording.on_device,
+        pieces=pieces_of(moments_of(times, step), step, PIECES),
+        memory=memory_of(recording, step),
+    )
+    return profile, times, steps

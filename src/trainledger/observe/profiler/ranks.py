@@ -8,6 +8,7 @@ lengths, as their clocks differ.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from trainledger.observe.profiler.causes import MeasuredBar, measured_waterfall
 from trainledger.observe.profiler.collectives import OTHERS, SENDS, payload_nbytes
 from trainledger.observe.profiler.profile import Profile, profile_and_timeline
 from trainledger.observe.profiler.read import Advance, read_profile
-from trainledger.observe.profiler.recording import Intervals, common, length, union
+from trainledger.observe.profiler.recording import Intervals, common, length, merged
 from trainledger.observe.profiler.step_time import EXPOSED, Timeline, moments_of, pieces_of
 from trainledger.observe.profiler.step_work import exposed_by_kind
 from trainledger.observe.profiler.steps import Step
@@ -153,14 +154,12 @@ class Ranks(Answer, report="profile_ranks"):
     @property
     def step_ns(self) -> int:
         """The median step of the rank in the middle."""
-        lengths = sorted(each.profile.step.nanoseconds for each in self.ranks)
-        return lengths[(len(lengths) - 1) // 2]
+        return median_low(rank.profile.step.nanoseconds for rank in self.ranks)
 
     @property
     def own_ns(self) -> int:
         """The median over ranks of their steps without what they wait for each other."""
-        lengths = sorted(each.own_ns for each in self.ranks)
-        return lengths[(len(lengths) - 1) // 2]
+        return median_low(rank.own_ns for rank in self.ranks)
 
     @property
     def slowest(self) -> RankProfile | None:
@@ -171,15 +170,14 @@ class Ranks(Answer, report="profile_ranks"):
     @property
     def stragglers(self) -> tuple[RankProfile, ...]:
         """Ranks that each of the others waits for, by a fiftieth of a step longer than they wait themselves."""
-        least = _WORTH_A_NAME * self.step_ns * max(len(self.steps), 1)
-        found = [each for each in self.ranks if self._costs_ns(each) - each.waiting_ns > least]
-        return tuple(sorted(found, key=lambda each: -each.caused_ns))
+        least, steps = _WORTH_A_NAME * self.step_ns, max(len(self.steps), 1)
+        late = (rank for rank in self.ranks if self.costs_of_a_step_ns(rank) - rank.waiting_ns / steps > least)
+        return tuple(sorted(late, key=lambda rank: -rank.caused_ns))
 
     @property
     def by_turns(self) -> str:
         """A sentence where ranks wait for each other and none of them is the slow one; else empty."""
-        steps = max(len(self.steps), 1)
-        waits = sum(each.waiting_ns for each in self.ranks) / max(len(self.ranks), 1) / steps
+        waits = sum(rank.waiting_ns for rank in self.ranks) / max(len(self.ranks), 1) / max(len(self.steps), 1)
         if self.stragglers or waits <= _WORTH_A_NAME * self.step_ns:
             return ""
         share = format_percent(waits / max(self.step_ns, 1))
@@ -189,13 +187,9 @@ class Ranks(Answer, report="profile_ranks"):
             "take turns on their hosts."
         )
 
-    def _costs_ns(self, rank: RankProfile) -> float:
-        """What each of the others waited for a rank, on the average of them."""
-        return rank.caused_ns / max(len(self.ranks) - 1, 1)
-
     def costs_of_a_step_ns(self, rank: RankProfile) -> float:
-        """The same of one step, on the average of the steps."""
-        return self._costs_ns(rank) / max(len(self.steps), 1)
+        """What each of the others waits for a rank in a step, on the average."""
+        return rank.caused_ns / max(len(self.ranks) - 1, 1) / max(len(self.steps), 1)
 
     def said_of(self, straggler: RankProfile) -> str:
         """A sentence on a rank that the others wait for."""
@@ -249,49 +243,47 @@ def ranks_of(
     ``say`` hears the name of each file as it is read.
     """
     seen = []
-    for at, each in enumerate(trace_files(folder)):
-        say(each.name)
-        seen.append(_seen(each, at, advance))
-    return compare(sorted(seen, key=lambda each: each.rank), Path(folder).name)
+    for at, file in enumerate(trace_files(folder)):
+        say(file.name)
+        seen.append(_seen(file, at, advance))
+    return _compared(sorted(seen, key=lambda each: each.rank), Path(folder).name)
 
 
 def _seen(path: Path, at: int, advance: Advance) -> _Seen:
     """What one trace says; its events are gone with this call."""
     recording = read_profile(path, advance)
-    found, times, steps = profile_and_timeline(recording, path.name)
+    profile, times, steps = profile_and_timeline(recording, path.name)
     rank = at if recording.rank is None else recording.rank
     drawn = {step.name for step in steps.steps[-_DRAWN:]}
-    return _Seen(rank, found, {step.name: _of_step(times, step, step.name in drawn) for step in steps.steps})
+    return _Seen(rank, profile, {step.name: _of_step(times, step, step.name in drawn) for step in steps.steps})
 
 
 def _of_step(times: Timeline, step: Step, is_drawn: bool) -> _SeenStep:
-    counted: dict[Key, int] = {}
-    found = {}
-    for at in times.sent.between(*step.device_ns):
-        kind, message = times.sent.kinds[at], times.sent.messages[at]
-        if kind in _ONE_FOR_ALL:
-            continue
-        what: Key = (kind,) if message is None else (kind, message.ranks, message.group, payload_nbytes(message))
-        counted[what] = counted.get(what, 0) + 1
-        found[*what, counted[what]] = int(times.sent.spans.begins_ns[at]), int(times.sent.spans.ends_ns[at])
+    sent, counted, ran = times.sent, Counter[Key](), {}
+    for at in sent.between(*step.device_ns):
+        kind, message = sent.kinds[at], sent.messages[at]
+        if kind not in _ONE_FOR_ALL:
+            what: Key = (kind,) if message is None else (kind, message.ranks, message.group, payload_nbytes(message))
+            counted[what] += 1
+            ran[*what, counted[what]] = int(sent.spans.begins_ns[at]), int(sent.spans.ends_ns[at])
     moments = moments_of(times, step)
     pieces = pieces_of(moments, step, _PIECES) if is_drawn else {}
-    return _SeenStep(step, found, exposed_by_kind(times, step, moments[EXPOSED]), pieces)
+    return _SeenStep(step, ran, exposed_by_kind(times, step, moments[EXPOSED]), pieces)
 
 
-def compare(seen: Sequence[_Seen], path: str) -> Ranks:
+def _compared(seen: Sequence[_Seen], path: str) -> Ranks:
     """Who waited for whom, in the steps and the collectives that ranks have in common."""
-    steps = [name for name in (seen[0].steps if seen else ()) if all(name in each.steps for each in seen)]
+    steps = [name for name in (seen[0].steps if seen else ()) if all(name in rank.steps for rank in seen)]
     waits: Waits = [{name: [] for name in steps} for _ in seen]
     caused, last, compared, waiting = ([0] * len(seen) for _ in range(4))
     ends: list[dict[object, int]] = [{} for _ in seen]
     for name in steps:
-        for key in dict.fromkeys(key for each in seen for key in each.steps[name].collectives):
-            there = [at for at, each in enumerate(seen) if key in each.steps[name].collectives]
-            if len(there) < 2 or not _one_group(key, len(there)):
+        ran = [rank.steps[name].collectives for rank in seen]
+        for key in dict.fromkeys(key for own in ran for key in own):
+            spans = {at: own[key] for at, own in enumerate(ran) if key in own}
+            if len(spans) < 2 or not _one_group(key, len(spans)):
                 continue
-            spans = {at: seen[at].steps[name].collectives[key] for at in there}
-            slowest = min(there, key=lambda at: spans[at][1] - spans[at][0])
+            slowest = min(spans, key=lambda at: spans[at][1] - spans[at][0])
             shortest = spans[slowest][1] - spans[slowest][0]
             last[slowest] += 1
             for at, (begin, end) in spans.items():
@@ -300,38 +292,30 @@ def compare(seen: Sequence[_Seen], path: str) -> Ranks:
                 waits[at][name].append((begin, end - shortest))
                 waiting[at] += end - begin - shortest
                 caused[slowest] += end - begin - shortest
-    ranks = tuple(
-        RankProfile(
-            each.rank, each.profile, {name: _exposed(waits[at][name], each.steps[name].exposed) for name in steps},
-            caused[at], last[at], compared[at], waiting[at],
-        )
-        for at, each in enumerate(seen)
-    )  # fmt: skip
+    ranks = []
+    for at, rank in enumerate(seen):
+        waited = {name: _exposed(waits[at][name], rank.steps[name].exposed) for name in steps}
+        ranks.append(RankProfile(rank.rank, rank.profile, waited, caused[at], last[at], compared[at], waiting[at]))
     drawn = _timeline(seen, steps, waits, clocks_ahead_ns(ends))
-    return Ranks(path, ranks, tuple(steps), tuple(_doubts(seen, steps, compared)), drawn)
+    return Ranks(path, tuple(ranks), tuple(steps), tuple(_doubts(seen, steps, compared)), drawn)
 
 
 def _timeline(
     seen: Sequence[_Seen], steps: Sequence[str], waits: Waits, ahead: Sequence[int | None]
 ) -> RankTimeline | None:
     """The median of the steps that all ranks have in pieces, by its longest rank."""
-    lengths = {
-        name: max(each.steps[name].step.nanoseconds for each in seen)
-        for name in steps
-        if all(each.steps[name].pieces_ns for each in seen)
-    }
-    if not lengths:
+    drawn = [name for name in steps if all(rank.steps[name].pieces_ns for rank in seen)]
+    if not drawn:
         return None
-    name = sorted(lengths, key=lambda each: lengths[each])[(len(lengths) - 1) // 2]
+    drawn.sort(key=lambda name: max(rank.steps[name].step.nanoseconds for rank in seen))
+    name = drawn[(len(drawn) - 1) // 2]
     rows = []
-    for each, waiting in zip(seen, waits, strict=True):
-        found = each.steps[name]
-        exposed = [np.zeros((0, 2), dtype=np.int64), *found.exposed.values()]
-        both = np.concatenate(exposed)[np.argsort(np.concatenate(exposed)[:, 0], kind="stable")]
-        of_others = common(_moments(waiting[name]), union(both[:, 0], both[:, 1]))
-        pieces = dict(found.pieces_ns) | pieces_of({WAITS: of_others}, found.step, _PIECES)
+    for rank, waiting in zip(seen, waits, strict=True):
+        own = rank.steps[name]
+        of_others = common(_moments(waiting[name]), merged(*own.exposed.values()))
+        pieces = dict(own.pieces_ns) | pieces_of({WAITS: of_others}, own.step, _PIECES)
         pieces[EXPOSED] = tuple(max(a - b, 0) for a, b in zip(pieces[EXPOSED], pieces[WAITS], strict=True))
-        rows.append((each.rank, found.step.device_ns, pieces))
+        rows.append((rank.rank, own.step.device_ns, pieces))
     return rank_timeline(name, rows, ahead)
 
 
@@ -350,8 +334,7 @@ def _exposed(waits: list[tuple[int, int]], exposed: Mapping[str, Intervals]) -> 
 
 
 def _moments(waits: list[tuple[int, int]]) -> Intervals:
-    both = np.array(sorted(waits), dtype=np.int64).reshape(-1, 2)
-    return union(both[:, 0], both[:, 1])
+    return merged(np.array(waits, dtype=np.int64).reshape(-1, 2))
 
 
 def _doubts(seen: Sequence[_Seen], steps: Sequence[str], compared: Sequence[int]) -> Iterator[str]:
@@ -362,9 +345,8 @@ def _doubts(seen: Sequence[_Seen], steps: Sequence[str], compared: Sequence[int]
             "No collective is known to be the same on several ranks (their groups are not recorded): who waited for "
             "whom cannot be said."
         )
-    numbers = [each.rank for each in seen]
-    if len(set(numbers)) < len(numbers):
+    if len({rank.rank for rank in seen}) < len(seen):
         yield "Several traces are of the same rank, or do not say which one they are of: they are told apart by name."
-    of = {each.profile.ranks for each in seen if each.profile.ranks}
-    if of and max(of) > len(seen):
-        yield f"{len(seen)} of {max(of):,} ranks have traces here: one without a trace may be the slowest."
+    most = max((rank.profile.ranks or 0 for rank in seen), default=0)
+    if most > len(seen):
+        yield f"{len(seen)} of {most:,} ranks have traces here: one without a trace may be the slowest."
