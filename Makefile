@@ -33,13 +33,7 @@ check:          ## format, lint, types, unit tests, tests of the rooms that chan
 
 bench:          ## start-up time, accounts and layouts per second, step times, the page (some minutes)
 	@./install dev
-	@.venv/bin/python bench/startup.py
-	@.venv/bin/python bench/ledger.py
-	@OMP_NUM_THREADS=1 .venv/bin/python bench/plan.py
-	@OMP_NUM_THREADS=1 .venv/bin/python bench/step_time.py
-	@OMP_NUM_THREADS=1 .venv/bin/python bench/trace.py --beside
-	@.venv/bin/python bench/web.py
-	@.venv/bin/python bench/page.py --pyodide .venv/pyodide/node_modules/pyodide
+	@.venv/bin/python bench all
 
 fuzz:           ## the page's API under queries that nobody means: schemathesis, then hostile texts (some minutes)
 	@./install fuzz

@@ -1,6 +1,6 @@
 """Do the books of a run balance: 12 runs of the engine and four loops of others, each forecast, metered, reconciled.
 
-``OMP_NUM_THREADS=1 python bench/books.py``: measures this machine first, then prints a row for each: the sum of the
+``OMP_NUM_THREADS=1 python bench books``: measures this machine first, then prints a row for each: the sum of the
 phases over the step, measured over predicted step time, the category of memory that is furthest from the forecast, the
 seconds and the bytes that nothing explains. A run of which most steps were disturbed (other processes, or a processor
 below its full speed, as a core shared with another virtual machine) is made again, and the one of five with the fewest

@@ -1,4 +1,4 @@
-"""Speed of the training engine beside other loops: ``python bench/engine.py [--rounds 16] [--compiled] [--write]``.
+"""Speed of the training engine beside other loops: ``python bench engine [--rounds 16] [--compiled] [--write]``.
 
 A GPT-2 of 3.7M parameters, 1,024 tokens in a step, fp32, one thread, is trained by `trainledger train`, by a bare loop
 of the same model and by transformers' Trainer. nanoGPT (``--nanogpt DIR``, a checkout) and litgpt (where it is
@@ -182,7 +182,7 @@ NAMES = {
 def page(found: dict[str, Any]) -> str:
     """The whole of docs/training_speed.md, of what is stored."""
     lines = [
-        "# Speed of the engine", "", "Written by `python bench/engine.py --write`.", "",
+        "# Speed of the engine", "", "Written by `python bench engine --write`.", "",
         "The same GPT-2 of 3.7M parameters, 1,024 tokens in a step, fp32, trained by the engine and by other loops,",
         "one process each, which take turns of a few steps. A ratio above 1 says that the engine is faster; it is the",
         "median of the rounds, of steps in which no other process took the processor and it ran at its full speed,",

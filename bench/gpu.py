@@ -1,4 +1,4 @@
-"""The checks that need an accelerator, in one command: ``PYTHONPATH=src python bench/gpu.py [OUT.json]``.
+"""The checks that need an accelerator, in one command: ``PYTHONPATH=src python bench gpu [OUT.json]``.
 
 It takes about twenty minutes. ``--parts`` takes some of it, ``--models`` some sizes of speed, reconcile and rows; what
 is measured on one day and device joins in one file:
@@ -6,11 +6,11 @@ is measured on one day and device joins in one file:
 - ``tests``: those that need an accelerator (``pytest -m gpu``, where pytest is installed);
 - ``calibration``: `measure machine`, written beside the figures;
 - ``speed``: the engine's step beside a bare loop and transformers' model (`gpu_speed`);
-- ``reconcile``: runs of the engine from the command line, forecast and measured (`gpu_reconcile`);
+- ``reconcile``: runs of the engine from the command line, forecast and measured (`gpu_speed`);
 - ``rows``: the closed form for CUDA kernels against real steps in FLOPs, kept bytes and peak, the latter by the
   recorder and by the caching allocator; step time by the calibration against the median of real steps;
-- ``profiles``: where the time of steps goes (`gpu_profiles`);
-- ``metering``: what metering costs a loop (`metering`).
+- ``profiles``: where the time of steps goes (`gpu_speed`);
+- ``metering``: what metering costs a loop (`costs`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gpu_profiles
-import gpu_reconcile
 import gpu_speed
 import torch
 
@@ -119,7 +117,7 @@ def tests() -> Iterator[Any]:
 
 
 def metering() -> Iterator[Any]:
-    command = [sys.executable, str(Path(__file__).with_name("metering.py")), "cuda"]
+    command = [sys.executable, str(Path(__file__).parent), "metering", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     yield json.loads(done.stdout) if done.returncode == 0 else done.stderr.splitlines()[-1:]
 
@@ -154,9 +152,9 @@ def main() -> None:
         "tests": tests,
         "calibration": lambda: calibrated(calibration),
         "speed": lambda: map(gpu_speed.compare, gpu_speed.runs(models)),
-        "reconcile": lambda: gpu_reconcile.reconciled(calibration, models),
+        "reconcile": lambda: gpu_speed.reconciled(calibration, models),
         "rows": lambda: rows(calibration, [each for each in runs() if each.model.name in models]),
-        "profiles": lambda: gpu_profiles.profiles(args.traces),
+        "profiles": lambda: gpu_speed.profiles(args.traces),
         "metering": metering,
     }
     chosen = args.parts.split(",") if args.parts else list(parts)

@@ -1,6 +1,6 @@
 """Accounts per second of the closed form: one run at a time, and arrays of layouts; and how the time grows.
 
-    python bench/ledger.py            # a minute: a million layouts of Llama 3.1 405B among them
+    python bench ledger            # a minute: a million layouts of Llama 3.1 405B among them
 
 CPU seconds of this process on one core; each figure is the median of several runs, interleaved.
 """
@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from statistics import median
+from functools import partial
 from typing import Any
 
 import numpy as np
+from timing import interleaved
 
 from trainledger.answers.load import load
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -44,15 +45,11 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - before
 
 
-def interleaved(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def in_turns(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """The median CPU seconds of each piece of work, one after the other in every round."""
     for work in works.values():
         work()
-    samples = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            samples[name].append(seconds(work))
-    return {name: median(each) for name, each in samples.items()}
+    return interleaved({name: partial(seconds, work) for name, work in works.items()}, rounds)
 
 
 def layouts(many: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -106,7 +103,7 @@ def main() -> None:
                    "steps": 1, "precision": "bf16-sharded"},
                    "layout": {"shard": 8, "tensor": 8, "pipeline": 9, "sequence_parallel": True},
                    "cluster": {"device": "h100-sxm", "count": 576}})  # fmt: skip
-    ints = interleaved(
+    ints = in_turns(
         {
             "one device": lambda: account(one_device, backend="cuda").peak(),
             "9 stages": lambda: [each.ledger.peak() for each in accounts(spread, backend="cuda")],
@@ -121,7 +118,7 @@ def main() -> None:
             replace(one_device, model=replace(one_device.model, n_layers=layers)), backend="cuda").peak())
         for layers in (2, 126, 10_000)
     }  # fmt: skip
-    for name, each in interleaved(deep, rounds=9).items():
+    for name, each in in_turns(deep, rounds=9).items():
         told[f"ms for {name}"] = 1000 * each
     for many in (1_000, 10_000, 100_000):
         spent = seconds(lambda many=many: account_for(run, many, (1,)))

@@ -1,36 +1,140 @@
 """How quickly plans and searches answer: layouts per second, time to answer by model and devices, CPU time of `plan`.
 
-    python bench/plan.py                    # some minutes
-    python bench/plan.py --beside           # also accelerate and llm-analysis, in temporary environments of their own
-    python bench/plan.py --beside --counts  # the commands alone
+    python bench plan                    # some minutes
+    python bench plan --beside           # also accelerate and llm-analysis, in temporary environments of their own
+    python bench plan --beside --counts  # the commands alone
 
 CPU seconds of this process on one core for the searches, of child processes (user and system) for the commands; the
 commands are interleaved, and medians are printed. What accelerate asks a hub is answered on this machine
-(bench/estimate_memory.py).
+(`loopback_hub`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from typing import Any
 
-from estimate_memory import loopback_hub, sizes
+from timing import ENVIRONMENT, borrowing, cpu_seconds, interleaved, not_installed
 
 import trainledger as tl
 from trainledger.answers.load import load
 from trainledger.forecast.plan.layouts.result import Layouts
+from trainledger.spec.convert.huggingface import to_config
 from trainledger.spec.units import GIGA
+
+STARTS = 31
+PYTHON = sys.executable
+STARTED = [str(Path(PYTHON).with_name("trainledger")), "plan", "gpt2", "--device", "h100-sxm"]
+
+MODULES = """
+import sys
+from trainledger.cli import main
+main(["plan", "gpt2", "--device", "h100-sxm"])
+print(sum(each.startswith("trainledger") for each in sys.modules), "modules of trainledger")
+"""
+
+
+def startup() -> None:
+    environment = dict(ENVIRONMENT)
+    cpu_seconds(STARTED, environment)
+    pairs = [
+        (cpu_seconds([PYTHON, "-c", "pass"], environment), cpu_seconds(STARTED, environment)) for _ in range(STARTS)
+    ]
+    bare, plan = (median(column) for column in zip(*pairs, strict=True))
+    print(f"python -c pass   {1000 * bare:6.1f} ms")
+    print(f"trainledger plan {1000 * plan:6.1f} ms   {1000 * (plan - bare):.1f} ms more (at most 150)")
+    print(subprocess.run([PYTHON, "-c", MODULES], capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+UNITS = {"bytes": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}  # accelerate's words for powers of 1,024
+PRECISIONS = {"float32": "fp32", "float16": "fp16-mixed"}  # of those it knows, the ones that it trains in
+
+
+@contextmanager
+def loopback_hub(name: str, folder: str) -> Iterator[dict[str, str]]:
+    """The environment of a process for which the hub is this one; what it downloads goes into ``folder``."""
+    config = to_config(tl.model(name))
+    text = json.dumps(config).encode()
+    commit = sha1(text).hexdigest()
+    told = {"id": name, "sha": commit, "config": config, "siblings": [{"rfilename": "config.json"}]}
+    paths = {f"/api/models/{name}": json.dumps(told).encode()}
+    paths |= {f"/{name}/resolve/{revision}/config.json": text for revision in ("main", commit)}
+
+    class Answer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = paths.get(self.path.partition("?")[0])
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.send_header("Content-Type", "application/json")
+            if body is None:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            else:
+                self.send_header("X-Repo-Commit", commit)
+                self.send_header("ETag", f'"{commit}"')
+            self.end_headers()
+            if body is not None and self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the benchmark's output is its table."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield {
+                "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": folder, "NO_PROXY": "127.0.0.1",
+                "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1",
+            }  # fmt: skip
+        finally:
+            server.shutdown()
+
+
+def sizes(printed: str, name: str) -> list[dict[str, Any]]:
+    """Bytes to train with Adam: by the table that accelerate printed, and by the ledger of a step."""
+    longest = tl.model(name).max_seq_len
+    rows = []
+    for line in printed.splitlines():
+        dtype, *cells = [each.strip() for each in line.strip("│").split("│")]
+        if dtype in PRECISIONS:
+            number, unit = cells[2].split()
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "precision": PRECISIONS[dtype],
+                    "accelerate_nbytes": round(float(number) * UNITS[unit]),
+                    "one_token_nbytes": _peak_nbytes(name, PRECISIONS[dtype], 1),
+                    "tokens": longest,
+                    "one_sequence_nbytes": _peak_nbytes(name, PRECISIONS[dtype], longest),
+                }
+            )
+    return rows
+
+
+def _peak_nbytes(name: str, precision: str, tokens: int) -> int:
+    """The most that a step of one sequence of so many tokens holds at once."""
+    recipe = {"seq_len": tokens, "global_batch": 1, "steps": 1, "precision": precision, "optimizer": "adam"}
+    run = tl.load({"model": {"preset": name}, "recipe": recipe, "cluster": {"device": "h100-sxm"}})
+    nbytes: int = tl.account(run).peak().nbytes
+    return nbytes
+
 
 MODELS: dict[str, dict[str, Any]] = {
     "8B": {"preset": "llama-3.1-8b"},
@@ -43,7 +147,7 @@ SEQUENCES = {8: 128, 64: 256, 512: 1024, 4096: 2048, 16_384: 2048, 100_000: 12_5
 PYTHON = sys.executable
 MODEL = "llama-3-8b"
 PLAN = [str(Path(PYTHON).with_name("trainledger")), "plan", MODEL, "--set", "cluster.device=h100-sxm"]
-DOES_NOT_FIT = 2  # the exit code of a plan whose run does not fit
+CODES = (0, 2)  # 2: a plan whose run does not fit
 ESTIMATE = f"accelerate estimate-memory {MODEL}"
 
 
@@ -91,15 +195,6 @@ def _show(row: dict[str, Any]) -> None:
     )
 
 
-def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
-    if done.returncode not in (0, DOES_NOT_FIT):
-        done.check_returncode()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def commands(
     others: dict[str, list[str]], samples: int, environment: dict[str, str]
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -108,16 +203,13 @@ def commands(
     missing = {}
     for name, command in list(every.items()):
         try:
-            cpu_seconds(command, environment)
+            cpu_seconds(command, environment, CODES)
         except subprocess.CalledProcessError as error:
             lines = (error.stderr or "").strip().splitlines() or [f"exit code {error.returncode}"]
             missing[name] = lines[-1][:200]
             del every[name]
-    taken: dict[str, list[float]] = {name: [] for name in every}
-    for _ in range(samples):
-        for name, command in every.items():
-            taken[name].append(cpu_seconds(command, environment))
-    return {name: median(each) for name, each in taken.items()}, missing
+    works = {name: partial(cpu_seconds, command, environment, CODES) for name, command in every.items()}
+    return interleaved(works, samples), missing
 
 
 def beside(folder: str) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -131,14 +223,10 @@ def beside(folder: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     names = {"accelerate": ESTIMATE, "llm-analysis": "llm-analysis train"}
     found, missing = {}, {}
     for package, words in forecast.items():
-        python = str(Path(folder) / package / "bin" / "python")
-        subprocess.run([PYTHON, "-m", "venv", str(Path(folder) / package)], check=True)
-        own = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-                             check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
-        (Path(own) / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True, text=True)
-        if done.returncode:
-            missing[names[package]] = (done.stderr.strip().splitlines() or ["pip failed"])[-1][:200]
+        python = borrowing(Path(folder) / package)
+        why = not_installed(python, package)
+        if why:
+            missing[names[package]] = why
         else:
             found[names[package]] = [python, "-P", *words]  # -P: no module of the directory that this is run in
     return found, missing
@@ -158,8 +246,7 @@ def main() -> None:
     if args.counts:
         print("".join(f"{head:{'<' if width < 0 else '>'}{abs(width)}}" for head, width in columns), file=sys.stderr)
     rows = searches(tuple(args.counts), args.limit)
-    # Without compiled files on disk every start compiles the source again, which is not what is measured here.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = dict(ENVIRONMENT)
     others: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
     forecast: list[dict[str, Any]] = []
@@ -192,7 +279,3 @@ def main() -> None:
         names = ("accelerate_nbytes", "one_token_nbytes", "one_sequence_nbytes")
         accelerate, token, sequence = (f"{row[name] / GIGA:.2f} GB" for name in names)
         print(f"{row['dtype']:<10}{accelerate:>12}    {row['precision']:<12}{token:>12}{sequence:>18}")
-
-
-if __name__ == "__main__":
-    main()

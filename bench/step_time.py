@@ -1,4 +1,4 @@
-"""Predicted step time beside the measured one: ``python bench/step_time.py [--json OUT] [--rounds 8] [--seconds 0.4]``.
+"""Predicted step time beside the measured one: ``python bench step_time [--json OUT] [--rounds 8] [--seconds 0.4]``.
 
 Twelve configurations of the engine on this machine: width, depth, batch, sequence, number format, compiled and not.
 The machine is calibrated in the same run. Then the configurations take turns, round after round, so that a disturbance

@@ -1,7 +1,7 @@
 """How long a trace takes and what it holds, beside other tools that count FLOPs or bytes: what each of them misses.
 
-    OMP_NUM_THREADS=1 python bench/trace.py              # our own figures
-    OMP_NUM_THREADS=1 python bench/trace.py --beside     # also calflops, fvcore, ptflops, torchinfo, DeepSpeed, torch
+    OMP_NUM_THREADS=1 python bench trace              # our own figures
+    OMP_NUM_THREADS=1 python bench trace --beside     # also calflops, fvcore, ptflops, torchinfo, DeepSpeed, torch
 
 Every figure comes from a process of its own; times are CPU time after imports, medians of interleaved samples. The
 others are installed into a temporary environment. Their numbers are held against the ledger's of the same model: FLOPs
@@ -15,11 +15,12 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from timing import borrowing, not_installed
 
 HERE = Path(__file__).parent
 TOOLS = {
@@ -136,16 +137,12 @@ def told(python: str, *words: object) -> dict[str, Any]:
 
 def environment_of_others(folder: str) -> tuple[str, dict[str, str]]:
     """A Python that has the other tools beside this one's torch and transformers; what could not be installed."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = str(Path(folder) / "bin" / "python")
-    own = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-                         check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
-    (Path(own) / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    python = borrowing(Path(folder))
     missing = {}
     for package in filter(None, TOOLS.values()):
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True, text=True)
-        if done.returncode:
-            missing[package] = (done.stderr.strip().splitlines() or ["pip failed"])[-1][:200]
+        why = not_installed(python, package)
+        if why:
+            missing[package] = why
     return python, missing
 
 

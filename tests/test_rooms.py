@@ -1,7 +1,7 @@
 """Who imports whom: data flows down the list of rooms, and a room imports only those it may."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -214,3 +214,13 @@ def test_the_page_of_the_architecture_names_every_room():
 def test_the_counter_of_lines_counts_what_it_says() -> None:
     text = "'A docstring.'\n\nimport os  # a remark\n\n# a reason\nname = 'text'\nx = [1]  # fmt: skip\n"
     assert house.size_of(text) == house.Size(files=1, lines=7, code=3, imports=1, comments=1, skips=1)
+
+
+def lines_of(paths: Iterable[Path]) -> int:
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def test_pages_hold_verdicts_and_tables_lie_beside_them() -> None:
+    """Generated tables are CSV files in docs/tables (`tools/published/tables.py`)."""
+    docs = Path(__file__).parents[1] / "docs"
+    assert lines_of(docs.glob("*.md")) <= 3000

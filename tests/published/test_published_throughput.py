@@ -11,12 +11,12 @@ import math
 import pytest
 from fit_devices import CATALOG, PRIORS, read_predicted
 from published_case import read_rows
+from published_sources import LEFT_OUT, REASONS, TIME
 from throughput_case import CALIBRATED, TimeCase, from_gpt_flops, from_palm_flops
 from throughput_columns import Columns, around
 from throughput_fit import BOUNDS, changed, prior_of
-from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import predicted_hours, read_hours, whole_runs
-from throughput_page import PAGE, families, page
+from throughput_page import families, page
 from throughput_predictions import (
     COUNTS,
     HOURS,
@@ -24,13 +24,15 @@ from throughput_predictions import (
     RANKS,
     SHARE,
     WITHIN,
+    agreement,
     counting,
     errors,
     predicted_cases,
+    ranked,
     sources,
+    unseen_of,
 )
-from throughput_ranks import RANK_REASONS, agreement, ranked, unseen_of
-from throughput_runs import LEFT_OUT, SOURCES, time_case_of
+from throughput_runs import time_case_of
 from throughput_times import predicted, ranks_agree
 
 from trainledger import catalog
@@ -52,7 +54,7 @@ def test_the_goals_are_met_in_the_sample_and_with_each_source_left_out() -> None
 
 def test_layouts_are_ranked_as_measured_or_there_is_a_reason() -> None:
     for source, some in ranked():
-        assert agreement(some) >= RANKS or source.title in RANK_REASONS, source.title
+        assert agreement(some) >= RANKS or source.title in REASONS["ranks"], source.title
     assert sum(agreement(some) >= RANKS for _, some in ranked()) >= 9
 
 
@@ -74,14 +76,14 @@ def test_every_row_is_predicted_or_has_a_reason() -> None:
         else:
             assert found != "not predicted", row["id"]
             assert row["id"] not in stored
-    for beginning, _ in LEFT_OUT:
-        assert any(beginning in row["source"] for row in read_rows()), beginning
+    for part in LEFT_OUT["time"]:
+        assert any(part in row["source"] for row in read_rows()), part
 
 
 def test_every_source_above_15_percent_has_its_reason() -> None:
     for source, some in sources().items():
         assert errors(some).median <= MEDIAN or source.reason, source.title
-    assert all(each.assumed and each.convention for each in SOURCES)
+    assert all(each.assumed and each.convention for each in TIME.values())
 
 
 def test_what_is_stored_is_what_is_predicted() -> None:
@@ -121,7 +123,7 @@ def test_whole_runs_are_within_25_percent_or_there_is_a_reason() -> None:
         assert not whole.at_most or each.predicted <= each.hours, each.row
         assert sum(hours for _, hours in each.bars) == pytest.approx(each.predicted, rel=1e-4)
     untold = {row["id"] for row in read_rows() if row["measured_total_hours_or_gpu_hours"]} - set(runs)
-    assert untold <= set(HOURS_LEFT_OUT) | {"R0985", "R0989"}  # the last two have no sizes
+    assert untold <= set(LEFT_OUT["hours"]) | {"R0985", "R0989"}  # the last two have no sizes
 
 
 @pytest.mark.parametrize("row", ["R0222", "R0977", "R0994"])
@@ -143,7 +145,7 @@ def _compare_hours(row: str) -> None:
 
 
 def test_the_page_is_what_would_be_written_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/published/throughput_page.py"
+    assert page().stale() == [], "run python tools/published/throughput_page.py"
 
 
 def test_calibrations_are_within_their_bounds_and_say_what_they_rest_on() -> None:

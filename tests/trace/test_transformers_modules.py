@@ -93,7 +93,7 @@ def test_the_page_is_what_the_script_writes_today() -> None:
     this = torch.__version__.partition("+")[0]
     if f" with torch {this}:" not in written:
         pytest.skip(f"the page is of another torch than {this}; the other tests hold its rows for this one too")
-    assert written == page([compare(kind) for kind in CONFIGS])
+    assert page([compare(kind) for kind in CONFIGS]).stale() == []
 
 
 def really(config: object) -> Ledger:

@@ -6,19 +6,16 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import re
-import sys
-from pathlib import Path
+import csv
 
 import pytest
 import torch
 import transformers
+from tables import DOCS, plain
 from zoo_compared import BEYOND, LIMITS, PRECISIONS, ZOO, Comparison, built, compare, kept_by, traced
 from zoo_reasons import REASONS, differing
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-from trace_models import PAGE, beyond_row, flops_row, memory_row
+from trace_models import beyond_row, flops_row, memory_row
 
 pytestmark = pytest.mark.agreement
 transformers.utils.logging.set_verbosity_error()
@@ -92,34 +89,36 @@ def test_there_are_enough() -> None:
 def test_what_cannot_be_followed_is_said(specimen: object) -> None:
     ledger = traced(built(specimen), None)  # type: ignore[arg-type]
     assert ledger.partial or ledger.uncounted
-    assert len(beyond_row(specimen).split("|")[3].strip()) > 20
+    assert len(beyond_row(specimen)[2]) > 20
 
 
 # The page
 
 
-def rows(heading: str) -> dict[str, str]:
-    """The rows of one table of the page, by model."""
-    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| model")]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in found}
+PAGE = (DOCS / "traced_models.md").read_text(encoding="utf-8")
+
+
+def rows(table: str, *first: str) -> dict[str, list[str]]:
+    """The rows of one table of the page that begin so, by model."""
+    with open(DOCS / "tables" / f"{table}.csv", newline="", encoding="utf-8") as file:
+        _, *lines = csv.reader(file)
+    return {line[len(first)]: line[len(first) :] for line in lines if line[: len(first)] == list(first)}
 
 
 def test_the_page_has_every_model_and_each_within_its_limits() -> None:
     names = [each.name for each in ZOO]
-    assert list(rows("FLOPs")) == names
+    assert list(rows("traced_flops")) == names
     for precision, limit in LIMITS.items():
-        table = rows(f"Memory, {precision}")
+        table = rows("traced_memory", precision)
         assert list(table) == names
         for row in table.values():
-            peak, kept = (float(each) / 100 for each in re.findall(r"([+-][\d.]+)%", row))
-            assert abs(peak) <= limit, row
-            assert abs(kept) <= limit, row
+            assert abs(float(row[3])) / 100 <= limit, row  # peak
+            assert abs(float(row[6])) / 100 <= limit, row  # kept
 
 
 def test_the_page_explains_every_ratio_but_one() -> None:
-    for row in rows("FLOPs").values():
-        *_, ratio, why, _ = row.split("|")
+    for row in rows("traced_flops").values():
+        *_, ratio, why = row
         keys = [each.strip() for each in why.split(",") if each.strip()]
         assert set(keys) <= set(REASONS)
         assert (float(ratio) == 1) == (not keys), row
@@ -129,9 +128,9 @@ def test_the_page_tells_what_a_sample_gives_today() -> None:
     """What is traced, to the byte; real runs of another machine may differ in what their kernels take."""
     for name, precision in SAMPLE:
         c = compare(name, precision)
-        if OF_PAGE in PAGE.read_text(encoding="utf-8"):  # FlopCounterMode has formulas that other versions have not
-            assert rows("FLOPs")[name] == flops_row(c)
-        written, today = (row.split(" | ") for row in (rows(f"Memory, {precision}")[name], memory_row(c)))
+        if OF_PAGE in PAGE:  # FlopCounterMode has formulas that other versions have not
+            assert rows("traced_flops")[name] == [*map(plain, flops_row(c))]
+        written, today = rows("traced_memory", precision)[name], [*map(plain, memory_row(c))]
         assert written[4] == today[4]  # kept, traced
-        if torch.backends.cpu.get_cpu_capability() in PAGE.read_text(encoding="utf-8"):
+        if torch.backends.cpu.get_cpu_capability() in PAGE:
             assert written[1] == today[1]  # peak, traced

@@ -10,10 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "published"))
+
+from tables import DOCS, Page, Table
 from transformers_compared import CONFIGS, SIZES, WINDOW, Comparison, Row, compare
 from transformers_reasons import REASONS, reasons_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+PAGE = DOCS / "transformers.md"
 
 HEAD = """\
 # The modules of transformers and the closed form
@@ -33,8 +37,7 @@ are broadcast (falcon) and values that are not as wide as keys (deepseek_v2, dee
 KEPT = """
 ## Kept for backward
 
-| model type | attention | parameters | FLOPs | kept, theirs | kept, ours | difference |
-|---|---|--:|--:|--:|--:|--:|
+Type by type: {link}.
 """
 ROWS = """
 ## Where they differ
@@ -63,27 +66,31 @@ step counter for each weight that one side has in parts. *Later* is how much hig
 later, in the backward of an unfused GELU of full width (in bloom only the backward is unfused); a test bounds
 it by the scratch that is live there.
 
-| model type | peak, theirs | at | peak, ours | at | difference | kept | resident | later |
-|---|--:|---|--:|---|--:|--:|--:|--:|
+Type by type: {link}.
 """
 
 
-def page(compared: Sequence[Comparison]) -> str:
-    """docs/transformers.md."""
+def page(compared: Sequence[Comparison]) -> Page:
+    """docs/transformers.md and its tables."""
     from transformers import __version__
 
     versions = f"{__version__} with torch {torch.__version__.partition('+')[0]}"
     sizes = {"width": SIZES["hidden_size"], "window": WINDOW, "B": compared[0].B, "T": compared[0].T}
+    header = ("model type", "attention", "parameters", "FLOPs", "kept, theirs", "kept, ours", "difference")
+    kept = Table("transformers_kept", header, [_kept(each) for each in compared])
+    header = ("model type", "peak, theirs", "at", "peak, ours", "at", "difference", "kept", "resident", "later")
+    peaks = Table("transformers_peaks", header, [_peak(each) for each in compared])
     head = HEAD.format(types=len(compared), versions=versions, **sizes)
-    parts = [(KEPT, map(_kept, compared)), (ROWS, _rows(compared))]
-    parts += [(REASONED, _reasons(compared)), (PEAKS, map(_peak, compared))]
-    return head + "".join(text + "".join(f"{line}\n" for line in lines) for text, lines in parts)
+    lines = "".join(f"{line}\n" for line in _rows(compared))
+    why = "".join(f"{line}\n" for line in _reasons(compared))
+    text = "".join([head, KEPT.format(link=kept.link), ROWS, lines, REASONED, why, PEAKS.format(link=peaks.link)])
+    return Page("transformers", text, (kept, peaks))
 
 
-def _kept(c: Comparison) -> str:
-    attention = "fused" if c.fused else "unfused"
-    kept = f"{c.theirs.kept_nbytes:,} | {c.ours.kept_nbytes:,} | {c.kept:+,}"
-    return f"| {c.kind} | {attention} | {c.theirs.parameters:,} | {c.theirs.matmul_flops:,} | {kept} |"
+def _kept(c: Comparison) -> Sequence[str]:
+    theirs = (f"{c.theirs.parameters:,}", f"{c.theirs.matmul_flops:,}")
+    kept = (f"{c.theirs.kept_nbytes:,}", f"{c.ours.kept_nbytes:,}", f"{c.kept:+,}")
+    return c.kind, "fused" if c.fused else "unfused", *theirs, *kept
 
 
 def _rows(compared: Sequence[Comparison]) -> Iterator[str]:
@@ -107,10 +114,10 @@ def _reasons(compared: Sequence[Comparison]) -> Iterator[str]:
         yield f"- **{reason.name}** ({kinds}). {reason.why}"
 
 
-def _peak(c: Comparison) -> str:
-    theirs, ours = (f"{each.peak().nbytes:,} | {c.peaks_at(each)}" for each in (c.theirs, c.ours))
+def _peak(c: Comparison) -> Sequence[str]:
+    peaks = (cell for each in (c.theirs, c.ours) for cell in (f"{each.peak().nbytes:,}", c.peaks_at(each)))
     later = c.peak - c.kept - c.resident
-    return f"| {c.kind} | {theirs} | {ours} | {c.peak:+,} | {c.kept:+,} | {c.resident:+,} | {later:+,} |"
+    return c.kind, *peaks, *(f"{nbytes:+,}" for nbytes in (c.peak, c.kept, c.resident, later))
 
 
 def main() -> None:
@@ -119,8 +126,7 @@ def main() -> None:
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    PAGE.write_text(page([compare(kind) for kind in CONFIGS]), encoding="utf-8")
-    print(f"wrote {PAGE}", file=sys.stderr)
+    page([compare(kind) for kind in CONFIGS]).write()
 
 
 if __name__ == "__main__":

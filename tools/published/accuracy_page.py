@@ -33,12 +33,12 @@ from error_rows import step_rows
 from error_statistics import Interval, conformal, coverage, student
 from published_case import read_rows
 from published_runs import case_of
+from tables import Page, Table
 from throughput_hours import read_hours, whole_runs
 from throughput_predictions import percent, predicted_cases
 from unseen_page import left_out_of
 from unseen_runs import unseen
 
-PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 TEXT = Path(__file__).parent / "accuracy.txt"
 BINS = (0.0, 0.2, 0.5, 0.8, 0.95, 1.0)
 GAIN = 0.02  # of the score, from which on intervals would follow a factor
@@ -49,11 +49,17 @@ KNOWN = {
 }  # fmt: skip
 
 
-def page() -> str:
+def page() -> Page:
     """The whole page."""
     head, method, reading, tail = TEXT.read_text(encoding="utf-8").split("\n----\n")
-    parts = [head, *_summary(), *_in_sample(), method, *_factors(), *_by_source(), *_fits(), *_unlike()]
-    return "".join([*parts, *_left_out(), reading, tail])
+    factors, sources = tables = _factors(), _by_source()
+    parts = [head, *_summary(), *_in_sample(), method, *_on_factors(factors)]
+    parts += [
+        f"\n## By source\n\nEach with the interval from all other sources: {sources.link}.\n",
+        *_fits(),
+        *_unlike(),
+    ]
+    return Page("accuracy", "".join([*parts, *_left_out(), reading, tail]), tables)
 
 
 def _summary() -> Iterator[str]:
@@ -132,22 +138,27 @@ def _in_sample() -> Iterator[str]:
     )
 
 
-def _factors() -> Iterator[str]:
+def _factors() -> Table:
     before = coverage(step_intervals())
-    yield "\n| step times by | | rows | sources | median absolute error | inside: of rows | of sources | "
-    yield "score if widths followed |\n|---|---|--:|--:|--:|--:|--:|--:|\n"
+    rows = []
     for factor in FACTORS:
         change = coverage(with_factor(factor)).score / before.score - 1
         for name, some in _split(factor).items():
             error = median(abs(exp(-each.row.error) - 1) for each in some)
-            cells = (
-                factor.name, name, str(len(some)), str(len({each.row.source for each in some})), percent(error),
-                percent(mean(each.inside for each in some)), percent(coverage(some).of_sources),
-                percent(change, sign=True),
-            )  # fmt: skip
-            yield f"| {' | '.join(cells)} |\n"
-    gains = [factor.name for factor in FACTORS if coverage(with_factor(factor)).score < (1 - GAIN) * before.score]
-    yield f"\nFactors that would make the score at least {percent(GAIN)} better: {', '.join(gains) or 'none'}.\n"
+            sources = len({each.row.source for each in some})
+            shares = (error, mean(each.inside for each in some), coverage(some).of_sources)
+            cells = (*map(percent, shares), percent(change, sign=True))
+            rows.append((factor.name, name, str(len(some)), str(sources), *cells))
+    header = ("step times by", "group", "rows", "sources", "median absolute error %", "inside: of rows %")
+    return Table("accuracy_factors", (*header, "of sources %", "score if widths followed %"), rows)
+
+
+def _on_factors(table: Table) -> Iterator[str]:
+    before = coverage(step_intervals())
+    scores = {factor.name: coverage(with_factor(factor)).score for factor in FACTORS}
+    gains = [name for name, score in scores.items() if score < (1 - GAIN) * before.score]
+    yield f"\nEach group: {table.link}. Factors that would make the score at least {percent(GAIN)} better: "
+    yield f"{', '.join(gains) or 'none'}.\n"
 
 
 def _split(factor: Factor) -> dict[str, list[Interval]]:
@@ -157,21 +168,18 @@ def _split(factor: Factor) -> dict[str, list[Interval]]:
     return dict(sorted(split.items()))
 
 
-def _by_source() -> Iterator[str]:
-    yield "\n## By source\n\nEach with the interval from all other sources.\n\n"
-    yield "| source | of | rows | median error | worst | in the interval |\n|---|---|--:|--:|--:|--:|\n"
+def _by_source() -> Table:
+    rows = []
     for what, some in (("step", step_intervals()), ("memory", memory_intervals())):
         split: dict[str, list[Interval]] = defaultdict(list)
         for each in some:
             split[each.row.source].append(each)
-        for source, rows in split.items():
-            errors = [exp(-each.row.error) - 1 for each in rows]
-            worst = max(errors, key=abs)
-            cells = (
-                source, what, str(len(rows)), percent(median(errors), sign=True), percent(worst, sign=True),
-                percent(mean(each.inside for each in rows)),
-            )  # fmt: skip
-            yield f"| {' | '.join(cells)} |\n"
+        for source, of in split.items():
+            errors = [exp(-each.row.error) - 1 for each in of]
+            signed = (percent(median(errors), sign=True), percent(max(errors, key=abs), sign=True))
+            rows.append((source, what, str(len(of)), *signed, percent(mean(each.inside for each in of))))
+    header = ("source", "of", "rows", "median error %", "worst %", "in the interval %")
+    return Table("accuracy_sources", header, rows)
 
 
 def _fits() -> Iterator[str]:
@@ -225,4 +233,4 @@ def _left_out() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    page().write()

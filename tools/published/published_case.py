@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from published_sources import Source
+
 from trainledger.spec.device import Device
 from trainledger.spec.run import Run
 
@@ -25,28 +27,6 @@ def read_rows() -> list[Row]:
 def ran_out(row: Row) -> bool:
     """Whether a row says that the run itself did not fit (others mention a larger one in their notes)."""
     return not row["measured_peak_mem_gib"] and "OOM" in row["notes"] and "= OOM" not in row["notes"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where rows come from, what they measured, and everything that is assumed of them.
-
-    ``figure``: driver = all that the driver counts for the process, reserved = what PyTorch's allocator has taken from
-    the driver, allocated = what it has given out at most. ``unit`` is what one of the printed units is in bytes.
-    ``stages`` are those whose figure was read: all, ends = the larger of the first and the last, first. ``context`` is
-    the CUDA context where the source measured it. ``reason`` says why the median error is above 20 %, where it is.
-    """
-
-    name: str
-    title: str
-    group: str
-    figure: str
-    unit: int
-    unit_why: str
-    assumed: tuple[str, ...]
-    stages: str = "all"
-    reason: str = ""
-    context: int | None = None
 
 
 @dataclass(frozen=True)

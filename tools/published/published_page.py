@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from published_case import Case
 from published_memory import (
@@ -22,11 +21,12 @@ from published_memory import (
     median_that_counts,
     predictions,
 )
-from published_runs import MISSED_REASONS, ROW_REASONS
+from published_sources import REASONS
+from tables import Page, Table, markdown
+from throughput_predictions import percent
 
 from trainledger.spec.units import GIB
 
-PAGE = Path(__file__).parents[2] / "docs" / "published_memory.md"
 FIGURES = {
     "driver": "all that the driver counts (nvidia-smi)",
     "reserved": "reserved by PyTorch's allocator",
@@ -52,8 +52,6 @@ intervals, of sources left out.
 
 ## By source
 
-| source | group | rows | median absolute error | median error | worst | measured |
-|---|---|--:|--:|--:|--:|---|
 """
 FITS = """
 ## What fits
@@ -61,42 +59,34 @@ FITS = """
 "Does not fit" is predicted where the peak rank needs more than the device's usable memory. Runs with
 a measured figure did fit; those marked as out of memory by their source did not. docs/accuracy.md has the chances.
 
-| runs | true positives | false positives | missed | true negatives | precision | recall |
-|---|--:|--:|--:|--:|--:|--:|
 """
 
 
-def page() -> str:
-    """The whole page."""
+def page() -> Page:
+    """The whole page with its tables."""
     predicted, left_out = predictions()
     found = by_source()
-    rows = sum(len(each.errors) for each in found if each.source.group == COUNTS)
-    parts = [HEAD.format(rows=rows, median=percent(median_that_counts())), *map(_source_row, found)]
-    parts += ["\n", *_sensitivity(), FITS, _labels_row(COUNTS, labels(COUNTS)), _labels_row("all", labels())]
-    missed = [each for each in predicted if each.case.too_large and each.fits]
-    parts += ["\nMissed:\n\n", *(f"- {each.case.name}: {MISSED_REASONS[each.case.name]}.\n" for each in missed)]
-    parts += ["\n## Above 20 %\n\n", *_above(found, predicted)]
-    parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in found)]
+    rows, without = _rows(predicted), _left_out(left_out)
+    count = sum(len(each.errors) for each in found if each.source.group == COUNTS)
+    header = ("source", "group", "rows:", "median absolute error:", "median error:", "worst:", "measured")
+    parts = [HEAD.format(rows=count, median=percent(median_that_counts())), markdown(header, map(_source_row, found))]
     parts += [
-        "\n## All rows\n",
-        *_all_rows(predicted),
-        "\n## Left out\n\n",
-        *_left_out(left_out),
+        f"\nEvery row: {rows.link}. Rows that are not predicted, and why: {without.link}. What is assumed, source "
     ]
-    return "".join(parts)
+    parts += ["by source: [sources.toml](../tools/published/sources.toml).\n\n", *_sensitivity(), FITS]
+    header = ("runs", "true positives:", "false positives:", "missed:", "true negatives:", "precision:", "recall:")
+    parts += [markdown(header, [_labels_row(COUNTS, labels(COUNTS)), _labels_row("all", labels())])]
+    missed = [each for each in predicted if each.case.too_large and each.fits]
+    parts += ["\nMissed:\n\n", *(f"- {each.case.name}: {REASONS['missed'][each.case.name]}.\n" for each in missed)]
+    return Page(
+        "published_memory", "".join([*parts, "\n## Above 20 %\n\n", *_above(found, predicted)]), (rows, without)
+    )
 
 
-def percent(share: float, *, sign: bool = False) -> str:
-    return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
-
-
-def _source_row(each: SourceErrors) -> str:
-    cells = (
-        each.source.title, each.source.group, str(len(each.errors)), percent(each.median),
-        percent(each.bias, sign=True), percent(each.worst, sign=True),
-        FIGURES[each.source.figure],
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |\n"
+def _source_row(each: SourceErrors) -> Sequence[str]:
+    signed = (percent(share, sign=True) for share in (each.bias, each.worst))
+    shares = (percent(each.median), *signed)
+    return each.source.title, each.source.group, str(len(each.errors)), *shares, FIGURES[each.source.figure]
 
 
 def _sensitivity() -> Iterator[str]:
@@ -114,9 +104,9 @@ def _sensitivity() -> Iterator[str]:
     yield f"- if every source had read its heaviest stage: {percent(median_if(at_both_ends))}.\n"
 
 
-def _labels_row(name: str, each: Labels) -> str:
+def _labels_row(name: str, each: Labels) -> Sequence[str]:
     counts = (each.said_and_so, each.said_in_vain, each.missed, each.fitted_and_said)
-    return f"| {name} | {' | '.join(map(str, counts))} | {percent(each.precision)} | {percent(each.recall)} |\n"
+    return name, *map(str, counts), percent(each.precision), percent(each.recall)
 
 
 def _above(found: tuple[SourceErrors, ...], predicted: tuple[Prediction, ...]) -> Iterator[str]:
@@ -126,7 +116,7 @@ def _above(found: tuple[SourceErrors, ...], predicted: tuple[Prediction, ...]) -
     if not sources:
         yield "No source has a median above 20 %. Rows of pretraining that are further off:\n\n"
     for each in far_off(predicted):
-        yield f"- {each.case.name} ({percent(each.error, sign=True)}): {ROW_REASONS[each.case.name]}.\n"
+        yield f"- {each.case.name} ({percent(each.error, sign=True)}): {REASONS['memory'][each.case.name]}.\n"
 
 
 def far_off(predicted: tuple[Prediction, ...]) -> list[Prediction]:
@@ -135,52 +125,41 @@ def far_off(predicted: tuple[Prediction, ...]) -> list[Prediction]:
     return [each for each in measured if each.case.source.group != "fine-tuning" and abs(each.error) > 0.2]
 
 
-def _assumed(each: SourceErrors) -> str:
-    source = each.source
-    lines = [f"\n### {source.title}\n\n`{source.name}`. Unit: {source.unit_why}.\n\n"]
-    return "".join([*lines, *(f"- {line}\n" for line in source.assumed)])
+def _rows(predicted: tuple[Prediction, ...]) -> Table:
+    sources = list(dict.fromkeys(each.case.source for each in predicted))
+    rows = [_row(each) for source in sources for each in predicted if each.case.source is source]
+    header = ("source", "row", "model", "devices", "layout", "batch x length", "precision", "measured GiB")
+    header = (*header, "predicted GiB", "error %", "peak of the ledger GiB", "reserved by the framework GiB", "rank")
+    return Table("memory_rows", header, rows)
 
 
-def _all_rows(predicted: tuple[Prediction, ...]) -> Iterator[str]:
-    for source in dict.fromkeys(each.case.source for each in predicted):
-        yield f"\n### {source.title}: rows\n\n"
-        yield "GiB; `tensors` are the peak of the ledger, `reserved` what the framework holds more.\n\n"
-        yield "| row | model | devices | layout | batch x length | precision | measured | predicted | error | tensors |"
-        yield " reserved | rank |\n|---|---|--:|---|--:|---|--:|--:|--:|--:|--:|---|\n"
-        yield from (_row(each) for each in predicted if each.case.source is source)
-
-
-def _row(each: Prediction) -> str:
+def _row(each: Prediction) -> Sequence[str]:
     case, row, run = each.case, each.case.row, each.case.run
-    layout = run.layout
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
-    sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in axes if getattr(layout, name) > 1)
+    sizes = ", ".join(f"{name} {getattr(run.layout, name)}" for name in axes if getattr(run.layout, name) > 1) or "-"
     measured = _gib(case.measured) if case.measured is not None else "out of memory" if case.too_large else "it fits"
     error = percent(each.error, sign=True) if case.measured is not None else "fits" if each.fits else "does not fit"
-    cells = (
-        case.name, row["model_family"], str(layout.devices), sizes or "-",
-        f"{run.device_batch} x {run.recipe.seq_len}", row["precision"], measured, _gib(each.nbytes), error,
-        _gib(each.peak_nbytes), _gib(int(each.rank.ledger.reserved_nbytes)), each.rank.title,
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |\n"
+    shape = (row["model_family"], str(run.layout.devices), sizes, f"{run.device_batch} x {run.recipe.seq_len}")
+    held = (_gib(each.peak_nbytes), _gib(int(each.rank.ledger.reserved_nbytes)))
+    figures = (measured, _gib(each.nbytes), error, *held, each.rank.title)
+    return case.source.title, case.name, *shape, row["precision"], *figures
 
 
 def _gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f}"
 
 
-def _left_out(left_out: tuple[tuple[dict[str, str], str], ...]) -> Iterator[str]:
-    counts = Counter((_short(row["source"]), why) for row, why in left_out if why != "no memory figure")
-    yield "| source | rows | why |\n|---|--:|---|\n"
-    yield from (f"| {source} | {count} | {why} |\n" for (source, why), count in sorted(counts.items()))
-    silent = sum(why == "no memory figure" for _, why in left_out)
-    yield f"| {len({row['source'] for row, why in left_out if why == 'no memory figure'})} sources | {silent} | "
-    yield "no memory figure |\n"
-
-
-def _short(source: str) -> str:
-    return source.split("/results/")[0]
+def _left_out(left_out: tuple[tuple[dict[str, str], str], ...]) -> Table:
+    silent = "no memory figure"
+    counts = Counter((row["source"].split("/results/")[0], why) for row, why in left_out if why != silent)
+    rows = [(source, str(count), why) for (source, why), count in sorted(counts.items())]
+    sources = [row["source"] for row, why in left_out if why == silent]
+    return Table(
+        "memory_left_out",
+        ("source", "rows", "why"),
+        [*rows, (f"{len(set(sources))} sources", str(len(sources)), silent)],
+    )
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    page().write()

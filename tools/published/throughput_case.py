@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from published_case import Row
+from published_sources import TimeSource
 
 from trainledger import catalog
 from trainledger.spec.cluster import Cluster
@@ -30,22 +31,6 @@ CALIBRATED = {
     "blackwell": ("b200", "gb200"),
     "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p"),
 }
-
-
-@dataclass(frozen=True)
-class TimeSource:
-    """Where rows come from, how their figure becomes seconds of a step, and everything that is assumed of them.
-
-    ``network`` are the fields of `Cluster` that say between which nodes and over what the devices are joined.
-    ``reason`` says why the median error is above 25 %, where it is.
-    """
-
-    name: str
-    title: str
-    convention: str
-    assumed: tuple[str, ...]
-    network: tuple[tuple[str, Any], ...] = ()
-    reason: str = ""
 
 
 @dataclass(frozen=True)

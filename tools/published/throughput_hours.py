@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from published_case import Row, read_rows
+from published_sources import LEFT_OUT, REASONS, TIME
 from throughput_case import gpt, llama
-from throughput_megatron import CHRONICLES, bigscience_case, sequence_parallel
+from throughput_megatron import bigscience_case, sequence_parallel
 from throughput_sharded import nano_case, pythia_case
 
 from trainledger import catalog
@@ -49,16 +50,6 @@ class WholeRun:
     def name(self) -> str:
         return f"{self.row['model_family']} ({self.row['id']})"
 
-
-# Rows whose hours are not predicted, and why.
-LEFT_OUT = {
-    "R0224": "the same run as R0982",
-    "R0233": "distilled: the teachers' work is in the hours (its notes)",
-    "R0234": "distilled: the teachers' work is in the hours (its notes)",
-    "R0235": "no sizes", "R0236": "no sizes", "R0983": "TPU v4: no sizes in the row", "R0984": "TPU v3: no sizes",
-    "R0839": "another program (llm.c), its batches not stated", "R0840": "another program (llm.c), tokens not stated",
-    "R1132": "tokens not stated", "R1133": "tokens not stated", "R1134": "tokens not stated",
-}  # fmt: skip
 
 _META_A100 = (
     "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, sums of "
@@ -153,7 +144,7 @@ def _bloom(row: Row) -> tuple[Run, str]:
     case = bigscience_case(final)
     assert not isinstance(case, str)
     recipe = replace(case.run.recipe, steps=None, tokens=int(row["tokens_total"]))
-    return replace(case.run, recipe=recipe), f"the run of R0389; {CHRONICLES.assumed[-1]}"
+    return replace(case.run, recipe=recipe), "the run of R0389; " + TIME["CHRONICLES"].assumed[-1]
 
 
 def _bloomberg(row: Row) -> tuple[Run, str]:
@@ -264,16 +255,6 @@ def _fms(row: Row) -> tuple[Run, str]:
     return run, "as its benchmark row of the 7B (R0757)"
 
 
-_CARD = "nothing that is modelled makes an 8B on H100 run at a sixth of its peak, as the model card's hours say"
-REASONS = {
-    "R0222": "its network is assumed: on 200 Gb/s for each GPU a fifth of a step waits for gradients",
-    "R0981": "nothing is published of how it ran",
-    "R0228": _CARD,
-    "R0230": _CARD,
-    "R0978": "as its row of step times: the files ask for a synchronization at every block",
-    "R0990": "published is the length of the whole project, at most 60 days on all devices, while by the MFU of its "
-    "paper, 32.5 %, the steps took 846,000 hours",
-}
 _TOLD = {
     "LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "Phi-2": _phi, "BLOOM": _bloom, "Bloomberg": _bloomberg,
     "MPT-7B": _mpt, "SmolLM3": _smol, "GLM": _glm, "DeepSeek-V3": _deepseek,
@@ -304,14 +285,14 @@ def whole_runs() -> tuple[WholeRun, ...]:
 def _found() -> Iterator[WholeRun]:
     for row in read_rows():
         printed, family = row["measured_total_hours_or_gpu_hours"], row["model_family"]
-        if not printed or row["id"] in LEFT_OUT or family in _NO_SIZES:
+        if not printed or row["id"] in LEFT_OUT["hours"] or family in _NO_SIZES:
             continue
         hours = float(printed)
         if "Pythia" in family or row["id"] == "R0846":
             case = pythia_case(row) if "Pythia" in family else nano_case(row)
             recipe = replace(case.run.recipe, steps=None, tokens=int(row["tokens_total"]))
             words = "as its row of step times; the hours are those of steps"
-            reason = REASONS.get(row["id"], "")
+            reason = REASONS["hours"].get(row["id"], "")
             yield WholeRun(row, replace(case.run, recipe=recipe), hours, words, steps_only=True, reason=reason)
             continue
         if row["id"] == "R0765":
@@ -323,7 +304,7 @@ def _found() -> Iterator[WholeRun]:
         if row["id"] not in STATED:
             run = fitting(run)
         at_most = "upper bound" in row["notes"]
-        yield WholeRun(row, run, hours, words, at_most=at_most, reason=REASONS.get(row["id"], ""))
+        yield WholeRun(row, run, hours, words, at_most=at_most, reason=REASONS["hours"].get(row["id"], ""))
 
 
 HOURS = Path(__file__).parent / "throughput_hours.csv"

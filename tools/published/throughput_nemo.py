@@ -1,4 +1,4 @@
-"""NVIDIA's own figures of NeMo and Megatron Bridge on H100.
+"""NVIDIA's own figures of NeMo and Megatron Bridge on H100, GB200 and B200.
 
 Rows are in ``nemo_runs.csv``. What a table leaves open follows NVIDIA's recipe of that container. Constants
 are fitted on the containers of 2024, each layout on the fewest devices that it was run on; the same layouts on more
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from published_case import Row
-from throughput_case import TimeCase, TimeSource, case
-from throughput_megatron import NDR_8, sequence_parallel
+from published_sources import TIME, TimeSource
+from throughput_case import TimeCase, case
+from throughput_megatron import sequence_parallel
 
 from trainledger import catalog
 from trainledger.spec.layout import Layout
@@ -22,81 +23,10 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-_ALIKE = (
-    "fused kernels modelled as compile = true, bf16 parameters with a master copy in fp32; distributed optimizer, "
-    "gradients and parameters overlapped; tensor ranks with sequence parallelism that gather again, overlapped; "
-    "context ranks are a ring; cuDNN's attention; gradients in bf16 (grad_sync_dtype=bf16, grad_reduce_in_fp32=False "
-    "of the recipes)",
-    "fp8 with a scale per tensor, weights cast once a step; parameters are gathered in 8 bits (fp8_params): modelled "
-    "in bf16",
-    "vocabularies padded to 128 for each tensor rank",
-)
-_LAUNCHER = (
-    "NVIDIA/NeMo-Framework-Launcher (conf/training, examples): GPT-3 5B and 175B with dropout 0.1, 20B without; "
-    "Llama 2 and GPT-3 20B without overlapped tensor ranks; Nemotron 8B and 22B with gradients in fp32; nothing is "
-    "recomputed; Nemotron 340B with FlashAttention (heads of 192, which cuDNN's training kernels did not take then)"
-)
-NEMO = TimeSource(
-    name="NVIDIA/NeMo:docs/source/performance/performance_summary.md",
-    title="NeMo performance page, H100",
-    convention="tokens/s and device",
-    network=NDR_8,
-    assumed=(
-        *_ALIKE,
-        _LAUNCHER,
-        "24.07: the last figures that the page had for it; 25.02: GPT-3 175B without dropout (NeMo 2.0)",
-    ),
-)
-NEMO_LONG = TimeSource(
-    name="NVIDIA/NeMo:docs/source/performance/performance_summary.md (long input sequences)",
-    title="NeMo Llama 2 7B, 4K to 1M tokens, H100",
-    convention="tokens/s and device",
-    network=NDR_8,
-    assumed=(
-        *_ALIKE,
-        "Llama 2 without overlapped tensor ranks (conf/training/llama/llama2_70b.yaml); FlashAttention: the launcher's "
-        "conf/config.yaml of 24.03.01 turns cuDNN's off (NVTE_FUSED_ATTN: 0, mended after the first prediction)",
-    ),
-)
-BRIDGE = TimeSource(
-    name="NVIDIA-NeMo/Megatron-Bridge:docs/performance-summary.md",
-    title="Megatron Bridge performance page, H100",
-    convention="tokens/s and device",
-    network=NDR_8,
-    assumed=(
-        *_ALIKE,
-        "scripts/performance/configs: Llama 3 8B with Megatron FSDP, its weights gathered for each micro-batch, "
-        "modelled in bf16 and cast there; 405B with one layer less in the first and in the last chunk",
-    ),
-)
-DGX_CLOUD = TimeSource(
-    name="NVIDIA/dgxc-benchmarking (llama3.1, nemotron, nemo_megatron: README, configure.sh, *.yaml)",
-    title="NVIDIA's DGX Cloud recipes of NeMo, H100",
-    convention="printed seconds of a step",
-    network=NDR_8,
-    assumed=(
-        *_ALIKE,
-        "GPT-3 175B with dropout 0.1 and FlashAttention (NVTE_FUSED_ATTN=0); Nemotron 340B of 24.09 with "
-        "FlashAttention, attention recomputed (selective); Nemotron 15B of 24.12 with gradients in fp32",
-        "Llama 3.1 405B of 24.09 with GPT-2's tokens (README); of 25.02.01 with one layer less in the first and in the "
-        "last chunk; fewer layers are its proxies for fewer devices",
-        "Nemotron 340B of 25.02.01 with 12 virtual stages (model_configs_h100.csv)",
-    ),
-)
-SOURCES = (NEMO, NEMO_LONG, BRIDGE, DGX_CLOUD)
-_BY_COLUMN = {"nemo": NEMO, "nemo-long": NEMO_LONG, "bridge": BRIDGE, "dgxc": DGX_CLOUD}
+_BY_COLUMN = {"nemo": TIME["NEMO"], "nemo-long": TIME["NEMO_LONG"], "bridge": TIME["BRIDGE"], "dgxc": TIME["DGX_CLOUD"]}
 
 _OF_A_LAYOUT = ("source", "container", "model", "layers", "precision", "tp", "pp", "cp", "vp", "mbs")
 
-LEFT_OUT = (
-    ("NeMo 24.07, fine-tuning (SFT, LoRA)", "sequences packed to 4,096 tokens: their lengths, which attention depends "
-     "on, are not stated"),
-    ("NeMo 24.07, earlier figures of the same 12 runs", "each run is listed once for a container"),
-    ("NeMo 25.02, 25.04, 25.07", "of their H100 tables only the row of GPT-3 175B was found stored"),
-    ("Megatron Bridge, rows with experts", "the fraction of a step that overlaps with dispatch is not stated"),
-    ("NeMo AutoModel, Llama 3 70B", "what is recomputed is not stated"),
-    ("NeMo Megatron 22.08, GPT-3 5B and 175B on A100", "neither batches nor stages are stated"),
-)  # fmt: skip
 
 _LLAMAS = {
     "LLAMA2-7B": "llama-2-7b", "LLAMA2-13B": "llama-2-13b", "LLAMA2-70B": "llama-2-70b", "LLAMA3-8B": "llama-3-8b",
@@ -231,3 +161,21 @@ def unseen_nemo() -> tuple[TimeCase, ...]:
     """All others."""
     fitted = {each.name for each in fitted_nemo()}
     return tuple(each for each in nemo_cases() if each.name not in fitted)
+
+
+# NVIDIA's own figures of GB200 and B200: ``blackwell_runs.csv`` has the columns of ``nemo_runs.csv`` and the device,
+# and is modelled like it. A rack joins 72 GB200; its programs run in blocks of 64.
+_OF_BLACKWELL = {
+    ("dgxc", "gb200"): "GB200_RECIPES",
+    ("bridge", "gb200"): "GB200_BRIDGE",
+    ("bridge", "b200"): "B200_BRIDGE",
+    ("nemo-long", "b200"): "B200_LONG",
+}
+
+
+def blackwell_cases() -> tuple[TimeCase, ...]:
+    """Every row as a run."""
+    return tuple(
+        case_of(row, TIME[_OF_BLACKWELL[row["source"], row["device"]]], row["device"])
+        for row in rows_of("blackwell_runs.csv")
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from fit_devices import Predicted, read_predicted
 from published_case import Errors, Row
-from throughput_case import TimeCase, TimeSource
+from published_sources import TimeSource
+from throughput_case import CALIBRATED, TimeCase
 from throughput_runs import time_cases
+from throughput_times import ranks_agree
+from unseen_runs import Unseen, unseen
 
 from trainledger.spec.layout import Layout
 
@@ -77,3 +80,46 @@ def ways(layout: Layout) -> str:
     """The ranks of each kind, for a table."""
     names = ("replicate", "shard", "context", "expert", "tensor", "pipeline")
     return ", ".join(f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1) or "-"
+
+
+ENOUGH = 10  # rows, from which on a correlation says something
+
+
+def ranked() -> list[tuple[TimeSource, list[PredictedCase]]]:
+    """The sources with `ENOUGH` rows or more on one type of device."""
+    split = [
+        (source, [each for each in some if each.case.calibration == name])
+        for source, some in sources().items()
+        for name in CALIBRATED
+    ]
+    return [(source, some) for source, some in split if len(some) >= ENOUGH]
+
+
+def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[PredictedCase]]]:
+    """The rows of a source that have one model in common and different layouts, ten or more."""
+    for source, some in ranked():
+        split: dict[str, list[PredictedCase]] = {}
+        for each in some:
+            spec = each.case.run.model
+            model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.attention.n_heads} heads"
+            split.setdefault(model, []).append(each)
+        for model, rows in split.items():
+            ways = {(each.case.run.layout, each.case.run.device_batch) for each in rows}
+            if len(rows) >= ENOUGH and len(ways) >= ENOUGH:
+                yield source, model, rows
+
+
+def agreement(some: Sequence[PredictedCase | Unseen]) -> float:
+    """Spearman's correlation of predicted and measured seconds of a step."""
+    return ranks_agree([each.seconds for each in some], [each.measured for each in some])
+
+
+def unseen_of(source: TimeSource) -> list[Unseen]:
+    """The rows of a source that nothing was fitted on."""
+    return [each for each in unseen() if each.case.source == source]
+
+
+def ceiling(some: Sequence[PredictedCase], rows: Sequence[str]) -> float:
+    """The correlation if all but the named rows were predicted as they were measured."""
+    exact = [each.seconds if each.case.name in rows else each.measured for each in some]
+    return ranks_agree(exact, [each.measured for each in some])

@@ -1,14 +1,16 @@
-"""FSDP, ZeRO and plain data parallelism: llm-foundry, torchtitan, fms-fsdp, FlashAttention-2, maxtext, nanoGPT, ..."""
+"""FSDP, ZeRO and data parallelism: llm-foundry, torchtitan, FlashAttention-2, nanoGPT, ..., and maxtext on TPUs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from published_case import Row
+from published_runs import TITAN_PRECISIONS, titan_case
+from published_sources import TIME
 from throughput_case import (
     TimeCase,
-    TimeSource,
     case,
     from_hardware_flops,
     from_palm_flops,
@@ -18,171 +20,13 @@ from throughput_case import (
     llama,
     number,
 )
-from torchtitan_runs import TITAN_PRECISIONS, titan_case
 
 from trainledger import catalog
 from trainledger.spec.device import clock_share
 from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
-
-HDR_8 = (("network", "hdr"),)
-NDR_8 = (("network", "ndr"),)
-ROCE_1600 = (("network", "roce-200"),)  # 1,600 Gb/s for a node of eight
-ROCE_3200 = (("network", "roce-400"),)
-
-_FOUNDRY = (
-    "FSDP: parameters gathered in bf16 block by block, gradients reduced in fp32 (Composer's MP=DEFAULT); "
-    "SHARD_GRAD_OP keeps gathered parameters from forward to backward",
-    "flash attention in Triton, late 2022, which has about half the speed of FlashAttention-2: modelled as "
-    "`efficient`; "
-    "biases everywhere, low-precision layer norms, no dropout, eager "
-    "PyTorch 1.13; cross entropy in one kernel on 16-bit logits; AdamW",
-)  # fmt: skip
-FOUNDRY_A100 = TimeSource(
-    name="mosaicml/llm-foundry:scripts/train/benchmarking/README.md [A100]",
-    title="llm-foundry, A100",
-    convention="tokens/s and device",
-    network=ROCE_1600,
-    assumed=(*_FOUNDRY, "1,600 Gb/s between nodes, as the tables say"),
-)
-FOUNDRY_H100 = TimeSource(
-    name="mosaicml/llm-foundry:scripts/train/benchmarking/README.md [H100]",
-    title="llm-foundry, H100",
-    convention="tokens/s and device",
-    network=ROCE_3200,
-    assumed=(
-        *_FOUNDRY,
-        "3,200 Gb/s between nodes (not stated)",
-        "fp8 rows: linear layers in fp8, a scale per tensor, of what FSDP gathers in bf16; Transformer Engine casts "
-        "in kernels of norms and GELU, modelled as compile = true",
-    ),
-)
-_TITAN = (
-    "as in docs/published_memory.md; compiled rows with compile = true, selective recomputation included",
-    "the device is Meta's H100 of 96 GB: 2.4 TB/s, limited to 500 W of 700 W, which leaves 0.86 of the clock (the "
-    "cube root of the power, assuming that 150 W of either go elsewhere)",
-    "400 Gb/s for each GPU",
-    "rows with asynchronous tensor parallelism: overlap = tensor",
-)  # fmt: skip
-TITAN_H100 = TimeSource(
-    name="pytorch/torchtitan [H100]",
-    title="torchtitan, H100",
-    convention="tokens/s and device",
-    network=NDR_8,
-    assumed=_TITAN,
-)
-TITAN_A100 = TimeSource(
-    name="pytorch/torchtitan:docs/performance.md @ commit 0413364",
-    title="torchtitan, A100",
-    convention="tokens/s and device",
-    network=HDR_8,
-    assumed=(
-        "as in docs/published_memory.md; torch.compile is not stated: assumed off",
-        "`selective layer` recomputes every second block whole",
-        "200 Gb/s for each GPU (not stated)",
-    ),
-)
-FMS = TimeSource(
-    name="foundation-model-stack/fms-fsdp:README.md",
-    title="fms-fsdp Llama 2, A100 and H100",
-    convention="tokens/s and device",
-    network=ROCE_1600,
-    assumed=(
-        "FSDP with compile, all in bf16 but fp32 shards; hybrid sharding: shards within a node, copies over nodes",
-        "selective recomputation: every third block of the 13B on A100, every fourth on H100 (from its MFU and HFU)",
-        "1,600 Gb/s between nodes of A100 and of H100 (not stated)",
-    ),
-)
-FLASH = TimeSource(
-    name="FlashAttention-2 paper Table 1 (arXiv 2307.08691)",
-    title="FlashAttention-2 Table 1, A100",
-    convention="model TFLOP/s, 6N + 12 L d T for a token",
-    assumed=(
-        "data parallel on eight GPUs, no recomputation; fused MLP, norm and cross entropy (modelled as compile = true)",
-        "16,384 tokens in a micro-batch, 512 sequences of 2,048 or 128 of 8,192 in a step (not stated)",
-        "without FlashAttention: Megatron-LM's unfused attention, softmax one kernel for up to 2,048 keys and "
-        "several operations beyond (modelled as compile = false)",
-        "rows of FlashAttention's first version are modelled as `efficient` (about half the speed of the second)",
-    ),
-)
-AZURE = TimeSource(
-    name="deepspeedai/DeepSpeed:docs/_posts/2022-07-26-deepspeed-azure.md",
-    title="DeepSpeed ZeRO-3 on Azure, A100",
-    convention="hardware TFLOP/s by the formula of Narayanan et al., recomputation in it",
-    network=HDR_8,
-    assumed=(
-        "unfused attention with fused softmax kernels (Megatron-DeepSpeed), dropout 0.1, every block recomputed",
-        "a vocabulary of 51,200, tied; offloading of activations and optimizer is fully overlapped (not modelled)",
-    ),
-    reason=(
-        "the larger the model, the more of its state and activations goes over the host, which is not modelled: "
-        "175B, which needs no offload, is within 3 %, 2T is predicted a quarter too fast"
-    ),
-)
-NANO = TimeSource(
-    name="karpathy/nanoGPT",
-    title="nanoGPT GPT-2 124M, A100",
-    convention="printed seconds of a step",
-    assumed=(
-        "data parallel, bf16 autocast, flash attention, no dropout, no biases; 480 sequences of 1,024 in a step",
-        "one device: a step of 12 sequences with one forward (bench.py); unfused attention, since the comparison is "
-        "from before the repository used PyTorch's fused attention (from memory of its history)",
-    ),
-)
-QWEN_FULL = TimeSource(
-    name="QwenLM/Qwen:README.md (Profiling of Memory and Speed)",
-    title="Qwen full fine-tuning, A100",
-    convention="printed seconds of a step",
-    assumed=(
-        "as in docs/published_memory.md: bf16 with a master copy, every block recomputed, eight micro-batches of one "
-        "sequence; two devices gather parameters (ZeRO-3)",
-        "the flash attention and the fused norms and rotations of its repository are not all said to be installed",
-    ),
-    reason="a step of one short sequence waits for its program: Hugging Face's modules under DeepSpeed launch more, "
-    "and each launch later, than the ledger's operations at a calibration's pace",
-)
-MAXTEXT_GPU = TimeSource(
-    name="AI-Hypercomputer/maxtext:src/maxtext/configs/gpu/a3/llama_2_7b/README.md",
-    title="maxtext Llama 2 7B, H100",
-    convention="model TFLOP/s, 6N + 12 L d T for a token (maxtext of early 2024: causality not halved)",
-    network=(("network", "ethernet-100"), ("network_bytes_per_second", 25_000_000_000)),
-    assumed=(
-        "sharded over the eight GPUs of a node, copies over nodes; 4 sequences of 4,096 on a device; remat "
-        "minimal_flash (all matmuls kept) modelled as no recomputation; cuDNN's attention (cudnn_flash_te); XLA's "
-        "fusion modelled as compile = true "
-        "(MaxText/configs/a3/llama_2_7b/2vm.sh)",
-        "GCP A3: eight 200 Gb/s adapters to a node, over TCP",
-    ),
-    reason=(
-        "on one node it is within 10 %; over nodes XLA sums gradients of copies after the backward pass, which is "
-        "modelled as overlapped"
-    ),
-)
-JAX_TOOLBOX = TimeSource(
-    name="NVIDIA/JAX-Toolbox:docs/frameworks/maxtext/README.md",
-    title="JAX-Toolbox maxtext, H100",
-    convention="printed seconds of a step",
-    assumed=("as maxtext's own",),
-)
-PYTHIA = TimeSource(
-    name="Pythia paper Table (arXiv 2304.01373)",
-    title="Pythia, A100 40 GB",
-    convention="GPU-hours of 143,000 steps, computed from the time of a step by the paper",
-    network=(("network", "efa-v1"),),
-    assumed=(
-        "sizes of micro-batches, tensor ranks, full recomputation and flash attention as the repository's files have "
-        "them, FlashAttention's first version modelled as `efficient`; 70M and 1B: unfused attention, its softmax "
-        "one kernel, modelled as compile = true",
-        "ZeRO-1; nodes of eight A100 40 GB with 400 Gb/s of EFA (AWS p4d, not stated)",
-    ),
-    reason="the repository's files ask for a synchronization of device and program at every block "
-    "(synchronize-each-layer), which is not modelled",
-)
-SOURCES = (
-    FOUNDRY_A100, FOUNDRY_H100, TITAN_H100, TITAN_A100, FMS, FLASH, AZURE, NANO, QWEN_FULL, MAXTEXT_GPU, JAX_TOOLBOX,
-    PYTHIA,
-)  # fmt: skip
 
 
 def _device(row: Row) -> str:
@@ -201,7 +45,7 @@ def _recipe(row: Row, batch: int, total: int, **others: object) -> Recipe:
 
 
 def foundry_case(row: Row) -> TimeCase:
-    source = FOUNDRY_H100 if "H100" in row["hardware"] else FOUNDRY_A100
+    source = TIME["FOUNDRY_H100"] if "H100" in row["hardware"] else TIME["FOUNDRY_A100"]
     layout = Layout(
         shard=int(row["n_devices"]), zero=3, reshard_after_forward=False if row["sharding"] == "zero2" else None
     )  # fmt: skip
@@ -247,8 +91,10 @@ def titan_time_case(row: Row) -> TimeCase | str:
         layout = replace(layout, overlap=("gradients", "tensor"))
     recipe = _recipe(row, batch, total, precision=precision, **kept)
     if "H100" in row["hardware"]:
-        return case(row, TITAN_H100, "h100-sxm-96gb-500w", llama(row), recipe, layout, from_tokens, **_meta_device())
-    return case(row, TITAN_A100, "a100-sxm-80gb", llama(row), recipe, layout, from_tokens)
+        return case(
+            row, TIME["TITAN_H100"], "h100-sxm-96gb-500w", llama(row), recipe, layout, from_tokens, **_meta_device()
+        )
+    return case(row, TIME["TITAN_A100"], "a100-sxm-80gb", llama(row), recipe, layout, from_tokens)
 
 
 def fms_case(row: Row) -> TimeCase | str:
@@ -263,7 +109,7 @@ def fms_case(row: Row) -> TimeCase | str:
             "activation_checkpointing.every": 3 if "A100" in row["hardware"] else 4,
         }
     recipe = _recipe(row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), **kept)
-    return case(row, FMS, _device(row), llama(row), recipe, Layout(**split), from_tokens)
+    return case(row, TIME["FMS"], _device(row), llama(row), recipe, Layout(**split), from_tokens)
 
 
 FUSED_SOFTMAX_KEYS = 2048  # Megatron-LM's megatron/model/fused_softmax.py of 2021 and 2022: beyond, one by one
@@ -276,7 +122,9 @@ def flash_case(row: Row) -> TimeCase:
         row, 16384 // length, 2**20 // length, precision="fp16", attention=kernel,
         compile=kernel != "math" or length <= FUSED_SOFTMAX_KEYS, **{"precision.master_weights": True},
     )  # fmt: skip
-    return case(row, FLASH, _device(row), gpt(row, vocab_multiple=8), recipe, Layout(replicate=8), from_palm_flops)
+    return case(
+        row, TIME["FLASH"], _device(row), gpt(row, vocab_multiple=8), recipe, Layout(replicate=8), from_palm_flops
+    )
 
 
 def azure_case(row: Row) -> TimeCase:
@@ -285,7 +133,7 @@ def azure_case(row: Row) -> TimeCase:
         compile=True, dropout=0.1, attention_dropout=0.1, **{"precision.master_weights": True},
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]))
-    return case(row, AZURE, _device(row), gpt(row), recipe, layout, from_hardware_flops)
+    return case(row, TIME["AZURE"], _device(row), gpt(row), recipe, layout, from_hardware_flops)
 
 
 def nano_case(row: Row) -> TimeCase:
@@ -296,7 +144,7 @@ def nano_case(row: Row) -> TimeCase:
         row, int(row["micro_batch_per_device"]), total, precision="bf16-mixed",
         attention="math" if devices == 1 else "flash",
     )  # fmt: skip
-    return case(row, NANO, "a100-sxm-40gb", model, recipe, Layout(replicate=devices), from_step)
+    return case(row, TIME["NANO"], "a100-sxm-40gb", model, recipe, Layout(replicate=devices), from_step)
 
 
 def qwen_full_case(row: Row) -> TimeCase | str:
@@ -305,13 +153,15 @@ def qwen_full_case(row: Row) -> TimeCase | str:
     model = llama(row, **{"attention.bias": True, "attention.output_bias": False})
     recipe = _recipe(row, 1, int(row["global_batch_seqs"]), precision="bf16", **{"precision.master_weights": True})
     layout = Layout(shard=int(row["n_devices"]), zero=3)
-    return case(row, QWEN_FULL, _device(row), model, recipe, layout, from_step)
+    return case(row, TIME["QWEN_FULL"], _device(row), model, recipe, layout, from_step)
 
 
 def maxtext_gpu_case(row: Row) -> TimeCase:
     nodes = int(row["n_devices"]) // 8
     recipe = _recipe(row, 4, 32 * nodes, activation_checkpointing="none", attention="cudnn")
-    return case(row, MAXTEXT_GPU, "h100-sxm", llama(row), recipe, Layout(replicate=nodes, shard=8), from_palm_flops)
+    return case(
+        row, TIME["MAXTEXT_GPU"], "h100-sxm", llama(row), recipe, Layout(replicate=nodes, shard=8), from_palm_flops
+    )
 
 
 def jax_case(row: Row) -> TimeCase:
@@ -320,7 +170,7 @@ def jax_case(row: Row) -> TimeCase:
         compile=True, attention="cudnn",
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]))
-    return case(row, JAX_TOOLBOX, "h100-sxm", llama(row), recipe, layout, from_step)
+    return case(row, TIME["JAX_TOOLBOX"], "h100-sxm", llama(row), recipe, layout, from_step)
 
 
 # The repository's models/*.yml: sequences of a micro-batch and tensor ranks, by layers and width.
@@ -342,7 +192,7 @@ def pythia_case(row: Row) -> TimeCase:
         **{"precision.master_weights": True},
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]) // tensor, zero=1, tensor=tensor)
-    return case(row, PYTHIA, "a100-sxm-40gb", model, recipe, layout, from_tokens)
+    return case(row, TIME["PYTHIA"], "a100-sxm-40gb", model, recipe, layout, from_tokens)
 
 
 def sharded_time_case(row: Row) -> TimeCase | str:
@@ -360,3 +210,67 @@ _TOLD = {
     "QwenLM": qwen_full_case, "gpu/a3/llama_2_7b": maxtext_gpu_case, "JAX-Toolbox": jax_case,
     "Pythia paper": pythia_case,
 }  # fmt: skip
+
+
+# MaxText/configs/v5p/*.sh: batch of a chip, tensor ranks, whether every block is run again.
+_V5P = {32: (7, 4, False), 64: (3, 4, False), 128: (1, 8, False), 256: (1, 8, False), 512: (2, 8, True),
+        1024: (2, 8, True)}  # fmt: skip
+
+
+def scaled_model(billions: int) -> ModelSpec:
+    """The model of a global_parameter_scale: powers of two go to heads and MLP first, then to the width, then to layers
+    (MaxText/pyconfig.py, from base.yml's width of 2,048, 16 heads of 128, MLP of 7,168 and 16 layers)."""
+    thirds, rest = divmod(int(math.log2(billions)), 3)
+    heads, width, layers = thirds + (rest > 0), thirds + (rest > 1), thirds
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32000,
+            "d_model": 2048 * 2**width,
+            "n_layers": 16 * 2**layers,
+            "attention.n_heads": 16 * 2**heads,
+            "attention.head_dim": 128,
+            "feed_forward.d_ff": 7168 * 2**heads,
+            "max_seq_len": 2048,
+        },
+    )
+
+
+def tpu_case(row: Row) -> TimeCase | str:
+    """A row of any of the three."""
+    chips, billions = int(row["n_devices"]), int(row["model_family"].split("-")[1][:-1])
+    tensor, again, batch = 1, True, int(row["micro_batch_per_device"] or 0)
+    if "v4" in row["source"]:
+        source, device = TIME["V4"], "tpu-v4"
+        slice_chips = 64 if billions == 22 else 192
+        model = from_fields(
+            ModelSpec,
+            {
+                "vocab_size": 32000,
+                "d_model": int(row["d_model"]),
+                "n_layers": int(row["n_layers"]),
+                "attention.n_heads": int(row["n_heads"]),
+                "attention.head_dim": 256,
+                "feed_forward.d_ff": int(row["d_ff"]),
+                "max_seq_len": 2048,
+                "feed_forward.gated": False,
+                "feed_forward.activation": "relu",
+            },
+        )
+    elif "v5e" in row["source"]:
+        source, device, slice_chips, model = TIME["V5E"], "tpu-v5e", 256, scaled_model(billions)
+        if billions == 128:
+            tensor, again = 16, False
+    else:
+        source, device, model = TIME["V5P"], "tpu-v5p", scaled_model(billions)
+        batch, tensor, again = _V5P[billions]
+        slices = 1 if int(row["id"][1:]) % 2 else 2
+        slice_chips = chips // slices
+    slices = chips // slice_chips
+    layout = Layout(replicate=slices, shard=slice_chips // tensor, tensor=tensor)
+    recipe = from_fields(Recipe, {
+        "seq_len": 2048, "micro_batch": batch * tensor, "global_batch": batch * chips, "steps": 1,
+        "precision": "bf16-sharded", "attention": "flash", "activation_checkpointing": "full" if again else "none",
+        "compile": True,
+    })  # fmt: skip
+    return case(row, source, device, model, recipe, layout, from_palm_flops, devices_per_node=slice_chips)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from throughput_case import CALIBRATED, TimeCase, TimeSource
+from published_sources import TimeSource
+from throughput_case import CALIBRATED, TimeCase
 from throughput_runs import time_cases
 
 from trainledger import catalog

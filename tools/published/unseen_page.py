@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from left_out import read_left_out
 from published_case import Errors
-from throughput_case import TimeSource
-from throughput_nemo import LEFT_OUT
-from throughput_predictions import NAMES, WITHIN, percent, sources, ways
-from throughput_ranks import ENOUGH, agreement, ranked
-from unseen_runs import ASSUMED, Unseen, unseen
-
-PAGE = Path(__file__).parents[2] / "docs" / "unseen_throughput.md"
+from published_sources import LEFT_OUT, REMARKS, TimeSource
+from tables import Page, Table, markdown
+from throughput_predictions import ENOUGH, NAMES, WITHIN, agreement, percent, ranked, sources, ways
+from unseen_runs import Unseen, unseen
 
 HEAD = """\
 # Published steps that nothing was fitted on
@@ -61,58 +57,54 @@ def left_out_of(some: Sequence[Unseen]) -> Errors:
     return Errors(tuple(each / one.measured - 1 for each, one in zip(seconds, some, strict=True)))
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [HEAD, *_table(), "\n## What is assumed\n\n", *_assumed()]
-    parts += ["\n## Left out of NVIDIA's pages\n\n", *(f"- {what}: {why}.\n" for what, why in LEFT_OUT)]
-    parts += ["\n## All rows\n", *_rows()]
-    return "".join(parts)
+def page() -> Page:
+    """The whole page with its table."""
+    rows = _rows()
+    parts = [HEAD, _table(), f"\nEvery step: {rows.link}.\n\n## What is assumed\n\n", *_assumed()]
+    parts += ["\n## Left out of NVIDIA's pages\n\n", *(f"- {what}: {why}.\n" for what, why in LEFT_OUT["nemo"].items())]
+    return Page("unseen_throughput", "".join(parts), [rows])
 
 
-def _table() -> Iterator[str]:
-    yield "| source | device | rows | source left out: median absolute error | by the catalog: median | median error | "
-    yield "worst | within 25 % | rank correlation | with those fitted on |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+def _table() -> str:
     known = dict(ranked())
+    rows = []
     for source, some in unseen_sources().items():
         ranks = ("", "")
         if len(some) >= ENOUGH:
             ranks = (f"{agreement(some):.3f}", f"{agreement([*some, *known[source]]):.3f}" if source in known else "")
-        yield _line(source.title, NAMES[some[0].case.calibration], some, ranks)
-    yield _line("**all**", "", unseen(), ("", ""))
+        rows.append(_line(source.title, NAMES[some[0].case.calibration], some, ranks))
+    header = ("source", "device", "rows:", "source left out: median absolute error:", "by the catalog: median:")
+    header = (*header, "median error:", "worst:", "within 25 %:", "rank correlation:", "with those fitted on:")
+    return markdown(header, [*rows, _line("**all**", "", unseen(), ("", ""))])
 
 
-def _line(title: str, device: str, some: Sequence[Unseen], ranks: tuple[str, str]) -> str:
+def _line(title: str, device: str, some: Sequence[Unseen], ranks: tuple[str, str]) -> Sequence[str]:
     found = errors_of(some)
-    cells = (
-        title, device, str(len(some)), percent(left_out_of(some).median), percent(found.median),
-        percent(found.bias, sign=True),
-        percent(found.worst, sign=True), percent(found.within(WITHIN)), *ranks,
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |\n"
+    signed = (percent(share, sign=True) for share in (found.bias, found.worst))
+    shares = (percent(left_out_of(some).median), percent(found.median), *signed, percent(found.within(WITHIN)))
+    return title, device, str(len(some)), *shares, *ranks
 
 
 def _assumed() -> Iterator[str]:
-    yield from (f"- {line}\n" for line in ASSUMED)
-    yield "- of NVIDIA's containers what docs/published_throughput.md says source by source\n"
+    yield from (f"- {line}\n" for line in REMARKS["unseen"])
+    yield "- of NVIDIA's containers what `tools/published/sources.toml` says source by source\n"
     for source in unseen_sources():
         if source not in sources():
             yield from (f"- {source.title}: {line}\n" for line in source.assumed)
 
 
-def _rows() -> Iterator[str]:
+def _rows() -> Table:
+    rows = []
     for source, some in unseen_sources().items():
-        yield f"\n### {source.title}\n\n`{source.name}`\n\n"
-        yield "| row | model | devices | layout | batch x length | measured s | predicted s | error |\n"
-        yield "|---|---|--:|---|--:|--:|--:|--:|\n"
         for each in some:
             run = each.case.run
-            cells = (
-                each.case.name, each.case.row["model_family"], str(run.layout.devices), ways(run.layout),
-                f"{run.grad_accum} x {run.device_batch} x {run.recipe.seq_len}", f"{each.measured:.4g}",
-                f"{each.seconds:.4g}", percent(each.error, sign=True),
-            )  # fmt: skip
-            yield f"| {' | '.join(cells)} |\n"
+            sizes = f"{run.grad_accum} x {run.device_batch} x {run.recipe.seq_len}"
+            shape = (each.case.name, each.case.row["model_family"], str(run.layout.devices), ways(run.layout), sizes)
+            seconds = (f"{each.measured:.4g}", f"{each.seconds:.4g}", percent(each.error, sign=True))
+            rows.append((source.title, *shape, *seconds))
+    header = ("source", "row", "model", "devices", "layout", "batch x length", "measured s", "predicted s", "error %")
+    return Table("unseen_rows", header, rows)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    page().write()

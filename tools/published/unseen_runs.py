@@ -25,15 +25,6 @@ HERE = Path(__file__).parent
 PREDICTED = HERE / "unseen_predicted.csv"
 BIGSCIENCE = "bigscience-workshop/bigscience:train/tr11-176B-ml/chronicles-prequel.md"
 VTRAIN = "VIA-Research/vTrain:data (arXiv 2312.12391) gt_{}.csv"
-ASSUMED = (
-    "A100: assumptions as for the rows of their source in `runs.csv`, and in addition the heads of "
-    "BigScience's models of 02-20 and 02-21, which those tables do not say: 96 where the width is 14,400, as the "
-    "page says of that model before, else 64, as it says after them",
-    "of BigScience's page are left out: steps that ran out of memory, the table of asynchronous launches (rates only), "
-    "and ZeRO-0 next to ZeRO-1, whose columns are exchanged in one line; `DP` of the last 320 devices of 02-21 is 4, "
-    "as "
-    "40 nodes have no room for the 8 that are printed",
-)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ CAMPAIGN = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from fault_kills import run_campaign, total
+from faults import run_campaign, total
 met = run_campaign(Path(sys.argv[1]), sys.argv[2:], len(sys.argv) - 2, seed=3, seconds=400, tell=lambda *kind: None)
 print(json.dumps(asdict(total(met))))
 """

@@ -34,7 +34,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import to_toml
 from trainledger.spec.units import MIB, format_nbytes, format_seconds
 
-# What a process on a CPU takes beside its tensors, measured (LOG.md): a fixed part, and a share of the peak that lies
+# What a process on a CPU takes beside its tensors, measured (docs/log): a fixed part, and a share of the peak that lies
 # between tensors. It is far larger where freed memory is kept for the next tensor: 0.6 to 2.2 with it, 0.1 without.
 BESIDE_NBYTES = 64 * MIB
 KEPT_SHARE, LEAN_SHARE = 3.0, 0.25

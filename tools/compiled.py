@@ -1,4 +1,4 @@
-"""Predicted and measured memory of compiled steps: ``python bench/compiled.py [--width 256] [--write]``.
+"""Predicted and measured memory of compiled steps: ``python tools/compiled.py [--width 256] [--write]``.
 
 Each model is compiled for real and runs three steps on this CPU (a C++ compiler is needed, and some minutes); the
 trace says the same without running it. ``--write`` replaces the table of docs/compiled.md.

@@ -1,6 +1,6 @@
 """The covariance of the refitted scaling law in the catalog (scaling_laws.toml, besiroglu), from the published points.
 
-    python bench/scaling_law_errors.py svg_extracted_data.csv [bootstraps]
+    python tools/scaling_law_errors.py svg_extracted_data.csv [bootstraps]
 
 The file is github.com/Besiroglu/data, svg_extracted_data.csv: 245 points that Besiroglu et al. 2024 (arXiv 2404.10102)
 took from a figure of Hoffmann et al. 2022. As there, the first five are left out, a Huber loss (delta = 1e-3) of log

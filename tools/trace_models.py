@@ -1,6 +1,6 @@
 """Trace every model of the zoo on fake tensors, run it for real, and write docs/traced_models.md.
 
-``python bench/trace_models.py [NAME ...]`` (about two minutes); with names only those are compared, and printed.
+``python tools/trace_models.py [NAME ...]`` (about two minutes); with names only those are compared, and printed.
 The models stand in tests/trace/zoo_transformers.py, zoo_torch.py and zoo_own_code.py, the witnesses in zoo_compared.py.
 """
 
@@ -9,25 +9,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "trace"))
+sys.path[:0] = [str(ROOT / "tests" / "trace"), str(ROOT / "tools" / "published")]
 
 import torch  # noqa: E402
+from tables import Page, Table, markdown  # noqa: E402
 from zoo_compared import BEYOND, LIMITS, PRECISIONS, ZOO, Comparison, built, compare, kept_by, traced  # noqa: E402
 from zoo_reasons import REASONS, keys_of  # noqa: E402
-
-PAGE = ROOT / "docs" / "traced_models.md"
 
 HEAD = """\
 # Traced models: fake tensors and real runs
 
-Written by `python bench/trace_models.py` on {today}: torch {torch}, transformers {transformers}, peft {peft};
+Written by `python tools/trace_models.py` on {today}: torch {torch}, transformers {transformers}, peft {peft};
 kernels for {cpu}, one thread. {count} small models of {kinds} kinds; of each one training step in the steady state,
 with its optimizer, as `tl.trace` (`tl.trace_step` for two optimizers) accounts for it on fake tensors, and as it runs.
 
@@ -45,21 +44,14 @@ FLOPS = """
 ## FLOPs
 
 Matmuls, convolutions and attention of the whole step. Both precisions have the same.
+Model by model: {flops}. Where they differ, by operator:
 
-| model | kind | parameters | FLOPs | FlopCounterMode | ratio | why |
-|---|---|--:|--:|--:|--:|---|
-"""
-WHY = """
-Where they differ, by operator:
-
-"""
-MEMORY = """
-## Memory, {precision}
-
-| model | peak, traced | peak, real | difference | kept, traced | kept, real | difference | saved |
-|---|--:|--:|--:|--:|--:|--:|--:|
 """
 REST = """
+## Memory
+
+Model by model in fp32 and under bf16 autocast: {memory}.
+
 What is left of kept: a Python number in an operation becomes a tensor of 8 bytes below the dispatcher, which autograd
 may save; a test holds each difference to be a few of those. What is left of peaks in bf16 is memory that oneDNN takes
 inside its kernels: transposed matrices, and sums, which are known for processors without bf16 instructions.
@@ -68,12 +60,10 @@ inside its kernels: transposed matrices, and sums, which are known for processor
 
 The trace says so: it is partial, or lists what it does not count.
 
-| model | kind | what the trace says |
-|---|---|---|
 """
 
 
-def page(compared: Sequence[Comparison], today: str) -> str:
+def page(compared: Sequence[Comparison], today: str) -> Page:
     """docs/traced_models.md, of comparisons of every model in every precision."""
     first = [each for each in compared if each.precision == "fp32"]
     cpu = torch.backends.cpu.get_cpu_capability()
@@ -83,36 +73,45 @@ def page(compared: Sequence[Comparison], today: str) -> str:
         peft=version("peft"), cpu=cpu, count=len(first),
         kinds=len({each.specimen.kind for each in first}), **{name: f"{limit:.1%}" for name, limit in LIMITS.items()},
     )  # fmt: skip
-    text += FLOPS + lines(map(flops_row, first)) + WHY + lines(f"- **{key}**. {why}" for key, why in REASONS.items())
-    for precision in PRECISIONS:
-        rows = (memory_row(each) for each in compared if each.precision == precision)
-        text += MEMORY.format(precision=precision) + lines(rows)
-    return text + REST + lines(map(beyond_row, BEYOND))
+    flops = Table("traced_flops", FLOPS_HEADER, [flops_row(each) for each in first])
+    rows = [(precision, *memory_row(c)) for precision in PRECISIONS for c in compared if c.precision == precision]
+    memory = Table("traced_memory", ("precision", *MEMORY_HEADER), rows)
+    reasons = "".join(f"- **{key}**. {why}\n" for key, why in REASONS.items())
+    text += FLOPS.format(flops=flops.link) + reasons + REST.format(memory=memory.link)
+    text += markdown(("model", "kind", "what the trace says"), map(beyond_row, BEYOND))
+    return Page("traced_models", text, (flops, memory))
 
 
-def lines(rows: Iterator[str]) -> str:
-    return "".join(f"{each}\n" for each in rows)
+FLOPS_HEADER = ("model", "kind", "parameters", "FLOPs", "FlopCounterMode", "ratio", "why")
+MEMORY_HEADER = (
+    "model",
+    "peak, traced",
+    "peak, real",
+    "difference %",
+    "kept, traced",
+    "kept, real",
+    "difference %",
+    "saved",
+)
 
 
-def flops_row(c: Comparison) -> str:
+def flops_row(c: Comparison) -> Sequence[str]:
     theirs = sum(c.truth.flops.values())
-    ratio = f"{c.ledger.matmul_flops / theirs:.4f}"
-    keys = ", ".join(keys_of(c))
-    counts = f"{c.ledger.parameters:,} | {c.ledger.matmul_flops:,} | {theirs:,} | {ratio}"
-    return f"| {c.specimen.name} | {c.specimen.kind} | {counts} | {keys} |"
+    counts = (f"{c.ledger.parameters:,}", f"{c.ledger.matmul_flops:,}", f"{theirs:,}")
+    return c.specimen.name, c.specimen.kind, *counts, f"{c.ledger.matmul_flops / theirs:.4f}", ", ".join(keys_of(c))
 
 
-def memory_row(c: Comparison) -> str:
-    peak = f"{c.ledger.peak().nbytes:,} | {c.truth.peak:,} | {c.peak_error:+.3%}"
-    kept = f"{kept_by(c.ledger):,} | {c.truth.kept:,} | {c.kept_error:+.3%}"
-    return f"| {c.specimen.name} | {peak} | {kept} | {c.truth.saved:,} |"
+def memory_row(c: Comparison) -> Sequence[str]:
+    peak = (f"{c.ledger.peak().nbytes:,}", f"{c.truth.peak:,}", f"{c.peak_error:+.3%}")
+    kept = (f"{kept_by(c.ledger):,}", f"{c.truth.kept:,}", f"{c.kept_error:+.3%}")
+    return c.specimen.name, *peak, *kept, f"{c.truth.saved:,}"
 
 
-def beyond_row(specimen: object) -> str:
+def beyond_row(specimen: object) -> Sequence[str]:
     ledger = traced(built(specimen), None)  # type: ignore[arg-type]
     said = [ledger.partial] if ledger.partial else []
     said += [f"uncounted: {count} x {name}" for name, count in ledger.uncounted]
-    return f"| {specimen.name} | {specimen.kind} | {'; '.join(said)} |"  # type: ignore[attr-defined]
+    return specimen.name, specimen.kind, "; ".join(said)  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -129,10 +128,9 @@ def main() -> None:
     for name in names:
         for precision in PRECISIONS:
             compared.append(compare(name, precision))
-            print(precision, memory_row(compared[-1]), file=sys.stderr, flush=True)
+            print(precision, *memory_row(compared[-1]), sep="  ", file=sys.stderr, flush=True)
     if not args.names:
-        PAGE.write_text(page(compared, date.today().isoformat()), encoding="utf-8")
-        print(f"wrote {PAGE}", file=sys.stderr)
+        page(compared, date.today().isoformat()).write()
 
 
 if __name__ == "__main__":

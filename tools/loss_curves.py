@@ -1,4 +1,4 @@
-"""The engine's losses beside those of a plain PyTorch loop: ``python bench/loss_curves.py [--seeds 3] [--steps 300]``.
+"""The engine's losses beside those of a plain PyTorch loop: ``python tools/loss_curves.py [--seeds 3] [--steps 300]``.
 
 Both begin with the same weights, read the same tokens of Python's standard library in the same order, and follow the
 same schedule; the plain loop is a page of PyTorch without anything of the engine's. A pair of runs for each seed.
