@@ -10,65 +10,6 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
 
-ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2",
-}  # fmt: skip
-WRITTEN = {
-    "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2",
-}  # fmt: skip
-
-DROPOUTS = frozenset({
-    "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "embd_pdrop",
-    "embedding_dropout", "emb_pdrop", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
-})  # fmt: skip
-
-# No effect on cost or logits of a given set of weights: names, token ids, settings of generation, training, storage.
-IGNORED = frozenset({
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
-    "_experts_implementation", "_name_or_path", "architectures", "attn_implementation", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "cache_implementation", "classifier_dropout", "chunk_size_feed_forward",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std",
-    "initializer_range", "is_decoder", "is_llama_config", "label2id", "length_penalty", "max_length",
-    "max_sequence_length", "min_length", "model_max_length", "model_type", "no_repeat_ngram_size", "num_beam_groups",
-    "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
-    "output_router_logits", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
-    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "router_aux_loss_coef",
-    "sep_token_id", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class",
-    "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
-    "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
-})  # fmt: skip
-
-# Keys that change the cost unless they have one of these values.
-ALLOWED: dict[str, tuple[object, ...]] = {
-    "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (None,),
-    "is_encoder_decoder": (False,),
-    "pruned_heads": (None, {}),
-    "sliding_window": (None,),
-    "tie_encoder_decoder": (False,),
-    "use_bidirectional_attention": (False, None),
-    "use_mrope": (False, None),
-    "use_sliding_window": (False, None),
-}
-# Keys that change only the values computed, or how the weights are stored, unless they have one of these values.
-VALUES: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
-# Keys that name Python code; nothing here runs it, and neither does transformers by default.
-CODE = frozenset({"auto_map", "custom_pipelines"})
-
-
-def pairs(text: str) -> dict[str, str]:
-    """A table of names from text.
-
-    >>> pairs("d_model=n_embd n_layers=n_layer")
-    {'d_model': 'n_embd', 'n_layers': 'n_layer'}
-    """
-    return dict(each.split("=") for each in text.split())
-
 
 @frozen
 class ExpertNames:
@@ -145,12 +86,18 @@ class Family:
     switches: Mapping[str, Switch] = field(default_factory=dict)  # their flag -> the fields it sets
     names: Names = Names()
     also: tuple[str, ...] = ()  # other model types with the same keys
-    activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)  # theirs -> ours
-    written: Mapping[str, str] = field(default_factory=lambda: WRITTEN)  # ours -> theirs
+    activations: Mapping[str, str] = field(default_factory=dict)  # theirs -> ours
+    written: Mapping[str, str] = field(default_factory=dict)  # ours -> theirs
     constants: Mapping[str, object] = field(default_factory=dict)  # keys that are written and never read
-    allowed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # added to ALLOWED
-    values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # added to VALUES
-    ignored: tuple[str, ...] = ()  # added to IGNORED
+    allowed: Mapping[str, tuple[object, ...]] = field(
+        default_factory=dict
+    )  # keys that change the cost unless they have one of these values
+    values: Mapping[str, tuple[object, ...]] = field(
+        default_factory=dict
+    )  # the same for keys that change only what is computed
+    ignored: tuple[str, ...] = ()  # keys that change nothing
+    dropouts: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # keys that name Python code
     aliases: Mapping[str, str] = field(default_factory=dict)  # their key -> its other name
     reads: tuple[str, ...] = ()  # further keys that ``read`` looks at
     windows: str | int = "none"

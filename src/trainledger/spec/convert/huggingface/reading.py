@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
-from trainledger.spec.convert.huggingface.family import ALLOWED, CODE, DROPOUTS, IGNORED, VALUES, Family
+from trainledger.spec.convert.huggingface.family import Family
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown
@@ -112,7 +112,6 @@ class Reading:
 
     def _refuse_unknown(self) -> None:
         family = self.family
-        allowed, values = {**ALLOWED, **family.allowed}, {**VALUES, **family.values}
         read = {*family.keys.values(), *family.switches, *family.reads, *family.rope_aliases.values(), "layer_types"}
         if family.windows != "none":
             read |= {"sliding_window", "use_sliding_window", "max_window_layers"}
@@ -122,27 +121,31 @@ class Reading:
         for key, value in self.config.items():
             if key in read or key in family.ignored:
                 continue
-            if key in allowed:
-                if not is_one_of(value, allowed[key]):
-                    rule = "changes what the model costs, and that is not accounted for"
-                    self.refuse(key, value, rule, "leave it out" if allowed[key][0] is None else allowed[key][0])
-            elif key in values:
-                if not is_one_of(value, values[key]):
+            if key in family.allowed:
+                self.check_allowed(key, value)
+            elif key in family.values:
+                if not is_one_of(value, family.values[key]):
                     rule = "changes what the model computes, not what it costs, and has no place in a ModelSpec"
                     if key == "quantization_config":
                         rule = "says how the weights are stored; formats are the recipe's here"
                     self.refuse_weights(key, value, rule)
-            elif key in DROPOUTS:
+            elif key in family.dropouts:
                 if value:
                     self.notes.append(f"{key} = {shown(value)} is left out: dropout is recipe.dropout here")
-            elif key in CODE:
+            elif key in family.code:
                 if value:
                     rule = "the code it names is not read, and the model type is built in"
                     self.notes.append(f"{key} is left out: {rule}")
-            elif key not in IGNORED:
-                self.refuse(
-                    key, value, f"is no key that is known here for {family.model_type}; it may change the model"
-                )
+            else:
+                rule = f"is no key that is known here for {family.model_type}; it may change the model"
+                self.refuse(key, value, rule)
+
+    def check_allowed(self, key: str, value: Any) -> None:
+        """Refuse a value of a key that changes the cost, unless it is one of those that do not."""
+        allowed = self.family.allowed[key]
+        if not is_one_of(value, allowed):
+            rule = "changes what the model costs, and that is not accounted for"
+            self.refuse(key, value, rule, "leave it out" if allowed[0] is None else allowed[0])
 
     def _check_architectures(self) -> None:
         """Another head on the same body costs something else."""
@@ -230,42 +233,6 @@ def every_so_many(marked: Sequence[bool]) -> int | None:
         return 0
     first = marked.index(True) + 1
     return first if all(each == (number % first == 0) for number, each in enumerate(marked, 1)) else None
-
-
-def read_skipped_rope(reading: Reading) -> None:
-    """Set ``skip_every`` of the positions from no_rope_layers (0 where a layer has none) or their interval."""
-    if not reading.has("n_layers"):
-        return
-    n_layers = reading.fields["n_layers"]
-    listed = reading.config.get("no_rope_layers")
-    if listed is None:
-        every = reading.whole("no_rope_layer_interval", 4, 1)
-        reading.fields["positions.skip_every"] = every if every <= n_layers else None
-    elif not isinstance(listed, list) or not set(map(repr, listed)) <= {"0", "1"} or len(listed) < n_layers:
-        reading.refuse("no_rope_layers", listed, f"must be a list of 0 and 1 for each of the {n_layers} layers")
-    else:
-        skipped = every_so_many([each == 0 for each in listed[:n_layers]])
-        if skipped is None:
-            reading.refuse("no_rope_layers", listed, "only every n-th layer without positions is accounted for")
-        reading.fields["positions.skip_every"] = skipped or None
-
-
-def read_sparse_layers(reading: Reading) -> None:
-    """Set ``every`` and ``n_dense_layers`` of the experts from decoder_sparse_step and mlp_only_layers (Qwen)."""
-    if not reading.has("n_layers"):
-        return
-    n_layers = reading.fields["n_layers"]
-    step = reading.whole("decoder_sparse_step", 1, 1)
-    dense = reading.config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(each) is int and each >= 0 for each in dense):
-        reading.refuse("mlp_only_layers", dense, "must be a list of layer numbers from 0")
-        return
-    listed = {each for each in dense if each < n_layers}
-    if listed != set(range(len(listed))):
-        reading.refuse("mlp_only_layers", dense, "only the first layers may be dense here", list(range(len(listed))))
-        return
-    reading.fields["feed_forward.every"] = step
-    reading.fields["feed_forward.n_dense_layers"] = len(listed)
 
 
 def _are_known(reading: Reading, types: Any) -> bool:
