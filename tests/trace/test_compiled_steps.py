@@ -18,7 +18,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.observe.measure.meter import meter
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.compiled import dynamo, is_compiled
-from trainledger.trace.compiled.dynamo import name as private_name
+from trainledger.trace.compiled.dynamo import internal as private_name
 from trainledger.trace.step import trace
 
 torch.set_num_threads(1)

@@ -6,17 +6,7 @@ from typing import Any
 
 from trainledger.spec.units import ceil_div
 from trainledger.tensors.strided import Strided, list_text
-from trainledger.tensors.views import (
-    CannotApply,
-    Operation,
-    Outcome,
-    dim_of,
-    has_dims,
-    numbers,
-    over,
-    unsqueeze,
-    whole,
-)
+from trainledger.tensors.views import CannotApply, Operation, Outcome, dim_of, has_dims, numbers, over, unsqueeze, whole
 
 LARGEST_COUNT = 10**6  # of pieces
 

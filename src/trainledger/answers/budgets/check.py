@@ -118,12 +118,7 @@ def check(
 
 
 def compare(
-    name: str,
-    locked: Locked,
-    target: Target,
-    now: Evaluation,
-    allowed: Mapping[str, Tolerance],
-    root: Path,
+    name: str, locked: Locked, target: Target, now: Evaluation, allowed: Mapping[str, Tolerance], root: Path
 ) -> Difference:
     """One target's figures now against those in its lock."""
     summary = now.summary

@@ -41,7 +41,7 @@ _OPERATORS: dict[str, dict[int | None, str]] = {
         1: "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_",
     },
     "all_reduce": {
-        0: "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_",
+        0: "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_"
     },
     "all_to_all": {0: "all_to_all_single shard_dim_alltoall", 1: "alltoall_ alltoall_base_"},
     "broadcast": {0: "broadcast_ broadcast"},

@@ -20,7 +20,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
 NOTES = {
     "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
-    "is the most",
+    "is the most"
 }
 _BY_VALUE = (
     aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar, aten.sqrt.default,

@@ -122,7 +122,7 @@ SHAPES: dict[str, Shape] = {
 }
 # FLOPs that are the model's own, where they are not all: a place of a padded matmul may be empty.
 MODEL_FLOPS: dict[str, Count] = {
-    "trainledger::padded_mm": lambda args, out: _multiplied(_matmul(0))(args, out) // args[3] * args[2],
+    "trainledger::padded_mm": lambda args, out: _multiplied(_matmul(0))(args, out) // args[3] * args[2]
 }
 RULES: dict[str, tuple[str, Count]] = {
     **{name: ("matmul", _multiplied(shape)) for name, shape in SHAPES.items()},
