@@ -279,7 +279,7 @@ def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -
         return (args[0], *map(outside, args[1:])), {name: outside(each) for name, each in kwargs.items()}
 
     def outside(given: Any) -> Any:
-        """A closure that an optimizer calls is not part of its own work."""
+        # A closure that an optimizer calls is not part of its own work.
         if not callable(given):
             return given
 

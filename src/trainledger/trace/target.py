@@ -68,7 +68,7 @@ def floating_dtype_named(name: str, field: str) -> torch.dtype:
 
 @cache
 def _can_be_read(dtype: torch.dtype) -> bool:
-    """Whether a CPU makes numbers of a format and turns them into fp32, with which all work on them begins."""
+    # Torch has names for formats that no CPU kernel makes or reads (float4_e2m1fn_x2 in 2.13): asked by trying.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -244,7 +244,8 @@ def build(
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Let modules keep their parameters on the meta device, whatever they were made of."""
+    # Code that wants values builds its parameters for real; each goes to the meta device as soon as a module registers
+    # it.
 
     def register(before: Callable[..., None], module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta and type(parameter) is nn.Parameter:

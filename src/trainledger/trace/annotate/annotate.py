@@ -238,7 +238,7 @@ def without_cuda(sentence: str, device: str | None) -> str:
 
 
 def _loaded(recorder: Recorder, load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a file holds is in memory from here on, which no operation shows."""
+    # What a file holds is in memory from here on, which no operation shows.
     found = load(*args, **kwargs)
     recorder.appear(tensors_in(found), "torch.load")
     return found

@@ -291,7 +291,7 @@ def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Calla
     inside = False
 
     def noticed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, noticed once where a mode that it passes through calls it again."""
+        # A function mode calls the method again once it has seen the call (torch.overrides): it is noticed once.
 
         @functools.wraps(before)
         def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -273,6 +273,10 @@ def gradients_of(optimizer: torch.optim.Optimizer, record_of: Callable[[Tensor],
     return found
 
 
+# A program that uses no torch.optim writes its parameters itself: ``p -= lr * p.grad`` under ``no_grad``,
+# ``p.data.add_(...)`` and ``torch._foreach_*``. A step begins with the first such write since a backward and is over
+# when a graph is recorded again. Clipped or averaged weights are none: what is written must come from what a backward
+# has made, which is followed through all operations in between.
 RecordOf = Callable[[Tensor], Storage | None]
 OnWrite = Callable[[list[Storage], bool], None]
 

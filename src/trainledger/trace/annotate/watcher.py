@@ -174,7 +174,7 @@ class Watcher:
             caller_line.ran_lines.add(facts["line"])
 
     def _take_written(self, name: str, args: tuple[Any, ...]) -> None:
-        """A gradient that the user writes anew is no longer the one that a step used."""
+        # A gradient that the user writes anew is no longer the one that a step used.
         clears = name in ("zero_", "_foreach_zero_", "copy_", "_foreach_copy_")
         clears = clears or (name == "fill_" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0)
         if not clears and name not in ("mul_", "div_"):
@@ -229,7 +229,7 @@ class Watcher:
 
 
 def _loads_data(frame: FrameType | None) -> bool:
-    """Whether a loader runs this code, to make a batch: its tensors are the host's, and nothing waits for them."""
+    # A loader that makes a batch works on tensors of the host, and nothing waits for them.
     while frame is not None:
         if frame.f_code.co_filename.startswith(_LOADERS):
             return True
@@ -238,7 +238,7 @@ def _loads_data(frame: FrameType | None) -> bool:
 
 
 def _by_mask(args: tuple[Any, ...]) -> bool:
-    """Whether an index is a mask: how many elements it picks must be counted first."""
+    # How many elements a mask picks must be counted first, for which the host waits.
     return any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
 
 
@@ -274,7 +274,7 @@ class Steps:
                 each.remove()
 
     def _making(self, before: Callable[..., None]) -> Callable[..., None]:
-        """From the first optimizer on what else the program writes to parameters is no step (averages, clipping)."""
+        # From the first optimizer on what else the program writes to parameters is no step (averages, clipping).
 
         @functools.wraps(before)
         def made(*args: Any, **kwargs: Any) -> None:

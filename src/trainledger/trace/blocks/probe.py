@@ -230,7 +230,7 @@ def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
 
 
 def _like(tensor: Tensor) -> _Answer:
-    """New tensors like one that a block made, which is not kept."""
+    # A result that a block made is not kept: what refers to it would keep its graph and the block's activations alive.
     shape, stride, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
     learns = tensor.requires_grad
 

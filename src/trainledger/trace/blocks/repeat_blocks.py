@@ -100,7 +100,6 @@ class _Shortened:
         return extrapolated.at(self._whole, placed=partial(self._placed, extrapolated.counts))
 
     def _at(self, what: str, rounds: Counts) -> Ledger:
-        """The ledger of the model with so many rounds."""
         known = self._known.get((what, rounds))
         if known is not None:
             return known
@@ -151,7 +150,7 @@ def _note(stack: Stack) -> str:
 
 @contextmanager
 def _without_random_numbers() -> Iterator[None]:
-    """Raise NotAlikeError where the code has drawn numbers of Python's or numpy's, which may decide what runs."""
+    # Python's and numpy's random numbers may decide what runs, as for stochastic depth; torch's are fake here.
     before = _random_states()
     yield
     if _random_states() != before:

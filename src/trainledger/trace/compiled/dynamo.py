@@ -236,7 +236,8 @@ def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = Non
 
 
 def _entered(recorder: Recorder, module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run a compiled module, of which no hook lets the recorder know."""
+    # Of a compiled module torch calls no global hook from outside (nn.Module._wrapped_call_impl): the recorder hears of
+    # it here.
     output = None
     recorder.attribution.enter(module, arguments)
     try:
@@ -247,7 +248,7 @@ def _entered(recorder: Recorder, module: nn.Module, run: Callable[..., Any], *ar
 
 
 def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, with no hook called that would be compiled along."""
+    # Dynamo compiles hooks on all modules along with the module that it compiles, the recorder's too.
 
     def unseen(*arguments: Any, **options: Any) -> Any:
         with hooks_unseen(), function_modes_off():
@@ -314,7 +315,8 @@ def _announce(graph: Any, work: Work) -> None:
 
 
 def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
-    """The module of the code that Inductor wrote, kept from Inductor's own list of modules."""
+    # Executed here and not by PyCodeCache, which would keep the module in a list of its own for the life of the
+    # process.
     module = ModuleType("trainledger_compiled")
     module.__file__ = "<compiled>"
     for constants in ("constants", "torchbind_constants", "opaque_value_type_classes"):
@@ -331,14 +333,15 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
 
 
 def _places(arguments: Any) -> list[set[str]]:
-    """The names of the buffers by position of a kernel's arguments, one that is reused under all its names."""
+    # A buffer that is reused in place is one argument with several names (KernelArgs.inplace_buffers).
     _, called, _ = arguments.cpp_argdefs()
     reused = [set(each.other_names) for each in arguments.inplace_buffers.values() if hasattr(each, "other_names")]
     return [next((names for names in reused if each in names), {each}) for each in called]
 
 
 def _number(graph: Any) -> Callable[[Any], int]:
-    """An integer of a size; of one that varies, the one that it was compiled with."""
+    # A size that varies counts as the one that it was compiled with: a hint in torch's SizeVarAllocator, renamed in
+    # 2.11.
 
     def number(size: Any) -> int:
         try:

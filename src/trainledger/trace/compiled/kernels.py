@@ -97,7 +97,7 @@ def _kind(loops: list[Any], flops: int) -> str:
 
 
 def _elements(dependencies: set[Any], names: set[str], real: dict[str, str], number: Callable[[Any], int]) -> int:
-    """Elements of one buffer that loops touch: of a table that is looked up in, at most as many as come out."""
+    # Of a table that is looked up in, at most as many elements as come out are read.
     touched = 0
     for each in dependencies:
         if each.name in names or real.get(each.name) in names:
@@ -119,7 +119,8 @@ def _recomputed_share(origins: list[Any]) -> float:
 
 
 def _flops_of(nodes: Iterable[Any]) -> int:
-    """FLOPs of nodes of a graph: those of one reduction of the program, which the compiler has taken apart, once."""
+    # Inductor takes a reduction of the program apart, such as var_mean into sums and squares: it counts once, as
+    # uncompiled.
     flops, reductions = 0, dict[Any, int]()
     for each in nodes:
         original = each.meta.get("original_aten")
@@ -162,7 +163,7 @@ def _place(nodes: list[Any]) -> tuple[int | None, str]:
 
 
 def _owner(stack: dict[str, Any] | None) -> int | None:
-    """The innermost module of Dynamo's stack, whose keys are the modules' ``id``, with how often it ran before."""
+    # Dynamo's nn_module_stack has the modules' id as keys, with how often the module ran before.
     if not stack:
         return 0
     found = re.match(r"\d+", next(reversed(stack)))

@@ -199,10 +199,7 @@ class Runs:
             self._set_origins(event, at)
 
     def _claim(self, at: int) -> list[Storage]:
-        """What was allocated for the event with this index.
-
-        Where something was freed after it was allocated, both were live at once: it belongs to the event before.
-        """
+        # What is allocated before something is freed was live with it: it belongs to the event before.
         made, self._waiting = self._waiting, []
         events = self._recorder.events
         if made and at and len(events[at - 1].freed) > self._frees_before:

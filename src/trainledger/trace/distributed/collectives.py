@@ -175,7 +175,7 @@ _ELEMENTWISE = (
 
 
 def _module(name: str) -> Any:
-    """A part of FSDP2 that has no public name; None where this version has it elsewhere."""
+    # FSDP2's parts have no public name, and versions move them.
     try:
         return importlib.import_module(f"torch.distributed.fsdp._fully_shard.{name}")
     except ImportError:
@@ -191,7 +191,7 @@ def _own_shard(
     *rest: Any,
     **kw: Any,
 ) -> Tensor:
-    """The rank's own shard of a tensor, which in a real run the first rank sends to all."""
+    # In a real run the first rank cuts the tensor and sends each rank its shard (Shard._shard_tensor scatters).
     coordinate = mesh.get_coordinate()
     if type(placement) is not Shard or coordinate is None:
         return make(placement, tensor, mesh, mesh_dim, *rest, **kw)

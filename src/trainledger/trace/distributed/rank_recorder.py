@@ -74,7 +74,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     # Memory that grows and shrinks
 
     def _resize(self, resize: Callable[..., Any], storage: Any, size: int) -> Any:
-        """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
+        # FSDP2 frees what it has gathered by storage.resize_(0), and makes it large again (_fsdp_param.py, free_storage
+        # and alloc_storage).
         done = resize(storage, size)
         known = self.storages.live.get(storage._cdata)
         if known is None or known.nbytes != storage.nbytes():

@@ -186,7 +186,8 @@ class Reducer:
         self._arrived.clear()
 
     def _rebuild(self) -> None:
-        """Buckets in the order in which gradients came; the first may be smaller, so that sending begins early."""
+        # The first bucket may be smaller (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 1 MiB), so that sending begins
+        # early.
         self._rebuilt = True
         order = list(dict.fromkeys(self._arrived))
         if len(order) != len(self._parameters):
@@ -236,7 +237,7 @@ def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
 
 
 def _without_devices(init: Callable[..., None], ddp: Any, module: nn.Module, *given: Any, **options: Any) -> None:
-    """DDP takes the numbers of GPUs only for modules that are on one, and makes streams only where one is."""
+    # DDP takes the numbers of GPUs only for modules that are on one, and makes streams only where one is.
     if options.get("mixed_precision") is not None:
         rule = "DDP casts its parameters on another stream of the device during the forward, which is not traced"
         nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"

@@ -146,7 +146,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._assumed.add()
 
     def _assume(self, func: OpOverload, args: tuple[Any, ...]) -> float | int:
-        """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
+        # An unknown value is 0; where it scales what an optimizer does, no operation depends on it.
         recorder = self.recorder
         if recorder is not None:
             if recorder.phases.current not in ("optimizer", "clip"):
@@ -251,7 +251,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before(*args, **kwargs)
 
     def _refuse_own_update(self, args: tuple[Any, ...]) -> None:
-        """Without an optimizer of torch no step is seen, and a program would run to its end for nothing."""
+        # Without an optimizer of torch no step is seen, and a program would run to its end for nothing.
         if torch.is_grad_enabled():
             return
         written = {each.untyped_storage()._cdata for each in tensors_in(args[:1])}
@@ -270,7 +270,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (args[0], *map(self._outside, args[1:])), {name: self._outside(each) for name, each in kwargs.items()}
 
     def _outside(self, given: Any) -> Any:
-        """A closure that an optimizer calls, as Lightning's does, is forward and backward and not its own work."""
+        # A closure that an optimizer calls, as Lightning's does, is forward and backward and not its own work.
         if not callable(given):
             return given
 

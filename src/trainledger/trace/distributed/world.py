@@ -83,11 +83,8 @@ def process_groups(world_size: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def _little_to_collect() -> Iterator[None]:
-    """Let the garbage collector visit only what the world makes, not all modules each time.
-
-    Where something is frozen already it stays so, and nothing more is: objects frozen here and elsewhere cannot be
-    distinguished.
-    """
+    # The collector visits only what the world makes, not all modules each time. Where something is frozen already it
+    # stays so, as objects frozen here and elsewhere cannot be distinguished.
     if gc.get_freeze_count():
         yield
         return
@@ -136,11 +133,8 @@ def _environment(world_size: int, rank: int) -> Iterator[None]:
 
 @contextmanager
 def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
-    """Every process group, of whatever backend, is one whose collectives do nothing.
-
-    What is replaced stands below ``init_process_group`` and ``new_group``, so that a program may have imported those
-    by name before.
-    """
+    # What is replaced stands below init_process_group and new_group, so that a program may have imported those by name
+    # before.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -177,7 +171,8 @@ def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Drop what DTensor remembers by meshes: one of the next world may look the same and has other process groups."""
+    # DTensor caches by meshes, which compare by shape and ranks: one of the next world may look the same and has other
+    # process groups.
     from torch.distributed.tensor import _redistribute, debug
 
     for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "clear_redistribute_planner_cache")):
@@ -230,7 +225,7 @@ class _Distributed:
         return getattr(self._module, name)
 
     def get_backend(self, group: Any = None) -> str:
-        """No fake one, of which a schedule asks nothing."""
+        # Schedules ask nothing of a group whose backend is fake.
         return "gloo"
 
 
@@ -247,7 +242,8 @@ _STAGES: tuple[Patch, ...] = (
 
 
 def _swap(mode: FakeTensorMode, swap: Callable[..., None], a: Tensor, b: Tensor) -> None:
-    """Swap tensors, as ``model.to(dtype)`` and ``to_empty`` do: no weak reference to them may be left, nor here."""
+    # torch.utils.swap_tensors, which model.to(dtype) and to_empty call, refuses tensors with weak references to them;
+    # the mode's memo has some, and no other may be left here.
     for each in (a, b):
         if isinstance(each, FakeTensor):
             _forget(mode, each)

@@ -216,7 +216,7 @@ def pretended(accelerator: Accelerator, synchronized: Callable[[], None]) -> Ite
 
 
 class _FakeDevice:
-    """``device`` of a fake tensor, which no mode sees."""
+    # A function mode does not see attributes of fake tensors, which define `device` in Python themselves.
 
     def __init__(self, accelerator: Accelerator, own: Any) -> None:
         self._accelerator, self._own = accelerator, own

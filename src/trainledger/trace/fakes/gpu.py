@@ -252,7 +252,7 @@ def _answers(gpu: Gpu) -> dict[str, Made]:
 
 
 def _without_nvidia_smi(before: Callable[..., None], process: Any, args: Any, *more: Any, **options: Any) -> None:
-    """What a program logs of its GPU is nothing where there is no ``nvidia-smi``; any other process is started."""
+    # What a program logs of its GPU is nothing where there is no ``nvidia-smi``; any other process is started.
     words = args.split() if isinstance(args, str) else args if isinstance(args, (list, tuple)) else ()
     if words and words[0] == "nvidia-smi" and shutil.which("nvidia-smi") is None:
         args = "true" if isinstance(args, str) else ["true"]
@@ -260,7 +260,7 @@ def _without_nvidia_smi(before: Callable[..., None], process: Any, args: Any, *m
 
 
 def _truth(value: Any) -> Made:
-    """The answer, and to torch's own compiler what torch answers."""
+    # Torch's own compiler is told the truth, as it would write code for a GPU.
 
     def made(before: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:

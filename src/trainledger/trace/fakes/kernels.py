@@ -6,15 +6,6 @@ and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, auto
 (ATen/autocast_mode.h, AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE; torch documentation, Automatic Mixed Precision).
 RMS norms are one kernel that keeps its input and a reciprocal root a row, layer norms keep mean and deviation in fp32,
 dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
-
-What remains different from a step on CUDA:
-- Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
-- Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attention` does for heads of
-  uneven width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
-- The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
-- Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
-- The caching allocator rounds up to 512 bytes and fragments; a trace counts the tensors' own bytes.
-- Softmax of fp16 under autocast goes to fp32 in one kernel there, in two operations here.
 """
 
 from __future__ import annotations
@@ -35,6 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from trainledger.spec.device import KERNELS
 from trainledger.trace.patches import all_replaced, answering, around, replaced
 
+# What remains different from a step on CUDA:
+# - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
+# - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attention` does for heads of
+#   uneven width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
+# - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
+# - Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
+# - The caching allocator rounds up to 512 bytes and fragments; a trace counts the tensors' own bytes.
+# - Softmax of fp16 under autocast goes to fp32 in one kernel there, in two operations here.
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
 _CUDNN_WIDTHS = {"sm90": 256, "sm100": 128}  # of cuDNN's, and on the latter 192 with values of 128
@@ -131,7 +130,8 @@ def attention_on_cuda(
 
 
 def _to_multiple(x: Tensor) -> Tensor:
-    """Heads with zeros up to a multiple of 8, which the flash kernel wants."""
+    # The flash kernel wants heads of a multiple of 8 elements (sdp_utils.cpp; torch pads them in
+    # transformers/attention.cpp).
     missing = -x.shape[-1] % _ALIGNED
     return F.pad(x, (0, missing)) if missing else x
 

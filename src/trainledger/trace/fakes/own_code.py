@@ -108,6 +108,9 @@ class _Compiled:
         self._launched(f"cuda::{self._name}", tuple(args or ()), {})
 
 
+# FlashAttention's own functions, as `get_kernel` of Hugging Face's ``kernels`` gives them. Shapes, what is saved for
+# backward and FLOPs are known without the compiled kernels: those of every query with every key of the longest
+# sequence, or of its window. How long sequences are that lie behind each other depends on values: an upper bound.
 FORWARD, BACKWARD = "trainledger::flash_attention", "trainledger::flash_attention_backward"
 
 
@@ -256,7 +259,8 @@ def own_code_followed(mode: FakeTensorMode, note: Note, launched: Launched) -> I
 
 @contextmanager
 def _short_gradients(note: Note) -> Iterator[None]:
-    """An autograd function may return fewer gradients than it has inputs: those left out are None."""
+    # Functions that are written for torch.compile return fewer gradients than they have inputs: Dynamo takes those left
+    # out as None.
 
     def apply(before: Callable[..., Any], node: Any, *gradients: Any) -> Any:
         found = before(node, *gradients)

@@ -29,12 +29,12 @@ _BY_VALUE = (
 
 
 def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
-    """Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu)."""
+    # Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu).
     return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
 
 
 def _norm(args: tuple[Any, ...], out: Any) -> Any:
-    """Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur."""
+    # Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur.
     first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
     weights = [each for each in args[first : first + 2] if each is not None]
     mixed = args[0].dtype in _HALVES and any(each.dtype == torch.float32 for each in weights)
@@ -42,7 +42,7 @@ def _norm(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
-    """The gradient of half-precision values is in half precision, whatever the weights are in."""
+    # The gradient of half-precision values is in half precision, whatever the weights are in.
     x = args[1]
     if out[0] is None or out[0].dtype == x.dtype:
         return out
@@ -50,7 +50,7 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
-    """A reduced loss is a view of the memory that all its terms were allocated."""
+    # A reduced loss is a view of the memory that all its terms were allocated.
     elements = max(args[0].numel(), args[1].numel())
     if not isinstance(out, Tensor) or out.dim() or elements < 2:
         return out
@@ -58,14 +58,15 @@ def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _resized(args: tuple[Any, ...], out: Any) -> Any:
-    """A result is made as large as the input and then resized: memory never becomes less by that."""
+    # A result is made as large as the input and then resized: memory never becomes less by that.
     if args[0].numel() <= out.numel():
         return out
     return out.new_empty(args[0].numel()).as_strided(out.shape, out.stride())
 
 
 def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
-    """Results are contiguous, whatever the input is."""
+    # Results of the CPU's kernel are contiguous, whatever the input is; torch's rule for shapes keeps the input's
+    # strides.
     first = out[0]
     if isinstance(first, Tensor) and not first.is_contiguous():
         out = (torch.empty(first.shape, dtype=first.dtype, device="cpu"), *out[1:])
@@ -76,11 +77,9 @@ _PAGE, _CACHE_LINE = 4096, 64  # bytes
 
 
 def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
-    """oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
-
-    The buffers are those of oneDNN's `rnn_utils.cpp`; their formats were found by the sizes that torch 2.13 allocates,
-    which this gives to the byte.
-    """
+    # oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
+    # The buffers are those of oneDNN's `rnn_utils.cpp`; their formats were found by the sizes that torch 2.13
+    # allocates, which this gives to the byte.
     x, hidden, train = args[0], args[10], args[15]
     if not train:
         return out
@@ -97,7 +96,8 @@ def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _row(numbers: int, size: int) -> int:
-    """Bytes of a row: whole cache lines, and one more where rows would lie a multiple of 256 numbers apart."""
+    # Whole cache lines, and one more where rows would lie a multiple of 256 numbers apart, against 4K aliasing
+    # (oneDNN's rnn_utils.cpp, get_good_ld).
     line = _CACHE_LINE // size
     whole = round_up(numbers, line)
     return (whole + (0 if whole % 256 else line)) * size
@@ -144,7 +144,7 @@ def _bags_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _clone(args: tuple[Any, ...], out: Any) -> Any:
-    """A gradient is not copied where it becomes a parameter's, whatever happens to fake ones."""
+    # A gradient is not copied where it becomes a parameter's, whatever happens to fake ones.
     x = args[0]
     if not _is_sparse(x):
         return out
@@ -176,7 +176,7 @@ def _each_value(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _sum(args: tuple[Any, ...], out: Any) -> Any:
-    """The rows of both, which is the most: equal ones may become one."""
+    # Equal rows of both may become one; how many are depends on values.
     x, y = args[0], args[1]
     if not _is_sparse(out) or not _is_sparse(x) or not _is_sparse(y):
         return out

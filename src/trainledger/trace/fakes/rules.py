@@ -67,7 +67,8 @@ def _hides_something(batch: Any) -> bool:
 
 
 def _packed(find: Callable[[Tensor], Tensor | None], position_ids: Tensor) -> Tensor | None:
-    """The look at the values with all its operations, answered for fake tensors: one sequence in each row."""
+    # transformers looks at the values of position ids to know whether sequences are packed (masking_utils.py,
+    # find_packed_sequence_indices).
     sequence = find(position_ids)
     if not isinstance(sequence, FakeTensor):
         return sequence
@@ -88,7 +89,8 @@ def _known(value: Tensor, answer: bool) -> Tensor:
 
 
 def _one_hot(before: Callable[..., Tensor], tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """As real tensors do it: zeros, and a one where each number says; fake ones are compared with all numbers."""
+    # Of real tensors torch.one_hot scatters ones into zeros; its decomposition for fake ones (torch/_decomp) compares
+    # with all numbers and makes more memory.
     if not isinstance(tensor, FakeTensor) or num_classes < 0:
         return before(tensor, num_classes)
     zeros = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype)
@@ -111,10 +113,8 @@ def fake_rules() -> Iterator[None]:
 def _matmul(
     mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, *others: Any, **options: Any
 ) -> Tensor:
-    """The result of torch's `grouped_mm`: rows in groups by a matrix of each, or summed over each group.
-
-    Of any format, as the kernel of a CPU takes them; torch's own rule is for bf16 only.
-    """
+    # The result of torch's `grouped_mm`: rows in groups by a matrix of each, or summed over each group.
+    # Of any format, as the kernel of a CPU takes them; torch's own rule is for bf16 only.
     groups = [a.shape[0]] if a.dim() == b.dim() == 3 else []
     if a.dim() == b.dim() == 2:
         assert offs is not None
@@ -124,7 +124,7 @@ def _matmul(
 
 
 def _embedding(mode: FakeTensorMode, func: Any, weight: Tensor, indices: Tensor, *others: Any, **options: Any) -> Any:
-    """Refuse indices that real tensors refuse; torch's own rule does so since 2.13."""
+    # Refuse indices that real tensors refuse; torch's own rule does so since 2.13.
     if indices.dtype not in (torch.int64, torch.int32):
         rule = "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int"
         raise RuntimeError(f"{rule}; but got {indices.dtype} instead (while checking arguments for embedding)")
@@ -251,7 +251,7 @@ class Counts:
 
 
 def _unless_symbolic(rule: Callable[..., Any], before: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A rule for our own fake tensors; those of the compiler, whose sizes are symbols, keep theirs."""
+    # A rule for our own fake tensors; those of the compiler, whose sizes are symbols, keep theirs.
 
     def chosen(mode: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
         if mode.shape_env is not None and before is not None:

@@ -108,7 +108,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def _copied(before: Callable[..., Tensor], tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """A deep copy; torch's own gives a fake tensor the storage of another device, which ends the process later."""
+    # A deep copy; torch's own gives a fake tensor the storage of another device, which ends the process later.
     if type(tensor) is not FakeTensor:
         return before(tensor, memo)
     if id(tensor) in memo:
@@ -196,7 +196,7 @@ def _in_process(before: Callable[..., None], note: Note) -> Callable[..., None]:
 
 
 def _refuse_pretrained(module: ModuleType) -> None:
-    """Weights of a hub must not be fetched to be thrown away. The refusal stays: it asks whether tensors are fake."""
+    # Weights of a hub must not be fetched to be thrown away. The refusal stays: it asks whether tensors are fake.
     model = getattr(module, "PreTrainedModel", None)
     if model is None or hasattr(model.from_pretrained, "refuses"):
         return
@@ -263,7 +263,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
-    """Whether it passes for a GPU's."""
+    # Whether it passes for a GPU's.
     return is_gpu(tensor.device)
 
 

@@ -81,7 +81,7 @@ class ZeroWhereUnknown(TorchDispatchMode):
         return out if correct is None else correct(args, out)
 
     def _are_equal(self, one: Any, other: Any) -> bool:
-        """Whether two tensors are equal: assumed not, where their shapes are."""
+        # Whether two tensors are equal: assumed not, where their shapes are.
         if one.shape != other.shape:
             return False
         if self._assumed is None:
@@ -148,6 +148,9 @@ class AssumedValues:
             yield f"{unknown}: code that depends on it may take another path"
 
 
+# ``data[i : i + 64]`` for each i of a tensor of random places would be empty: with i, i + 64 would be read as 0. So a
+# whole number that is picked one by one is 0 and known, and i + 64 is 64. Where a batch is empty all the same, it is
+# refused: an account of no tokens would be silently wrong.
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _READ = torch.ops.aten._local_scalar_dense.default
 _PICKS = (torch.ops.aten.unbind.int, torch.ops.aten.select.int)

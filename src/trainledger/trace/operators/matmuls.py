@@ -17,6 +17,8 @@ from trainledger.ledger import rules
 from trainledger.spec.units import ceil_div
 from trainledger.trace.operators.custom import Args, Count, Shape
 
+# What the fused layers allocate was measured as in `scratch`, in fp32 and fp64; in half precision their matmuls take
+# more, which is not counted.
 _ATTENTION = "aten::_native_multi_head_attention"
 _LAYER = "aten::_transformer_encoder_layer_fwd"
 
@@ -50,7 +52,7 @@ def _grouped_mm(args: Args) -> tuple[int, ...]:
 
 
 def _grouped_mm_flops(args: Args, out: Any) -> int:
-    """Every row is multiplied once."""
+    # Every row is multiplied once.
     a, b = args[0], args[1]
     return 2 * int(a.numel()) * int(b.shape[-1])
 
@@ -98,7 +100,7 @@ def _recurrent(args: Args, out: Any) -> int:
 
 
 def _trilinear(args: Args, out: Any) -> int:
-    """Two products and a sum for each term of three tensors that are expanded to each other."""
+    # Two products and a sum for each term of three tensors that are expanded to each other.
     terms, dims = 1, args[0].dim() + len(args[3])
     shapes = [iter(each.shape) for each in args[:3]]
     for dim in range(dims):
@@ -107,7 +109,7 @@ def _trilinear(args: Args, out: Any) -> int:
 
 
 def _each_distance(args: Args, out: Any) -> int:
-    """A difference, its power and a sum for each coordinate."""
+    # A difference, its power and a sum for each coordinate.
     x, y = (args[0], args[1]) if args[0].shape[-1] == args[1].shape[-1] else (args[1], args[2])
     return 3 * int(x.numel()) * int(y.shape[-2])
 
@@ -177,10 +179,8 @@ def _layer_flops(args: Args, out: Any) -> int:
 def _attention_nbytes(
     x_BTD: Tensor, heads: int, mask: Tensor | None, mask_type: int, *, weights: bool = False, average: bool = False
 ) -> int:
-    """The most at once, its results with it: queries, keys and values twice, or with them the scores.
-
-    With a mask the scores are copied, and it is made one of bools; one of queries (``mask_type`` 0) for each score.
-    """
+    # The most at once, its results with it: queries, keys and values twice, or with them the scores. With a mask the
+    # scores are copied, and it is made one of bools; one of queries (mask_type 0) for each score.
     x, scored = x_BTD.nbytes, x_BTD.numel() // max(1, x_BTD.shape[2]) * heads * x_BTD.shape[1]
     scores = scored * x_BTD.element_size()
     masked = 0 if mask is None else scores + (scored if mask_type == 0 else mask.numel())
@@ -211,6 +211,15 @@ RULES |= {
 }
 FUSED_SCRATCH: dict[str, Count] = {_ATTENTION: _scratch_of_attention, _LAYER: _scratch_of_layer}
 
+
+# Factorizations, solutions and functions of matrices, as in Shampoo and Muon. A: [..., m, n], real; B: [..., n, k]; a
+# batch multiplies, a complex operation counts as 4 real ones. FLOPs are leading terms of LAPACK Working Note 41
+# (Anderson, Dongarra, Ostrouchov 1994, table of operation counts) where it has them, else of Golub & Van Loan, Matrix
+# Computations, 4th ed.: sections 5.2.2 (Q from reflectors), 5.3 (least squares), 7.5.6 (eigenvalues), 8.3 (symmetric
+# ones), 8.6.1 (singular values). How long iterations go on depends on values; these are the books' averages.
+# The matrix exponential is Taylor's of degree 18 in 5 matmuls (Bader, Blanes, Casas 2019, Computing the Matrix
+# Exponential with an Optimized Taylor Polynomial Approximation), without squarings: torch takes fewer matmuls for norms
+# below 1.5, and one squaring for each doubling of a norm beyond 3.
 
 _OfMatrix = Callable[[int, int, Args], int]  # of one real matrix, by rows, columns and all arguments
 
@@ -320,7 +329,7 @@ def _qr_blocks(args: Args, out: Any) -> int:
 
 
 def _eigh_workspace(args: Args, out: Any) -> int:
-    """xSYEVD's workspaces, which grow as the matrix, where vectors are asked for."""
+    # xSYEVD's workspaces, which grow as the matrix, where vectors are asked for.
     n, itemsize = int(args[0].shape[-1]), int(args[0].element_size())
     return (2 * n * n + 6 * n + 2) * itemsize + 4 * (5 * n + 3) if _argument(args, 2, True) else 0
 

@@ -23,13 +23,13 @@ _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")
 
 @cache
 def _lanes() -> int:
-    """Channels that oneDNN keeps together: as many fp32 numbers as a vector of this machine holds."""
+    # Channels that oneDNN keeps together: as many fp32 numbers as a vector of this machine holds.
     return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 
 
 @cache
 def _lacks_bf16() -> bool:
-    """Whether oneDNN computes in bf16 here without instructions for it."""
+    # Whether oneDNN computes in bf16 here without instructions for it.
     return "AVX512" in torch.backends.cpu.get_cpu_capability() and not torch.cpu._is_avx512_bf16_supported()
 
 
@@ -159,7 +159,7 @@ def _dense(*places: int) -> Count:
 
 
 def _batch_norm_backward(args: Args, out: Any) -> int:
-    """A second gradient of the image where both lie alike; in half precision two where the image has channels last."""
+    # A second gradient of the image where both lie alike; in half precision two where the image has channels last.
     g, x = args[0], args[1]
     alike = (_last(g), _last(x))
     if alike in ((True, True), (False, False)) and (_last(x) or (g.is_contiguous() and x.is_contiguous())):
@@ -170,7 +170,7 @@ def _batch_norm_backward(args: Args, out: Any) -> int:
 
 
 def _promoted(args: Args, out: Any) -> int:
-    """Of elements in several formats: what is not in the common one is copied into it (ATen's TensorIterator)."""
+    # Of elements in several formats: what is not in the common one is copied into it (ATen's TensorIterator).
     given = [each for each in args if isinstance(each, Tensor)]
     if len({each.dtype for each in given}) < 2:
         return 0
@@ -183,14 +183,14 @@ def _promoted(args: Args, out: Any) -> int:
 
 
 def _recurrent(args: Args, out: Any) -> int:
-    """Both weights in oneDNN's own order, and in fp32 the gates of all steps."""
+    # Both weights in oneDNN's own order, and in fp32 the gates of all steps.
     x, from_input, from_state = args[:3]
     gates = x.numel() // x.shape[-1] * from_input.shape[0] * 4 if x.dtype == torch.float32 else 0
     return int(from_input.nbytes + from_state.nbytes + gates)
 
 
 def _recurrent_backward(args: Args, out: Any) -> int:
-    """Gradients of both weights in fp32, rows a cache line apart; the gates of all steps, or copies in bf16."""
+    # Gradients of both weights in fp32, rows a cache line apart; the gates of all steps, or copies in bf16.
     x, from_input, from_state = args[:3]
     row = 4 * (from_input.shape[0] + _lanes())
     rows = from_input.shape[1] + from_state.shape[1]

@@ -111,7 +111,7 @@ def _none(args: Args, out: Any) -> int:
 
 
 def _fourier(args: Args, out: Any) -> int:
-    """5 N log2 N for complex values, half of it for real ones (the convention of FFTW's benchmarks)."""
+    # 5 N log2 N for complex values, half of it for real ones (the convention of FFTW's benchmarks).
     x, dims = args[0], args[1]
     real = not (x.is_complex() and out.is_complex())
     larger = (out if x.is_complex() else x) if real else max(x, out, key=Tensor.numel)

@@ -238,5 +238,5 @@ def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[
 
 
 def _compiler_gives() -> bool:
-    """Whether the work is that of torch's own compiler, whose threads have nothing to do with the model."""
+    # Whether the work is that of torch's own compiler, whose threads have nothing to do with the model.
     return any(each.f_code.co_filename.startswith(_COMPILER) for each in callers())

@@ -87,10 +87,8 @@ class Phases:
         return phase
 
     def _is_recomputation(self) -> bool:
-        """Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module.
-
-        What the engine itself calls is none, though with ``create_graph`` it makes a graph too.
-        """
+        # Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module.
+        # What the engine itself calls is none, though with ``create_graph`` it makes a graph too.
         if torch._C._current_autograd_node() is None:
             return False
         if self._attribution.running:
@@ -124,7 +122,7 @@ def engine_calls(frame: Any) -> bool:
 
 
 def _is_dispatch(code: Any) -> bool:
-    """Whether this is a dispatch mode's own code, or what torch wraps it in."""
+    # Whether this is a dispatch mode's own code, or what torch wraps it in.
     return bool(code.co_name in _DISPATCH or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py")))
 
 

@@ -299,7 +299,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return event
 
     def _add_unseen(self, inputs: list[Tensor]) -> None:
-        """What is read without having been made here was there before."""
+        # What is read without having been made here was there before the step, or an operation of another thread made
+        # it.
         for tensor in inputs:
             if tensor.untyped_storage()._cdata not in self.storages.live:
                 self._unseen += tensor.grad_fn is not None
