@@ -17,6 +17,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.loss import check_optimizer, loss_named, optimizer_named
+from trainledger.trace.patches import names
 from trainledger.trace.script import program_of
 from trainledger.trace.target import (
     Inputs,
@@ -68,6 +69,8 @@ def trace_named(
     if loss and ":" in loss:
         found: Any = load_target(loss, "--loss")
         of_loss = found
+    shared: dict[str, Any] = {"step": step, "loss": of_loss, "label": of_label, "kernels": kernels, "field": field}
+    shared |= {"first_step": first_step, "assume": assume}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the ledger says it
         if world_size is not None:
@@ -77,10 +80,8 @@ def trace_named(
             is_script = module.endswith(".py") and ":" not in module
             target = program_of(module, shlex.split(args)) if is_script else load_target(module, field)
             ledger = trace_rank_target(
-                target, world_size=world_size, rank=rank, inputs=inputs_of(input), step=step,
-                loss=of_loss, label=of_label, kernels=kernels, first_step=first_step, assume=assume, field=field,
-                named=module,
-            )  # fmt: skip
+                target, world_size=world_size, rank=rank, inputs=inputs_of(input), named=module, **shared
+            )
             return ledger, f"rank {rank} of {world_size:,} of {module}"
         if args:
             rule = "are those of a script that runs as a rank of a world"
@@ -94,11 +95,9 @@ def trace_named(
                 notes += (f"labels of shape {list(inputs['labels'].shape)} are given to it, as it is trained",)
         else:
             target, title, inputs = load_target(module, field), module, inputs_of(input)
-        ledger = trace_target(
-            target, inputs=inputs, step=step, loss=of_loss, label=of_label, dtype=of_dtype,
-            checkpointing=checkpointing, autocast=of_autocast, grad_accum=grad_accum, kernels=kernels,
-            first_step=first_step, blocks=blocks, assume=assume, field=field, named=title if hf is None else "",
-        )  # fmt: skip
+        of_model: dict[str, Any] = {"dtype": of_dtype, "autocast": of_autocast, "blocks": blocks}
+        shared |= {"named": title if hf is None else "", "checkpointing": checkpointing, "grad_accum": grad_accum}
+        ledger = trace_target(target, inputs=inputs, **of_model, **shared)
     return replace(ledger, notes=(*notes, *ledger.notes)), title
 
 
@@ -147,19 +146,17 @@ def trace_rank_target(
             return optimizer_named(name, parameters)
 
     with as_wrong_input(field, "the program", _A_LOSS):
-        return trace_rank(
-            program, world_size=world_size, rank=rank, batch=inputs or None, loss=loss_named(loss, None),
-            optimizer=optimizer, **options,
-        )  # fmt: skip
+        options |= {"batch": inputs or None, "loss": loss_named(loss, None), "optimizer": optimizer}
+        return trace_rank(program, world_size=world_size, rank=rank, **options)
 
 
 _LONGEST_DEFAULT = 2048  # tokens of a sequence where nothing is said
 # Sizes under the names that families have for them, each at least one.
-_SIZES = (
-    "hidden_size", "d_model", "n_embd", "vocab_size", "num_hidden_layers", "num_layers", "n_layer", "n_layers",
-    "num_decoder_layers", "encoder_layers", "decoder_layers", "num_attention_heads", "num_heads", "n_head", "n_heads",
-    "num_key_value_heads", "max_position_embeddings", "n_positions",
-)  # fmt: skip
+_SIZES = names("""
+    hidden_size d_model n_embd vocab_size num_hidden_layers num_layers n_layer n_layers num_decoder_layers
+    encoder_layers decoder_layers num_attention_heads num_heads n_head n_heads num_key_value_heads
+    max_position_embeddings n_positions
+""")
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining")
 
 

@@ -129,3 +129,12 @@ def dispatching(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text, as tables of them are written here.
+
+    >>> names("add sub mul")
+    ('add', 'sub', 'mul')
+    """
+    return tuple(text.split())

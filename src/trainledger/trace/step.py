@@ -64,7 +64,15 @@ def trace(
     had. Left out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
 
-    _check(model, optimizer, autocast, grad_accum, loss)
+    _check(model, optimizer)
+    if not isinstance(grad_accum, int) or grad_accum < 1:
+        raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast!r}")
+    if loss is not None and not callable(loss):
+        raise ValueError(f"loss must be a function of the output, such as lambda output: output.mean(), not {loss!r}")
+    if blocks not in BLOCKS:
+        raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
 
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
@@ -106,14 +114,11 @@ def trace(
             finally:
                 recorder.notes.append(closure_note(optimizer, evaluations))
 
-    if blocks not in BLOCKS:
-        raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
     given = _Inputs(batch, () if label is None else (label,))
-    all_blocks = blocks == "all" or takes_closure or is_compiled(model)
-    return _record(
-        model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum,
-        forward=None if all_blocks else forward, least=LEAST if blocks == "auto" else LEAST_ASKED, assume=assume,
-    )  # fmt: skip
+    one_by_one = blocks == "all" or takes_closure or is_compiled(model)
+    options: dict[str, Any] = {"first_step": first_step, "kernels": kernels, "rounds": grad_accum, "assume": assume}
+    options |= {"forward": None if one_by_one else forward, "least": LEAST if blocks == "auto" else LEAST_ASKED}
+    return _record(model, given, step, optimizers_in(optimizer), **options)
 
 
 def trace_step(
@@ -145,9 +150,7 @@ def trace_step(
             call(step, inputs.batch)
 
     given = _Inputs(batch)
-    return _record(
-        root, given, run, several, first_step=first_step, kernels=kernels, find_phases=True, assume=assume
-    )  # fmt: skip
+    return _record(root, given, run, several, first_step=first_step, kernels=kernels, find_phases=True, assume=assume)
 
 
 @dataclass(frozen=True)
@@ -227,20 +230,11 @@ def _record(
         return replace(ledger, notes=(*ledger.notes, once)) if once else ledger
 
 
-def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int,
-    loss: object,
-) -> None:  # fmt: skip
-    """Raise ValueError for arguments that no step can have."""
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise ValueError for a model and an optimizer that no step can have."""
     if not isinstance(model, nn.Module):
         found = f"the class {model.__name__}; make one" if isinstance(model, type) else repr(model)[:60]
         raise ValueError(f"model must be an nn.Module, not {found}")
-    if not isinstance(grad_accum, int) or grad_accum < 1:
-        raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast!r}")
-    if loss is not None and not callable(loss):
-        raise ValueError(f"loss must be a function of the output, such as lambda output: output.mean(), not {loss!r}")
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -27,7 +27,6 @@ from trainledger.trace.annotate.annotation import (
     LOOP,
     SYNC,
     VIEW,
-    Account,
     Annotation,
     File,
     Finding,
@@ -40,7 +39,7 @@ from trainledger.trace.annotate.copies import reads_seen
 from trainledger.trace.annotate.findings import FEWEST_READS, findings
 from trainledger.trace.annotate.graphs import FEWEST_LOOKS
 from trainledger.trace.annotate.loops import LineRuns, Loop
-from trainledger.trace.annotate.source import Files
+from trainledger.trace.annotate.source import Files, Shape
 from trainledger.trace.annotate.watcher import Steps, Watcher
 from trainledger.trace.compiled import compiled_runs_eagerly
 from trainledger.trace.fakes.accelerator import Accelerator, pretended
@@ -167,7 +166,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
 
     with ExitStack() as stack:
         enter = stack.enter_context
-        enter(replaced(torch, "compile", lambda _: _eager(note)))
+        enter(replaced(torch, "compile", around(partial(_eager, note))))
         enter(steps.followed())
         if request.fake:
             mode = enter(FakeTensorMode(allow_non_fake_inputs=True))
@@ -208,14 +207,15 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     if not runs.counted:
         note("runs of lines were not counted: a debugger or coverage tool already traces them")
     found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
-    return Annotation(
-        script=files.name(files.script), files=tuple(_files(_Seen(watcher, files, runs, ends))), findings=found,
-        total=account.total, elsewhere=_elsewhere(account, files), peak_nbytes=watcher.peak_nbytes,
-        live_nbytes=sum(ends.values()), steps=steps.taken, backwards=recorder.phases.micro_batches, seconds=seconds,
-        fake=request.fake, device=request.device or "", ended=ending.sentence, outcome=ending.outcome,
-        uncounted=tuple((name, times, watcher.uncounted.get(name, "")) for name, times in uncounted),
-        notes=tuple(notes),
-    )  # fmt: skip
+    others = (line for name, line in account.lines.items() if name.rpartition(":")[0] not in files.shown())
+    elsewhere = sum((line.own + line.backward + line.recompute for line in others), Work())
+    facts: dict[str, Any] = {"total": account.total, "elsewhere": elsewhere, "seconds": seconds}
+    facts |= {"peak_nbytes": watcher.peak_nbytes, "live_nbytes": sum(ends.values()), "steps": steps.taken}
+    facts |= {"backwards": recorder.phases.micro_batches, "fake": request.fake, "device": request.device or ""}
+    facts |= {"ended": ending.sentence, "outcome": ending.outcome, "notes": tuple(notes)}
+    facts["uncounted"] = tuple((name, times, watcher.uncounted.get(name, "")) for name, times in uncounted)
+    shown = tuple(_files(watcher, files, runs, ends))
+    return Annotation(files.name(files.script), shown, found, **facts)
 
 
 def too_few_steps(steps: int) -> str:
@@ -259,57 +259,33 @@ def _alone(
     distributed_c10d.init_process_group(*args, **kwargs)
 
 
-def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
-    def compile(model: Any = None, **options: Any) -> Any:
-        note("torch.compile was left out: operations run one by one, before fusion")
-        return model if model is not None else lambda each: each
-
-    return compile
+def _eager(note: Callable[[str], object], compile: Any, model: Any = None, **options: Any) -> Any:
+    note("torch.compile was left out: operations run one by one, before fusion")
+    return model if model is not None else lambda function: function
 
 
-class _Seen(NamedTuple):
-    """What was seen of a program; ``ends`` are the live bytes of each line when it ended."""
-
-    watcher: Watcher
-    files: Files
-    runs: LineRuns
-    ends: dict[str, int]
-
-
-def _elsewhere(account: Account, files: Files) -> Work:
-    """The work that no line of the files shown caused."""
-    shown, elsewhere = files.shown(), Work()
-    for name, line in account.lines.items():
-        if name.rpartition(":")[0] not in shown:
-            elsewhere += line.own + line.backward + line.recompute
-    return elsewhere
+def _files(watcher: Watcher, files: Files, runs: LineRuns, ends: dict[str, int]) -> Iterator[File]:
+    """The script, and the other files of which a line did something; ``ends`` are live bytes when it ended."""
+    worked = {name.rpartition(":")[0] for name in watcher.account.lines}
+    for name, path in files.shown().items():
+        if path == files.script or name in worked:
+            shape = files.shape(path)
+            numbers = range(1, len(shape.lines) + 1)
+            yield File(name, tuple(_line(watcher, shape, runs, ends, name, number) for number in numbers))
 
 
-def _files(seen: _Seen) -> Iterator[File]:
-    """The script, and the other files of which a line did something."""
-    worked = {name.rpartition(":")[0] for name in seen.watcher.account.lines}
-    for name, path in seen.files.shown().items():
-        if path == seen.files.script or name in worked:
-            numbers = range(1, len(seen.files.shape(path).lines) + 1)
-            yield File(name, tuple(_line(seen, name, path, number) for number in numbers))
-
-
-def _line(seen: _Seen, name: str, path: str, number: int) -> Line:
-    shape, at = seen.files.shape(path), f"{name}:{number}"
-    line = seen.watcher.account.lines.get(at)
-    statement = shape.statement(number)
-    ran = seen.runs.runs.get((name, statement), 0) if statement == number or line is not None else 0
-    loop = seen.runs.loops.get((name, number))
+def _line(watcher: Watcher, shape: Shape, runs: LineRuns, ends: dict[str, int], name: str, number: int) -> Line:
+    at, text, statement = f"{name}:{number}", shape.lines[number - 1], shape.statement(number)
+    line = watcher.account.lines.get(at)
+    ran = runs.runs.get((name, statement), 0) if statement == number or line is not None else 0
+    loop = runs.loops.get((name, number))
     marks = _loop_marks(loop) if loop is not None else ()
-    text = shape.lines[number - 1]
-    syncs = [Mark(SYNC, each.what, each.times) for each in seen.watcher.syncs.waits() if each.caller_line == at]
+    syncs = [Mark(SYNC, sync.what, sync.times) for sync in watcher.syncs.waits() if sync.caller_line == at]
     if line is None:
         return Line(number, text, ran, marks=(*marks, *syncs))
-    return Line(
-        number, text, ran, line.own, line.backward, line.recompute, alive=line.alive,
-        at_end=seen.ends.get(at, 0), most_alive=line.most_alive, alive_of_backward=line.alive_of_backward,
-        marks=(*marks, *_marks(line), *syncs), tensors=tuple(line.shown),
-    )  # fmt: skip
+    work = line.own, line.backward, line.recompute
+    live = line.alive, ends.get(at, 0), line.most_alive, line.alive_of_backward
+    return Line(number, text, ran, *work, *live, (*marks, *_marks(line), *syncs), tuple(line.shown))
 
 
 def _loop_marks(loop: Loop) -> tuple[Mark, ...]:

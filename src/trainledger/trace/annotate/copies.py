@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, memory_format
-from torch import contiguous_format as CONTIGUOUS
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Caller, Callers
-from trainledger.trace.patches import all_replaced
+from trainledger.trace.patches import all_replaced, names
 from trainledger.trace.recorder.storages import dtype_name, tensors_in, touched_nbytes
 
 NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE = "non-contiguous", "expanded", "dtype", "device"
@@ -34,29 +33,43 @@ _REPEATS = ("repeat", "repeat_interleave", "tile")
 _JOINS = ("cat", "stack", "concatenate", "hstack", "vstack")
 _INDEXES = ("index", "index_select", "gather", "take", "take_along_dim", "masked_select")
 # Calls that say themselves that they copy or convert.
-_ASKED = {
-    "contiguous", "clone", "copy_", "to", "type", "float", "half", "bfloat16", "double", "int", "long", "bool", "cpu",
-    "cuda", "deepcopy", "type_as", "pin_memory", "einsum", *_REPEATS, *_JOINS,
-}  # fmt: skip
+_ASKED = (
+    names("""
+    contiguous clone copy_ to type float half bfloat16 double int long bool cpu cuda deepcopy type_as pin_memory einsum
+""")
+    + _REPEATS
+    + _JOINS
+)
 _HALVES = (torch.bfloat16, torch.float16)
 _WIDER = {
     **dict.fromkeys(_HALVES, (torch.float32, torch.float64)),
     torch.float32: (torch.float64,),
     torch.int32: (torch.int64, torch.float64),
 }
-LOSSES = frozenset({
-    "_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "logsumexp", "mse_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss",
-})  # fmt: skip
+LOSSES = names("""
+    _log_softmax nll_loss_forward nll_loss2d_forward logsumexp mse_loss binary_cross_entropy
+    binary_cross_entropy_with_logits smooth_l1_loss huber_loss
+""")
 
 
 class Copy:
     """Copies of one kind at one expression of a line: the first one's tensors, and how often and how many bytes."""
 
     __slots__ = (
-        "expression", "largest", "line", "nbytes", "of_loss", "shape", "source", "source_dtype", "source_nbytes",
-        "source_stride", "sources", "times", "to",
-    )  # fmt: skip
+        "expression",
+        "largest",
+        "line",
+        "nbytes",
+        "of_loss",
+        "shape",
+        "source",
+        "source_dtype",
+        "source_nbytes",
+        "source_stride",
+        "sources",
+        "times",
+        "to",
+    )
 
     def __init__(self, line: str, expression: str, sources: Sequence[Tensor], out: Tensor) -> None:
         self.line, self.expression = line, expression
@@ -178,22 +191,17 @@ def why_copied(func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[
             return DTYPE
         return DEVICE if kwargs.get("device") not in (None, source.device) else LAYOUT
     if name == "clone":
-        return _why_cloned(source, kwargs.get("memory_format"))
+        form = kwargs.get("memory_format")
+        if form is None or source.is_contiguous(memory_format=form):
+            return CLONE
+        still = any(not step and size > 1 for size, step in zip(source.shape, source.stride(), strict=True))
+        return LAYOUT if form is not torch.contiguous_format else EXPANDED if still else NON_CONTIGUOUS
     if name == "copy_":
         other = args[1]
         return DEVICE if other.device != source.device else DTYPE if other.dtype != source.dtype else ""
     if name in _REPEATS:
         return REPEATED
     return INDEXED if name in _INDEXES else ""
-
-
-def _why_cloned(source: Tensor, form: memory_format | None) -> str:
-    if form is CONTIGUOUS and not source.is_contiguous():
-        still = any(not step and size > 1 for size, step in zip(source.shape, source.stride(), strict=True))
-        return EXPANDED if still else NON_CONTIGUOUS
-    if form is not None and not source.is_contiguous(memory_format=form):
-        return LAYOUT
-    return CLONE
 
 
 def called(expression: str) -> str:
@@ -215,15 +223,17 @@ def called(expression: str) -> str:
     return "[]" if isinstance(node, ast.Subscript) else ""
 
 
-SYNCHRONIZING = frozenset({
-    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_consecutive", "unique_dim",
-    "nonzero_numpy",
-})  # fmt: skip
+SYNCHRONIZING = names("""
+    _local_scalar_dense nonzero masked_select equal _unique2 unique_consecutive unique_dim nonzero_numpy
+""")
 _READS = "reads a number off a tensor"
 _SAID = {
-    "nonzero": "counts what is not zero", "masked_select": "counts what a mask picks", "equal": "compares values",
-    "index": "counts what a mask picks", "_unique2": "counts distinct values",
-}  # fmt: skip
+    "nonzero": "counts what is not zero",
+    "masked_select": "counts what a mask picks",
+    "equal": "compares values",
+    "index": "counts what a mask picks",
+    "_unique2": "counts distinct values",
+}
 
 
 @dataclass(slots=True)

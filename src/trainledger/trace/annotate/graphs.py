@@ -21,6 +21,7 @@ from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Chain
 from trainledger.trace.recorder.storages import tensors_in, written_arguments
 
+RecordOf = Callable[[Tensor], Storage | None]
 MOST_NODES = 50_000  # looked at in one step
 _NO_NUMBER = 2**63
 _EVERY_STEP_UNTIL = 16
@@ -261,23 +262,16 @@ class Gradients:
             self._used[each] = ""
 
 
-def gradients_of(optimizer: torch.optim.Optimizer, record_of: Callable[[Tensor], Storage | None]) -> list[Storage]:
-    """The pieces of memory of an optimizer's gradients."""
-    found = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                record = record_of(parameter.grad)
-                if record is not None:
-                    found.append(record)
-    return found
+def gradients_of(parameters: Iterable[Tensor], record_of: RecordOf) -> list[Storage]:
+    """The pieces of memory of the parameters' gradients."""
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+    return [record for gradient in gradients if (record := record_of(gradient)) is not None]
 
 
 # A program that uses no torch.optim writes its parameters itself: ``p -= lr * p.grad`` under ``no_grad``,
 # ``p.data.add_(...)`` and ``torch._foreach_*``. A step begins with the first such write since a backward and is over
 # when a graph is recorded again. Clipped or averaged weights are none: what is written must come from what a backward
 # has made, which is followed through all operations in between.
-RecordOf = Callable[[Tensor], Storage | None]
 OnWrite = Callable[[list[Storage], bool], None]
 
 
@@ -331,8 +325,13 @@ class Updates:
             return
         self._of_gradients.update(event.allocated)
         self._of_gradients.update(each for each in written if each not in self._parameters)
-        if self._after_backward and not backward:
-            self._write([each for each in written if each in self._parameters and each not in self._written])
+        parameters = [record for record in written if record in self._parameters and record not in self._written]
+        if self._after_backward and not backward and parameters and self.on_write is not None:
+            self._written.update(parameters)
+            begins, self._stepping = not self._stepping, True
+            self._nodes = nodes_so_far() if begins else self._nodes
+            tensors = (ref() for record in parameters for ref in self._parameters[record].values())
+            self.on_write(gradients_of((tensor for tensor in tensors if tensor is not None), self._record_of), begins)
 
     def _learn(self, parameter: Tensor) -> None:
         record = self._record_of(parameter)
@@ -342,19 +341,3 @@ class Updates:
             if ref is None or ref() is not parameter:
                 known[id(parameter)] = weakref.ref(parameter)
                 self._of_gradients.discard(record)
-
-    def _write(self, parameters: list[Storage]) -> None:
-        if not parameters or self.on_write is None:
-            return
-        self._written.update(parameters)
-        begins, self._stepping = not self._stepping, True
-        self._nodes = nodes_so_far() if begins else self._nodes
-        self.on_write([each for parameter in parameters for each in self._gradients(parameter)], begins)
-
-    def _gradients(self, parameter: Storage) -> Iterable[Storage]:
-        for ref in self._parameters[parameter].values():
-            tensor = ref()
-            if tensor is not None and tensor.grad is not None:
-                record = self._record_of(tensor.grad)
-                if record is not None:
-                    yield record

@@ -262,10 +262,8 @@ class LoopGraphs:
             own = max(each.untyped_storage().nbytes() for each in tensors)
             if grown - own <= 0:
                 continue
-            kept = Kept(
-                f"{turns.file}:{turns.head}", holder, iterations, grown - own, (numbers[0], numbers[-1]),
-                all(each.numel() == 1 for each in tensors),
-            )  # fmt: skip
+            scalars, bounds = all(tensor.numel() == 1 for tensor in tensors), (numbers[0], numbers[-1])
+            kept = Kept(f"{turns.file}:{turns.head}", holder, iterations, grown - own, bounds, scalars)
             kept.watched(tensors)
             self._found.append(kept)
             self._watched.append(kept)

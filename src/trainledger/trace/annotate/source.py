@@ -15,22 +15,20 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
-from trainledger.trace.recorder.source_lines import is_tracers, is_users, shown_file
+from trainledger.trace.patches import names
+from trainledger.trace.recorder.source_lines import TORCH, callers, is_tracers, is_users, shown_file
 
 _INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib", "stdlib", "platstdlib")})
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Parts of torch that only pass on what they are called for.
 _THIN = tuple(
-    _TORCH + each.replace("/", os.sep)
-    for each in (
-        "_tensor.py", "functional.py", "nn/functional.py", "nn/modules/module.py", "nn/modules/linear.py",
-        "nn/modules/flatten.py", "nn/modules/loss.py", "nn/modules/container.py", "_tensor_str.py", "overrides.py",
-        "utils/_device.py", "_jit_internal.py", "utils/_contextlib.py", "_dynamo/eval_frame.py", "_compile.py",
-    )
-)  # fmt: skip
+    TORCH + name.replace("/", os.sep)
+    for name in names("""
+        _tensor.py functional.py nn/functional.py nn/modules/module.py nn/modules/linear.py nn/modules/flatten.py
+        nn/modules/loss.py nn/modules/container.py _tensor_str.py overrides.py utils/_device.py _jit_internal.py
+        utils/_contextlib.py _dynamo/eval_frame.py _compile.py
+    """)
+)
 
 
 class Files:
@@ -166,14 +164,8 @@ class Callers:
 
     def chain(self) -> Chain:
         """All lines of the files shown that are being run."""
-        found = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = self._files.name(frame.f_code.co_filename)
-            if name:
-                found.append(f"{name}:{frame.f_lineno}")
-            frame = frame.f_back
-        return tuple(found)
+        shown = ((self._files.name(frame.f_code.co_filename), frame.f_lineno) for frame in callers())
+        return tuple(f"{name}:{line}" for name, line in shown if name)
 
     def _from(self, frame: FrameType | None) -> Caller | None:
         inside = ""
@@ -181,25 +173,16 @@ class Callers:
             file = frame.f_code.co_filename
             name = self._files.name(file)
             if name:
-                return Caller(name, frame.f_lineno, self._expression(frame), inside, frame)
+                key = (frame.f_code, frame.f_lasti)
+                if key not in self._expressions:
+                    self._expressions[key] = expression_at(frame)
+                return Caller(name, frame.f_lineno, self._expressions[key], inside, frame)
             if is_tracers(file):
                 inside = ""
             elif not inside and not file.startswith(("<", *_THIN)):
-                inside = _module_of(frame)
+                inside = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}"
             frame = frame.f_back
         return None
-
-    def _expression(self, frame: FrameType) -> str:
-        key = (frame.f_code, frame.f_lasti)
-        found = self._expressions.get(key)
-        if found is None:
-            found = self._expressions[key] = expression_at(frame)
-        return found
-
-
-def _module_of(frame: FrameType) -> str:
-    name = frame.f_globals.get("__name__", "")
-    return f"{name}.{frame.f_code.co_name}"
 
 
 def expression_at(frame: FrameType) -> str:
@@ -252,13 +235,13 @@ def holder_of(tensor: Any, frame: FrameType | None, files: Files) -> Holder | No
             for name, value in variables_of(each):
                 if id(value) in known:
                     return Holder(name, type(value).__name__, *added_to(name, each, files))
-                inner = _attribute(value, known)
+                inner = next((attribute for attribute, held in attributes_of(value) if id(held) in known), None)
                 if inner is not None:
                     return Holder(f"{name}.{inner}", "attribute", *added_to(inner, each, files, attribute=True))
         if level == 0:
             holding = [
                 outer for each in holding for outer in gc.get_referrers(each) if isinstance(outer, (list, dict, tuple))
-            ]  # fmt: skip
+            ]
     return None
 
 
@@ -287,11 +270,6 @@ def variables_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
         yield from list(frame.f_globals.items())
 
 
-def _attribute(value: Any, known: dict[int, Any]) -> str | None:
-    """The attribute of an object of the user's whose value is one of those known."""
-    return next((name for name, each in attributes_of(value) if id(each) in known), None)
-
-
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """The attributes of an object of the user's; of anything else, none."""
     if isinstance(value, (type, ModuleType)) or type(value).__module__ in ("builtins", "torch"):
@@ -304,7 +282,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 
 def added_to(
     name: str, frame: FrameType, files: Files, *, attribute: bool = False, within: tuple[int, int] = (0, 0)
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """The first line of a frame's file that puts something into a variable or an attribute, and what; "" for neither.
 
     Lines ``within`` two come before all others, then those of the frame's own function.

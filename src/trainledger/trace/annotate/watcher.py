@@ -49,28 +49,26 @@ class Watcher:
         self.conversions = Conversions()
         self.broadcasts = Broadcasts()
         self.syncs = Syncs()
-        self.updates = Updates(self._record_of)
+        self.updates = Updates(lambda tensor: self._record_of(tensor))
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
         self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], bool] = lambda args, kwargs, event: False
-        self.dies: list[Callable[[Storage], None]] = [
-            self.gradients.gone, self.graph.gone, self.conversions.gone, self.updates.gone,
-        ]  # fmt: skip
+        followers = (self.gradients, self.graph, self.conversions, self.updates)
+        self.dies: list[Callable[[Storage], None]] = [follower.gone for follower in followers]
         self.uncounted: dict[str, str] = {}
         self._shapes = shapes
         self._backward_line = ""
         self._in_backward = False
         self._nodes = 0  # of autograd, made before the last operation of a forward
         account.gone = self._gone
-        self.recorder = Recorder(
-            nn.Module(), find_phases=True, lines=self.lines, observe=self.operation, freed=account.freed,
-            appeared=account.appear if from_start else None,
-        )  # fmt: skip
-
+        follow: dict[str, Any] = {"observe": self.operation, "freed": account.freed}
+        follow["appeared"] = account.appear if from_start else None
+        self.recorder = Recorder(nn.Module(), find_phases=True, lines=self.lines, **follow)
         self.recorder.higher_order_ran = account.take
+        self._record_of = self.recorder.record_of
 
     def _gone(self, record: Storage) -> None:
-        for each in self.dies:
-            each(record)
+        for hear in self.dies:
+            hear(record)
 
     def operation(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
@@ -144,13 +142,8 @@ class Watcher:
         total = self.account.total
         return Tally(total.flops, total.read + total.written, self.account.live, nodes_so_far(), self.graph.steps)
 
-    def _record_of(self, tensor: Any) -> Storage | None:
-        return self.recorder.record_of(tensor)
-
     def _take_view(self, func: OpOverload, out: Any) -> None:
-        if not isinstance(out, (Tensor, list, tuple)):
-            return
-        at = self.lines.here()
+        at = self.lines.here() if isinstance(out, (Tensor, list, tuple)) else ""
         if not at:
             return
         line = self.account.of(at)
@@ -188,9 +181,18 @@ class Watcher:
             self.gradients.cleared(known)
 
     def _take_copy(
-        self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event,
-        line: LineAccount, crossed: str, *, backward: bool,
-    ) -> None:  # fmt: skip
+        self,
+        func: OpOverload,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        event: Event,
+        line: LineAccount,
+        crossed: str,
+        *,
+        backward: bool,
+    ) -> None:
         if not isinstance(out, Tensor):
             return
         if not backward:
@@ -221,20 +223,15 @@ class Watcher:
         if len(line.shown) >= MOST_SHOWN:
             return
         for each in tensors_in(out)[:2]:
-            shown = Shown(
-                name.strip("_"), kind, tuple(each.shape), tuple(each.stride()), dtype_name(each.dtype),
-                self.device_of(each), each.is_contiguous(),
-            )  # fmt: skip
-            line.shown.setdefault(shown)
+            place = dtype_name(each.dtype), self.device_of(each), each.is_contiguous()
+            line.shown.setdefault(Shown(name.strip("_"), kind, tuple(each.shape), tuple(each.stride()), *place))
 
 
 def _loads_data(frame: FrameType | None) -> bool:
     # A loader that makes a batch works on tensors of the host, and nothing waits for them.
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_LOADERS):
-            return True
+    while frame is not None and not frame.f_code.co_filename.startswith(_LOADERS):
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def _by_mask(args: tuple[Any, ...]) -> bool:
@@ -286,16 +283,20 @@ class Steps:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._watcher.updates.on_write = None
         self._forget_frames()
-        self._use(gradients_of(optimizer, self._watcher.recorder.record_of), self.taken)
+        self._use(self._gradients(optimizer), self.taken)
         self.in_step = True
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.in_step:
             return  # it began before it was followed
         self.in_step = False
-        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.record_of))
+        self._watcher.gradients.after_step(self._gradients(optimizer))
         self.end_step()
         self._enough()
+
+    def _gradients(self, optimizer: torch.optim.Optimizer) -> list[Storage]:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return gradients_of(parameters, self._watcher.recorder.record_of)
 
     def _written(self, gradients: list[Storage], begins: bool) -> None:
         """The program writes parameters by these gradients; ``begins`` with the first write since a backward."""

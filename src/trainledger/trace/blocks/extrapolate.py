@@ -281,9 +281,8 @@ def _key(entry: Entry, path: str) -> tuple[Any, ...]:
     facts = vars(entry)
     kind = (path, *[facts[name] for name in _SAME], len(entry.shape))
     counts = tuple(count for _, count in entry.loop)
-    return (
-        kind, *[facts[name] for name in _GROWING], entry.shape, counts, *[_sorted(facts[name]) for name in _AMOUNTS]
-    )  # fmt: skip
+    growing = [facts[name] for name in _GROWING]
+    return (kind, *growing, entry.shape, counts, *[_sorted(facts[name]) for name in _AMOUNTS])
 
 
 def _sorted(amounts: Amounts) -> Amounts:
@@ -293,10 +292,8 @@ def _sorted(amounts: Amounts) -> Amounts:
 
 
 def _head_of(ledger: Ledger) -> tuple[Any, ...]:
-    return (
-        _sorted(ledger.resident), ledger.parameters, ledger.tokens, ledger.micro_batches, _sorted(ledger.uncounted),
-        ledger.writer, ledger.partial, ledger.notes,
-    )  # fmt: skip
+    counts = ledger.parameters, ledger.tokens, ledger.micro_batches, _sorted(ledger.uncounted)
+    return (_sorted(ledger.resident), *counts, ledger.writer, ledger.partial, ledger.notes)
 
 
 # Micro-batches

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from trainledger.trace.blocks.extrapolate import Counts
 from trainledger.trace.fakes.tensors import restored
+from trainledger.trace.patches import names
 
 _PARTS = ("_parameters", "_buffers", "_modules")
-_BY_HANDLE = (  # dicts whose keys number the hooks of the whole process
-    "_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
-)  # fmt: skip
+_BY_HANDLE = names("""
+    _backward_pre_hooks _backward_hooks _forward_hooks _forward_pre_hooks _state_dict_hooks _state_dict_pre_hooks
+    _load_state_dict_pre_hooks _load_state_dict_post_hooks _forward_hooks_with_kwargs _forward_hooks_always_called
+    _forward_pre_hooks_with_kwargs
+""")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN = (bool, float, complex, bytes, type(None), torch.dtype, torch.device, type, range)
 _DIGITS = re.compile(r"(\d+)")

@@ -150,12 +150,10 @@ class Runs:
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
         def note(made: list[Storage], phase: str, flops: int, read: int, written: int, seconds: float | None) -> None:
-            event = Event(
-                made, name=work.name, path=self._path(phase, work), phase=phase, kind=work.kind, flops=flops,
-                read=read, written=written, dtype=dtypes[0] if dtypes else "", line=work.line,
-                basis="assumed" if recomputed else basis, source=SOURCE, seconds=seconds,
-            )  # fmt: skip
-            self._append(event)
+            facts = {"name": work.name, "kind": work.kind, "line": work.line, "source": SOURCE, "seconds": seconds}
+            facts |= {"dtype": dtypes[0] if dtypes else "", "basis": "assumed" if recomputed else basis, "flops": flops}
+            path = self._path(phase, work)
+            self._append(Event(made, path=path, phase=phase, read=read, written=written, **facts))
 
         if recomputed:
             note([], "recompute", recomputed, 0, 0, None if seconds is None else 0.0)

@@ -69,19 +69,16 @@ class Messages:
                 raise Awaited(key)
             return self._sent[key]
 
-        def send(objects: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-                 use_batch: bool = False) -> None:  # fmt: skip
-            put(_peer(dst, group, group_dst), list(objects))
+        def send(objects: Any, dst: Any = None, group: Any = None, *rest: Any, **named: Any) -> None:
+            put(_peer(dst, group, named.get("group_dst", rest[1] if len(rest) > 1 else None)), list(objects))
 
-        def receive(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-                    use_batch: bool = False) -> int:  # fmt: skip
-            sender = _peer(src, group, group_src)
+        def receive(objects: Any, src: Any = None, group: Any = None, *rest: Any, **named: Any) -> int:
+            sender = _peer(src, group, named.get("group_src", rest[1] if len(rest) > 1 else None))
             objects[:] = take(sender, rank)
             return sender
 
-        def broadcast(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
-                      ) -> None:  # fmt: skip
-            sender = _peer(src, group, group_src or 0)
+        def broadcast(objects: Any, src: Any = None, group: Any = None, *rest: Any, **named: Any) -> None:
+            sender = _peer(src, group, named.get("group_src", rest[1] if len(rest) > 1 else None) or 0)
             if sender == rank:
                 put(EVERYONE, list(objects))
             else:
@@ -90,8 +87,8 @@ class Messages:
         def gather(objects: Any, value: Any, group: Any = None) -> None:
             objects[:] = [value] * len(objects)  # assuming that every rank has the same
 
-        functions = {"send_object_list": send, "recv_object_list": receive, "broadcast_object_list": broadcast,
-                     "all_gather_object": gather}  # fmt: skip
+        functions: dict[str, Any] = {"send_object_list": send, "recv_object_list": receive}
+        functions |= {"broadcast_object_list": broadcast, "all_gather_object": gather}
         owners = (dist, distributed_c10d)
         with all_replaced(*((owner, name, lambda _, f=f: f) for name, f in functions.items() for owner in owners)):
             yield

@@ -146,10 +146,9 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             read = 0 if collective.name == "recv" else payload
             written = 0 if collective.name == "send" else payload
         overlaps = self._communicating or collective.waits is False
-        event.facts |= {
-            "name": collective.name, "payload": payload if collective.ranks > 1 else 0, "group": collective.group,
-            "ranks": collective.ranks, "read": read, "written": written, "overlap": "compute" if overlaps else "",
-        }  # fmt: skip
+        event.facts |= {"name": collective.name, "group": collective.group, "ranks": collective.ranks, "read": read}
+        event.facts |= {"payload": payload if collective.ranks > 1 else 0, "written": written}
+        event.facts["overlap"] = "compute" if overlaps else ""
         if collective.name == "all_to_all" and any(isinstance(each, list) and each for each in args[1:]):
             event.facts["basis"] = "assumed"  # what others send this rank depends on their data
         if made:

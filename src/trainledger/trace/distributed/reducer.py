@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as ddp
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.patches import Patch, answering, around
+from trainledger.trace.patches import Patch, answering, around, names
 
 Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
 
 
 # What DDP calls to log, to note the time, and for ranks that have run out of data.
-_WITHOUT_EFFECT = (
-    "set_logger", "prepare_for_forward", "_rebuild_buckets", "_push_all_rebuilt_params", "_check_reducer_finalized",
-)  # fmt: skip
+_WITHOUT_EFFECT = names("""
+    set_logger prepare_for_forward _rebuild_buckets _push_all_rebuilt_params _check_reducer_finalized
+""")
 
 
 class Bucket:

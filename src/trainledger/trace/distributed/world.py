@@ -27,7 +27,7 @@ from trainledger.trace.distributed.reducer import REDUCER
 from trainledger.trace.fakes.accelerator import as_cpu
 from trainledger.trace.fakes.gpu import Gpu
 from trainledger.trace.fakes.values import ZeroWhereUnknown
-from trainledger.trace.patches import Patch, all_replaced, answering, around, inside, replaced
+from trainledger.trace.patches import Patch, all_replaced, answering, around, inside, names, replaced
 
 RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
 
@@ -116,12 +116,10 @@ def _check(world_size: int, rank: int) -> None:
 def _environment(world_size: int, rank: int) -> Iterator[None]:
     """The variables that torchrun sets."""
     per_host = min(RANKS_PER_HOST, world_size)
-    variables = {
-        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host,
-        "GROUP_RANK": rank // per_host, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500,
-    }  # fmt: skip
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= {name: str(value) for name, value in variables.items()}
+    variables = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host}
+    variables |= {"GROUP_RANK": rank // per_host, "MASTER_PORT": 29500}
+    before = {name: os.environ.get(name) for name in (*variables, "MASTER_ADDR")}
+    os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "localhost"}
     try:
         yield
     finally:
@@ -197,8 +195,10 @@ def _numbered(value: Any) -> Any:
 
 # A device mesh stores its ranks, which must have values.
 _outside = inside(unset_fake_temporarily)
-_METHODS = ("_flatten", "_unflatten", "_create_flatten_mesh", "_create_unflatten_mesh", "_get_all_submeshes",
-            "_create_sub_mesh", "get_local_rank", "get_coordinate")  # fmt: skip
+_METHODS = names("""
+    _flatten _unflatten _create_flatten_mesh _create_unflatten_mesh _get_all_submeshes _create_sub_mesh get_local_rank
+    get_coordinate
+""")
 _MESHES: tuple[Patch, ...] = (
     (DeviceMesh, "__init__", around(_on_cpu)),
     *((DeviceMesh, each, _outside) for each in _METHODS),

@@ -67,11 +67,10 @@ def record_launch(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: 
     flops, model_flops = (0, 0) if rule is None else rule.counted(args, dict(kwargs), None)
     if rule is None:
         recorder.uncounted[name] = recorder.uncounted.get(name, 0) + 1
-    return recorder.add(
-        name, [], kind="unknown" if rule is None else rule.kind, source=name if rule is None else rule.source,
-        basis=recorder.sizes.of_records(map(recorder.storages.of, tensors)), flops=flops,
-        model_flops=model_flops, read=0,
-    )  # fmt: skip
+    kind, source = ("unknown", name) if rule is None else (rule.kind, rule.source)
+    basis = recorder.sizes.of_records(map(recorder.storages.of, tensors))
+    facts = {"flops": flops, "model_flops": model_flops, "read": 0}
+    return recorder.add(name, [], kind=kind, source=source, basis=basis, **facts)
 
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:
@@ -165,15 +164,20 @@ def _shape(q: Tensor, v: Tensor, keys: int, causal: bool) -> tuple[int, ...]:
 
 
 CUSTOM[FORWARD] = Operator(
-    "flash_attention", "attention", lambda args, out: rules.attention_flops(*_sizes(args[0], args[2], args[3])),
-    assumed=True, shape=lambda args: _shape(args[0], args[2], args[3], args[4]),
-)  # fmt: skip
+    "flash_attention",
+    "attention",
+    lambda args, out: rules.attention_flops(*_sizes(args[0], args[2], args[3])),
+    assumed=True,
+    shape=lambda args: _shape(args[0], args[2], args[3], args[4]),
+)
 CUSTOM[BACKWARD] = Operator(
-    "flash_attention_backward", "attention",
+    "flash_attention_backward",
+    "attention",
     lambda args, out: rules.attention_backward_flops(*_sizes(args[1], args[3], args[6])),
     model_flops=lambda args, out: rules.attention_backward_model_flops(*_sizes(args[1], args[3], args[6])),
-    assumed=True, shape=lambda args: _shape(args[1], args[3], args[6], args[7]),
-)  # fmt: skip
+    assumed=True,
+    shape=lambda args: _shape(args[1], args[3], args[6], args[7]),
+)
 
 
 def flash_attn_func(
@@ -184,11 +188,11 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None, *args: Any, causal: bool = False, window_size: Any = (-1, -1), **options: Any,
-) -> Any:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, *args: Any, causal: bool = False, window_size: Any = (-1, -1), **options: Any
+) -> Any:
     """FlashAttention of sequences that lie behind each other, [T, H, D]."""
-    longest = k.shape[0] if max_seqlen_k is None else min(int(max_seqlen_k), k.shape[0])
+    most = options.get("max_seqlen_k", args[3] if len(args) > 3 else None)  # after both cu_seqlens and max_seqlen_q
+    longest = k.shape[0] if most is None else min(int(most), k.shape[0])
     return _attended(q, k, v, longest, causal, window_size, options)
 
 

@@ -22,10 +22,8 @@ NOTES = {
     "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
     "is the most"
 }
-_BY_VALUE = (
-    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar, aten.sqrt.default,
-    aten.neg.default,
-)  # fmt: skip
+_BY_NUMBER = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar)
+_BY_VALUE = (*_BY_NUMBER, aten.sqrt.default, aten.neg.default)
 
 
 def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
@@ -88,9 +86,9 @@ def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
     rows = (
         steps * _row(4 * hidden, size),  # gates
         steps * _row(hidden, size),  # outputs
-        states * _row(wide, size), states * _row(wide, 4), states * _row(wide, 4),  # layer states, two gradients
-        states * hidden * size, states * hidden * 4,  # hidden states, cell states
-    )  # fmt: skip
+        *(states * _row(wide, nbytes) for nbytes in (size, 4, 4)),  # layer states, two gradients
+        *(states * hidden * nbytes for nbytes in (size, 4)),  # hidden states, cell states
+    )
     nbytes = sum(round_up(batch * each, _PAGE) for each in rows)
     return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
 

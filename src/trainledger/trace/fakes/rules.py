@@ -188,10 +188,13 @@ class Counts:
         """Inside, fake tensors have results of this size."""
         known = fake_impls.op_implementations_dict
         rules: dict[Any, Callable[..., Any]] = {
-            aten.nonzero.default: self._nonzero, aten.masked_select.default: self._masked_select,
-            aten._unique2.default: self._unique, aten.unique_consecutive.default: self._unique,
-            aten.unique_dim.default: self._unique_rows, aten.bincount.default: self._bincount,
-        }  # fmt: skip
+            aten.nonzero.default: self._nonzero,
+            aten.masked_select.default: self._masked_select,
+            aten._unique2.default: self._unique,
+            aten.unique_consecutive.default: self._unique,
+            aten.unique_dim.default: self._unique_rows,
+            aten.bincount.default: self._bincount,
+        }
         before = {func: known[func] for func in rules if func in known}
         known.update({func: _unless_symbolic(rule, before.get(func)) for func, rule in rules.items()})
         try:
@@ -229,7 +232,7 @@ class Counts:
 
     def _unique(
         self, mode: FakeTensorMode, func: Any, x: Tensor, *flags: Any, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Values, the place of each element among them, and how often each occurs."""
         dim = options.get("dim", flags[2] if len(flags) > 2 else None)
         if func is aten.unique_consecutive.default and dim is not None:
@@ -241,7 +244,7 @@ class Counts:
 
     def _unique_rows(
         self, mode: FakeTensorMode, func: Any, x: Tensor, dim: int, *flags: Any, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         found = self.number(x.shape[dim])
         shape = list(x.shape)
         shape[dim] = found

@@ -184,13 +184,9 @@ def _in_process(before: Callable[..., None], note: Note) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("num_workers"):
             note("a DataLoader's workers were left out: fake tensors cannot go to another process")
-        for name, value in (
-            ("num_workers", 0), ("pin_memory", False), ("persistent_workers", False), ("prefetch_factor", None),
-            ("timeout", 0), ("multiprocessing_context", None),
-        ):  # fmt: skip
-            if name in kwargs:
-                kwargs[name] = value
-        before(self, *args, **kwargs)
+        alone = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
+        alone |= {"timeout": 0, "multiprocessing_context": None}
+        before(self, *args, **kwargs | {name: value for name, value in alone.items() if name in kwargs})
 
     return init
 

@@ -42,7 +42,7 @@ from trainledger.trace.recorder.storages import (
     tensors_in,
     touched_nbytes,
     written_arguments,
-)  # fmt: skip
+)
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matmuls are the model's own
@@ -277,24 +277,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._place(made, operator, path)
         if operator.kind == "unknown":
             self._count_unknown(operator.name)
-        event = Event(
-            made,
-            name=operator.name,
-            path=path,
-            phase=phase,
-            kind=operator.kind,
-            flops=flops,
-            model_flops=model_flops if phase in MODEL_PHASES else 0,
-            read=read,
-            written=written,
-            dtype=arithmetic_dtype(inputs[0], operator.kind) if inputs else "",
-            shape=operator.shape(args),
-            scratch=operator.scratch(args, out) if operator.scratch is not None and self._on_cpu(inputs) else 0,
-            seconds=seconds,
-            basis=ASSUMED if operator.assumed else basis,
-            source=operator.source or func._schema.name,
-            line=line,
-        )
+        facts: dict[str, Any] = {"name": operator.name, "kind": operator.kind, "shape": operator.shape(args)}
+        facts |= {"flops": flops, "model_flops": model_flops if phase in MODEL_PHASES else 0, "read": read}
+        facts |= {"written": written, "line": line, "seconds": seconds, "source": operator.source or func._schema.name}
+        facts |= {"basis": ASSUMED if operator.assumed else basis, "path": path, "phase": phase}
+        facts["dtype"] = arithmetic_dtype(inputs[0], operator.kind) if inputs else ""
+        if operator.scratch is not None and self._on_cpu(inputs):
+            facts["scratch"] = operator.scratch(args, out)
+        event = Event(made, **facts)
         self._append(event)
         return event
 

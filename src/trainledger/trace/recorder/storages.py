@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.entry import Event, Origin, Storage, TensorLife
+from trainledger.trace.patches import names
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
@@ -210,20 +211,18 @@ class Storages:
             origin = each.origin
             if origin is None or not each.nbytes or (origin.born < 0 and origin.died == -1):
                 continue
-            yield TensorLife(
-                nbytes=each.nbytes, category=each.category, name=origin.name, shape=origin.shape, dtype=origin.dtype,
-                path=origin.path, phase="" if origin.born < 0 else each.phase, line=origin.line, born=origin.born,
-                died=origin.died,
-            )  # fmt: skip
+            facts: dict[str, Any] = {"name": origin.name, "shape": origin.shape, "dtype": origin.dtype}
+            facts |= {"path": origin.path, "line": origin.line, "born": origin.born, "died": origin.died}
+            phase = "" if origin.born < 0 else each.phase
+            yield TensorLife(nbytes=each.nbytes, category=each.category, phase=phase, **facts)
 
 
 EXACT, BOUND, ASSUMED = "exact", "bound", "assumed"
 _ORDER = (EXACT, BOUND, ASSUMED)
 # Results have the size of the first argument, whatever is put into it.
-_INTO = (
-    "index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
-    "select_scatter", "slice_scatter",
-)  # fmt: skip
+_INTO = names("""
+    index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter
+""")
 _OF_GIVEN_SIZE = ("new_zeros", "new_empty", "new_ones", "new_full", "new_empty_strided")
 
 
