@@ -80,7 +80,7 @@ def all_replaced(*patches: Patch) -> Iterator[None]:
 
 
 @contextmanager
-def after_import(name: str, loaded: Callable[[ModuleType], None]) -> Iterator[None]:
+def after_import(name: str, loaded: Callable[[ModuleType], object]) -> Iterator[None]:
     """Call ``loaded`` with a module that is there already, or as soon as something inside imports it."""
     module = sys.modules.get(name)
     if module is not None:
@@ -95,10 +95,18 @@ def after_import(name: str, loaded: Callable[[ModuleType], None]) -> Iterator[No
         sys.meta_path.remove(finder)
 
 
+@contextmanager
+def replaced_in(name: str, patch: Callable[[ModuleType], Patch]) -> Iterator[None]:
+    """Replace a name of a module, or of what is in it, that is there already or as soon as something imports it."""
+    with ExitStack() as stack:
+        stack.enter_context(after_import(name, lambda module: stack.enter_context(all_replaced(patch(module)))))
+        yield
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module as Python does, and has it looked at when it has run."""
 
-    def __init__(self, name: str, loaded: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, loaded: Callable[[ModuleType], object]) -> None:
         self._name, self._loaded, self._looking = name, loaded, False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

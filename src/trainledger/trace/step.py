@@ -16,7 +16,7 @@ from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, t
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
-from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
+from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
@@ -199,9 +199,7 @@ def _record(
                 ZeroWhereUnknown(lambda: recorder.phases.current == "optimizer", assumed.add, results_of(kernels)),
                 recorder,
                 threads_follow(recorder.attribution),
-                as_if_real(given.batch),
-                fake_rules(),
-                counts.followed(),
+                counts.followed(given.batch),
                 recorder.random_states(),
                 recorder.as_far_as_it_goes(),
                 no_word_of_hooks(),
@@ -220,7 +218,7 @@ def _record(
         def probed() -> None:
             assert forward is not None
             known = ZeroWhereUnknown(lambda: False, assumed.add, results_of(kernels))
-            with known, as_if_real(given.batch), fake_rules(), counts.followed():
+            with known, counts.followed(given.batch):
                 forward(inputs)
 
         once = "" if forward is None else traced_once(model, optimizers, run, probed, rounds=rounds, least=least)

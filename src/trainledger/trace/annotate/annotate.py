@@ -44,10 +44,9 @@ from trainledger.trace.annotate.watcher import Steps, Watcher
 from trainledger.trace.compiled import compiled_runs_eagerly
 from trainledger.trace.fakes.accelerator import Accelerator, pretended
 from trainledger.trace.fakes.kernels import kernels_of
-from trainledger.trace.fakes.own_code import own_code_followed
-from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
-from trainledger.trace.fakes.stored import without_values
-from trainledger.trace.fakes.values import EmptyBatches, ZeroIndices, ZeroWhereUnknown, numbers_shown
+from trainledger.trace.fakes.own_code import program_followed
+from trainledger.trace.fakes.rules import Counts
+from trainledger.trace.fakes.values import EmptyBatches, ZeroIndices, ZeroWhereUnknown
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Refused
@@ -149,16 +148,20 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
     steps = Steps(watcher, files, request.steps)
     note = notes.setdefault
-    counts = Counts(request.assume, lambda: lines.here() or "a line of a library")
+
+    def here() -> str:
+        return lines.here() or "a line of a library"
+
+    counts = Counts(request.assume, here)
 
     def guessed() -> None:
-        line = lines.here() or "a line of a library"
+        line = here()
         guesses[line] += 1
         if guesses[line] > MOST_GUESSES:
             raise Refused(f"more than {MOST_GUESSES:,} unknown values were read here")
 
     def decided() -> None:
-        line = lines.here() or "a line of a library"
+        line = here()
         steps.decided[line] += 1
         if steps.decided[line] > MOST_DECISIONS:
             rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
@@ -170,16 +173,11 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         enter(steps.followed())
         if request.fake:
             mode = enter(FakeTensorMode(allow_non_fake_inputs=True))
-            enter(without_values(note))
-            enter(numbers_shown())
-            enter(own_code_followed(mode, note, watcher.launched))
+            enter(program_followed(mode, note, watcher.launched, counts))
             enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
-            enter(ZeroIndices(guessed, decided, EmptyBatches(lambda: lines.here() or "a line of a library")))
-            enter(fake_rules())
-            enter(counts.followed())
+            enter(ZeroIndices(guessed, decided, EmptyBatches(here)))
             enter(replaced(dist, "init_process_group", around(partial(_alone, stack, note))))
-            enter(as_if_real())
         else:
             enter(replaced(torch, "load", around(partial(_loaded, recorder))))
         if request.device is not None:

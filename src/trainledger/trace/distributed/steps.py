@@ -22,10 +22,9 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, no_word_of_hooks
 from trainledger.trace.distributed.collectives import COUNTS, counts_have_values, give_values, local, run_on_parts
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
-from trainledger.trace.fakes.own_code import own_code_followed, record_launch
-from trainledger.trace.fakes.rules import Counts, as_if_real, fake_rules
-from trainledger.trace.fakes.stored import without_values
-from trainledger.trace.fakes.values import AssumedValues, EmptyBatches, numbers_shown, zero_where_picked
+from trainledger.trace.fakes.own_code import program_followed, record_launch
+from trainledger.trace.fakes.rules import Counts
+from trainledger.trace.fakes.values import AssumedValues, EmptyBatches, zero_where_picked
 from trainledger.trace.patches import all_replaced, around, dispatching, inside, replaced
 from trainledger.trace.recorder.source_lines import Lines, Refused, quiet_fake_errors
 from trainledger.trace.recorder.storages import has_no_memory, tensors_in
@@ -93,13 +92,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         enter(quiet_fake_errors())
         enter(no_word_of_hooks())
         enter(counts_have_values())
-        enter(as_if_real())
-        enter(fake_rules())
-        enter(self._counts.followed())
-        enter(numbers_shown())
-        enter(without_values(self.left_out.setdefault))
+        enter(program_followed(mode, self.left_out.setdefault, self._launched, self._counts))
         enter(replaced(torch.optim.Optimizer, "__init__", around(self._made)))
-        enter(own_code_followed(mode, self.left_out.setdefault, self._launched))
         enter(dispatching(self))
         return self
 

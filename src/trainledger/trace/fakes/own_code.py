@@ -8,8 +8,8 @@ and moves is known to none but its author, who may say it: ``cost_rule("triton::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from types import ModuleType
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 
 from trainledger.ledger import rules
-from trainledger.ledger.entry import Event
-from trainledger.trace.fakes.stored import Note, converted, host_values
+from trainledger.ledger.core.record import Event
+from trainledger.trace.fakes.rules import Counts
+from trainledger.trace.fakes.stored import Note, converted, host_values, without_values
+from trainledger.trace.fakes.values import numbers_shown
 from trainledger.trace.operators.custom import CUSTOM, Operator
-from trainledger.trace.patches import after_import, all_replaced, around, replaced
+from trainledger.trace.patches import all_replaced, around, replaced, replaced_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Refused
 from trainledger.trace.recorder.storages import tensors_in
@@ -35,27 +37,19 @@ def launches_followed(launched: Launched) -> Iterator[None]:
     """Inside, ``launched(name, arguments, keywords)`` hears of each launch with a fake tensor, which does not run."""
 
     def run(before: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        given = _plain((*args, *kwargs.values()))
+        given = map(_tensor_of, (*args, *kwargs.values()))
         if not any(isinstance(each, FakeTensor) for each in given):
             return before(kernel, *args, **kwargs)
         options = {name: value for name, value in kwargs.items() if name not in _HIDDEN}
         launched(f"triton::{_name_of(kernel)}", tuple(map(_tensor_of, args)), options)
         return None
 
-    with ExitStack() as stack:
-
-        def triton(name: str) -> Callable[[ModuleType], None]:
-            def loaded(module: ModuleType) -> None:
-                stack.enter_context(all_replaced((getattr(module, name), "run", around(run))))
-
-            return loaded
-
-        stack.enter_context(after_import("triton.runtime.jit", triton("JITFunction")))
-        stack.enter_context(after_import("triton.runtime.autotuner", triton("Autotuner")))
-        compiled = [
-            (torch.cuda, each, lambda _: _Compiled.by(launched)) for each in ("_compile_kernel", "compile_kernel")
-        ]
-        stack.enter_context(all_replaced(*compiled))
+    compiled = lambda _: lambda source, name, *args, **kwargs: _Compiled(name, launched)  # noqa: E731
+    with (
+        replaced_in("triton.runtime.jit", lambda module: (module.JITFunction, "run", around(run))),
+        replaced_in("triton.runtime.autotuner", lambda module: (module.Autotuner, "run", around(run))),
+        all_replaced((torch.cuda, "_compile_kernel", compiled), (torch.cuda, "compile_kernel", compiled)),
+    ):
         yield
 
 
@@ -71,10 +65,6 @@ def record_launch(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: 
     basis = recorder.sizes.of_records(map(recorder.storages.of, tensors))
     facts = {"flops": flops, "model_flops": model_flops, "read": 0}
     return recorder.add(name, [], kind=kind, source=source, basis=basis, **facts)
-
-
-def _plain(values: tuple[Any, ...]) -> list[Any]:
-    return [_tensor_of(each) for each in values]
 
 
 def _tensor_of(value: Any) -> Any:
@@ -94,11 +84,6 @@ class _Compiled:
 
     def __init__(self, name: str, launched: Launched) -> None:
         self._name, self._launched = name, launched
-
-    @classmethod
-    def by(cls, launched: Launched) -> Callable[..., _Compiled]:
-        """``torch.cuda._compile_kernel``."""
-        return lambda source, name, *args, **kwargs: cls(name, launched)
 
     def set_shared_memory_config(self, nbytes: int) -> None:
         pass
@@ -234,49 +219,31 @@ class _Kernels:
 
 
 @contextmanager
-def hub_kernels_followed(note: Callable[[str], object]) -> Iterator[None]:
-    """Inside, ``kernels.get_kernel`` fetches nothing."""
-    with ExitStack() as stack:
-
-        def loaded(module: ModuleType) -> None:
-            def get_kernel(repository: str, *args: Any, **options: Any) -> Any:
-                return _Kernels(repository, note)
-
-            stack.enter_context(all_replaced((module, "get_kernel", lambda _: get_kernel)))
-
-        stack.enter_context(after_import("kernels", loaded))
-        yield
-
-
-@contextmanager
-def own_code_followed(mode: FakeTensorMode, note: Note, launched: Launched) -> Iterator[None]:
-    """Inside, ``launched`` hears of kernels of a program, and ``note`` what is said of others and of its backwards."""
+def program_followed(mode: FakeTensorMode, note: Note, launched: Launched, counts: Counts) -> Iterator[None]:
+    """Inside, a whole program runs on fake tensors: ``launched`` hears of its kernels, ``note`` what is left out."""
     with (
+        numbers_shown(),
+        without_values(note),
         replaced(nn.Module, "_apply", converted),
         host_values(mode),
         launches_followed(launched),
-        hub_kernels_followed(note),
-        _short_gradients(note),
+        replaced_in("kernels", lambda hub: (hub, "get_kernel", lambda _: lambda name, *_, **__: _Kernels(name, note))),
+        replaced(BackwardCFunction, "apply", around(partial(_short_gradients, note))),
+        counts.followed(),
     ):
         yield
 
 
-@contextmanager
-def _short_gradients(note: Note) -> Iterator[None]:
+def _short_gradients(note: Note, before: Callable[..., Any], node: Any, *gradients: Any) -> Any:
     # Functions that are written for torch.compile return fewer gradients than they have inputs: Dynamo takes those left
     # out as None.
-
-    def apply(before: Callable[..., Any], node: Any, *gradients: Any) -> Any:
-        found = before(node, *gradients)
-        inputs = len(node.needs_input_grad)
-        if not isinstance(found, tuple) or len(found) >= inputs:
-            return found
-        name = type(node).__name__.removesuffix("Backward")
-        note(
-            f"backward of {name} returns {len(found)} gradients of {inputs} inputs, which eager torch refuses; "
-            "the others are taken as None, as the compiler takes them"
-        )
-        return (*found, *(None,) * (inputs - len(found)))
-
-    with replaced(BackwardCFunction, "apply", around(apply)):
-        yield
+    found = before(node, *gradients)
+    inputs = len(node.needs_input_grad)
+    if not isinstance(found, tuple) or len(found) >= inputs:
+        return found
+    name = type(node).__name__.removesuffix("Backward")
+    note(
+        f"backward of {name} returns {len(found)} gradients of {inputs} inputs, which eager torch refuses; "
+        "the others are taken as None, as the compiler takes them"
+    )
+    return (*found, *(None,) * (inputs - len(found)))

@@ -98,16 +98,19 @@ def _one_hot(before: Callable[..., Tensor], tensor: Tensor, num_classes: int = -
 
 
 @contextmanager
-def fake_rules() -> Iterator[None]:
-    """Inside, fake tensors follow these rules where torch has none of its own."""
+def fake_rules(also: Mapping[Any, Callable[..., Any]] | None = None) -> Iterator[None]:
+    """Inside, fake tensors follow our rules where torch has none, and those of ``also`` in any case."""
     known = fake_impls.op_implementations_dict
     added = {func: rule for func, rule in _RULES.items() if func not in known}
+    added |= {func: _unless_symbolic(rule, known.get(func)) for func, rule in (also or {}).items()}
+    before = {func: known[func] for func in added if func in known}
     known.update(added)
     try:
         yield
     finally:
-        for each in added:
-            del known[each]
+        for func in added:
+            del known[func]
+        known.update(before)
 
 
 def _matmul(
@@ -184,25 +187,17 @@ class Counts:
         self.sizes.clear()
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Inside, fake tensors have results of this size."""
-        known = fake_impls.op_implementations_dict
+    def followed(self, batch: Any = None) -> Iterator[None]:
+        """Inside, fake tensors have results of this size, and take the way of real ones (`as_if_real`)."""
         rules: dict[Any, Callable[..., Any]] = {
             aten.nonzero.default: self._nonzero,
             aten.masked_select.default: self._masked_select,
-            aten._unique2.default: self._unique,
-            aten.unique_consecutive.default: self._unique,
+            **dict.fromkeys((aten._unique2.default, aten.unique_consecutive.default), self._unique),
             aten.unique_dim.default: self._unique_rows,
             aten.bincount.default: self._bincount,
         }
-        before = {func: known[func] for func in rules if func in known}
-        known.update({func: _unless_symbolic(rule, before.get(func)) for func, rule in rules.items()})
-        try:
+        with as_if_real(batch), fake_rules(rules):
             yield
-        finally:
-            for func in rules:
-                del known[func]
-            known.update(before)
 
     def _nonzero(self, mode: FakeTensorMode, func: Any, x: Tensor) -> Tensor:
         """[found, dims] places."""

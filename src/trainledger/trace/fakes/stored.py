@@ -227,7 +227,7 @@ def host_values(mode: FakeTensorMode) -> Iterator[None]:
         kwargs.pop("pin_memory", None)  # which asks for a driver where there are values
         out = before(*args, **kwargs)
         of_host = not is_gpu(kwargs.get("device")) and kwargs.get("out") is None
-        if of_host and type(out) is FakeTensor and out.fake_mode is mode and not _is_on_gpu(out):
+        if of_host and type(out) is FakeTensor and out.fake_mode is mode and not is_gpu(out.device):
             _give(mode, out)
         return out
 
@@ -256,11 +256,6 @@ def _is_plain(tensor: Any) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
-
-
-def _is_on_gpu(tensor: Tensor) -> bool:
-    # Whether it passes for a GPU's.
-    return is_gpu(tensor.device)
 
 
 def _give(mode: FakeTensorMode, tensor: FakeTensor) -> None:
