@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.measure.meter import meter
 from trainledger.spec.problem import InvalidInput
-from trainledger.trace.compiled import dynamo, is_compiled
-from trainledger.trace.compiled.dynamo import internal as private_name
+from trainledger.trace import compiled as compiled_steps
+from trainledger.trace.compiled import internal as private_name
+from trainledger.trace.compiled import is_compiled
 from trainledger.trace.step import trace
 
 torch.set_num_threads(1)
@@ -300,7 +301,7 @@ def test_a_real_compiled_step_is_recorded_as_it_runs(whole: bool) -> None:
 
 
 def test_recording_a_real_compiled_model_where_it_cannot_be_followed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "has_all_names", lambda: False)
+    monkeypatch.setattr(compiled_steps, "has_all_names", lambda: False)
     model = Stack(2)
     for layer in model.layers:
         layer.compile()
@@ -327,7 +328,7 @@ def test_allocations_written_in_cpp_are_refused_by_name() -> None:
 
 
 def test_a_name_that_this_torch_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dynamo._NAMES, "graphs", ("torch._inductor.graph", "GraphLowering", ("no_such_name",)))
+    monkeypatch.setitem(compiled_steps._NAMES, "graphs", ("torch._inductor.graph", "GraphLowering", ("no_such_name",)))
     private_name.cache_clear()
     with pytest.raises(InvalidInput, match=r"torch._inductor.graph.GraphLowering.no_such_name: is needed"):
         private_name("graphs")

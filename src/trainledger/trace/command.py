@@ -15,20 +15,12 @@ from torch import Tensor, nn
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.trace import target as targets
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.loss import check_optimizer, loss_named, optimizer_named
 from trainledger.trace.patches import names
 from trainledger.trace.script import program_of
-from trainledger.trace.target import (
-    Inputs,
-    as_wrong_input,
-    autocast_dtype_named,
-    floating_dtype_named,
-    input_of,
-    inputs_of,
-    load_target,
-    trace_target,
-)
+from trainledger.trace.target import Inputs, as_wrong_input, input_of, inputs_of, load_target, trace_target
 
 _A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
 
@@ -63,8 +55,8 @@ def trace_named(
     """
     target: Any
     of_label = None if label is None else input_of(label, "--label")[1]
-    of_dtype = None if dtype is None else floating_dtype_named(dtype, "--dtype")
-    of_autocast = None if autocast is None else autocast_dtype_named(autocast, "--autocast")
+    of_dtype = None if dtype is None else targets.floating_dtype_named(dtype, "--dtype")
+    of_autocast = None if autocast is None else targets.autocast_dtype_named(autocast, "--autocast")
     of_loss: str | Callable[..., Tensor] | None = loss
     if loss and ":" in loss:
         found: Any = load_target(loss, "--loss")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
@@ -24,6 +23,7 @@ from trainledger.trace.recorder.attribution import threads_follow
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines, ends_here, quiet_fake_errors, why_it_stopped
 from trainledger.trace.recorder.storages import tensors_in
+from trainledger.trace.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_ASSUMED = 10_000  # of one line: a loop that waits for a value would never end

@@ -19,26 +19,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.units import counted, format_flops, format_nbytes
+from trainledger.spec.units import counted
 from trainledger.trace import script
 from trainledger.trace.annotate.annotation import (
-    BACKWARD,
-    COPY,
-    LOOP,
     SYNC,
-    VIEW,
     Annotation,
     File,
     Finding,
     Line,
-    LineAccount,
     Mark,
     Work,
 )
 from trainledger.trace.annotate.copies import reads_seen
 from trainledger.trace.annotate.findings import FEWEST_READS, findings
 from trainledger.trace.annotate.graphs import FEWEST_LOOKS
-from trainledger.trace.annotate.loops import LineRuns, Loop
+from trainledger.trace.annotate.loops import LineRuns
 from trainledger.trace.annotate.source import Files, Shape
 from trainledger.trace.annotate.watcher import Steps, Watcher
 from trainledger.trace.compiled import compiled_runs_eagerly
@@ -277,40 +272,13 @@ def _line(watcher: Watcher, shape: Shape, runs: LineRuns, ends: dict[str, int], 
     line = watcher.account.lines.get(at)
     ran = runs.runs.get((name, statement), 0) if statement == number or line is not None else 0
     loop = runs.loops.get((name, number))
-    marks = _loop_marks(loop) if loop is not None else ()
+    marks = () if loop is None else loop.marks
     syncs = [Mark(SYNC, sync.what, sync.times) for sync in watcher.syncs.waits() if sync.caller_line == at]
     if line is None:
         return Line(number, text, ran, marks=(*marks, *syncs))
     work = line.own, line.backward, line.recompute
     live = line.alive, ends.get(at, 0), line.most_alive, line.alive_of_backward
-    return Line(number, text, ran, *work, *live, (*marks, *_marks(line), *syncs), tuple(line.shown))
-
-
-def _loop_marks(loop: Loop) -> tuple[Mark, ...]:
-    if not loop.iterations or not (loop.flops or loop.moved):
-        return ()
-    flops, moved = loop.flops // loop.iterations, loop.moved // loop.iterations
-    each = f"{format_flops(flops)} and {format_nbytes(moved)} moved each"
-    grown = loop.grown // loop.pairs if loop.pairs else 0
-    kept = f", {format_nbytes(grown)} more alive after each" if grown > 0 else ""
-    return (Mark(LOOP, f"{counted(loop.iterations, 'iteration')}, {each}{kept}", loop.iterations, max(0, grown)),)
-
-
-def _marks(line: LineAccount) -> list[Mark]:
-    marks = [Mark(VIEW, ", ".join(line.views), line.views.total())] if line.views else []
-    copies: dict[str, Mark] = {}
-    for (why, _, inside, backward), copy in line.copies.items():
-        what = f"{why}, {copy.source} to {copy.to}" if why == "dtype" else why
-        where = " in backward" if backward else f" inside {inside}" if inside else ""
-        why_and_where = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
-        before = copies.get(why_and_where, Mark(COPY))
-        copies[why_and_where] = Mark(COPY, why_and_where, before.times + copy.times, before.nbytes + copy.nbytes)
-    marks += copies.values()
-    if line.ran_backward is not None and line.ran_backward.operations:
-        ran = line.ran_backward
-        what = f"ran {format_flops(ran.flops)} for {counted(len(line.ran_lines - {''}), 'line')}, shown at those lines"
-        marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
-    return marks
+    return Line(number, text, ran, *work, *live, (*marks, *line.marks, *syncs), tuple(line.shown))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from trainledger.ledger.entry import Event, Storage
 from trainledger.report.document import Answer
 from trainledger.spec.frozen import frozen
-from trainledger.spec.units import format_flops, format_nbytes
+from trainledger.spec.units import counted, format_flops, format_nbytes
 from trainledger.trace.annotate.copies import Copies
 
 VIEW, COPY, SYNC, BACKWARD, LOOP, OTHER = "view", "copy", "sync", "backward", "loop", "note"
@@ -212,6 +212,25 @@ class LineAccount:
     ran_backward: Work | None = None
     ran_lines: set[str] = field(default_factory=set)
     shown: dict[Shown, None] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Views, copies by their reason, and what a call of backward() ran."""
+        marks = [Mark(VIEW, ", ".join(self.views), self.views.total())] if self.views else []
+        copies: dict[str, Mark] = {}
+        for (why, _, inside, backward), copy in self.copies.items():
+            what = f"{why}, {copy.source} to {copy.to}" if why == "dtype" else why
+            where = " in backward" if backward else f" inside {inside}" if inside else ""
+            why_and_where = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
+            before = copies.get(why_and_where, Mark(COPY))
+            copies[why_and_where] = Mark(COPY, why_and_where, before.times + copy.times, before.nbytes + copy.nbytes)
+        marks += copies.values()
+        ran = self.ran_backward
+        if ran is not None and ran.operations:
+            lines = counted(len(self.ran_lines - {""}), "line")
+            what = f"ran {format_flops(ran.flops)} for {lines}, shown at those lines"
+            marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
+        return marks
 
 
 class Account:

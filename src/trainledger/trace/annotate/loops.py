@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from trainledger.spec.units import counted, format_flops, format_nbytes
+from trainledger.trace.annotate.annotation import LOOP, Mark
 from trainledger.trace.annotate.graphs import Graph
 from trainledger.trace.annotate.source import Files, Holder, Shape, added_to, attributes_of, sums_up, variables_of
 
@@ -65,6 +67,17 @@ class Loop:
         if live_at_last_end is not None:
             self.grown += after.live - live_at_last_end
             self.pairs += 1
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """The work of an iteration, and what each leaves alive; none of a loop without any."""
+        if not self.iterations or not (self.flops or self.moved):
+            return ()
+        flops, moved = self.flops // self.iterations, self.moved // self.iterations
+        work = f"{format_flops(flops)} and {format_nbytes(moved)} moved each"
+        grown = max(0, self.grown // self.pairs) if self.pairs else 0
+        kept = f", {format_nbytes(grown)} more alive after each" if grown else ""
+        return (Mark(LOOP, f"{counted(self.iterations, 'iteration')}, {work}{kept}", self.iterations, grown),)
 
 
 class LineRuns:

@@ -29,20 +29,10 @@ from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.patches import around, dispatching, inside, replaced
-from trainledger.trace.recorder.attribution import Attribution, of_loss
-from trainledger.trace.recorder.phases import Phases, added_into, alone
+from trainledger.trace.recorder import storages
+from trainledger.trace.recorder.attribution import Attribution, Phases, added_into, alone, of_loss
 from trainledger.trace.recorder.source_lines import Lines, notes_of, plain_name, why_it_stopped
-from trainledger.trace.recorder.storages import (
-    ASSUMED,
-    AssumedSizes,
-    Storages,
-    arithmetic_dtype,
-    has_no_memory,
-    is_followed,
-    tensors_in,
-    touched_nbytes,
-    written_arguments,
-)
+from trainledger.trace.recorder.storages import AssumedSizes, Storages, has_no_memory, tensors_in, touched_nbytes
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matmuls are the model's own
@@ -256,7 +246,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for record in made:
                 record.phase, record.nbytes = "resident", 0
             return None
-        if isinstance(out, FakeTensor) and out.layout is not torch.strided and not is_followed(out):
+        if isinstance(out, FakeTensor) and out.layout is not torch.strided and not storages.is_followed(out):
             self._count_unknown(f"memory of a {str(out.layout).removeprefix('torch.')} result of {operator.name}")
         changes = func._schema.is_mutable
         is_view = not made and not changes and into is None
@@ -267,7 +257,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if into is not None:
             written += touched_nbytes(out)
         if changes:
-            written += sum(touched_nbytes(each) for each in written_arguments(func, args, kwargs))
+            written += sum(touched_nbytes(each) for each in storages.written_arguments(func, args, kwargs))
         if operator.name in GATHERS:  # of the table, only the rows that come out are read
             read += written - touched_nbytes(inputs[0])
         if operator.kind == "allocate":
@@ -280,8 +270,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts: dict[str, Any] = {"name": operator.name, "kind": operator.kind, "shape": operator.shape(args)}
         facts |= {"flops": flops, "model_flops": model_flops if phase in MODEL_PHASES else 0, "read": read}
         facts |= {"written": written, "line": line, "seconds": seconds, "source": operator.source or func._schema.name}
-        facts |= {"basis": ASSUMED if operator.assumed else basis, "path": path, "phase": phase}
-        facts["dtype"] = arithmetic_dtype(inputs[0], operator.kind) if inputs else ""
+        facts |= {"basis": storages.ASSUMED if operator.assumed else basis, "path": path, "phase": phase}
+        facts["dtype"] = storages.arithmetic_dtype(inputs[0], operator.kind) if inputs else ""
         if operator.scratch is not None and self._on_cpu(inputs):
             facts["scratch"] = operator.scratch(args, out)
         event = Event(made, **facts)

@@ -22,8 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _python_dispatch as dispatch
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
-from trainledger.trace.compiled.running import NEXT, Owners, Runs
+from trainledger.trace.compiled_runs import NEXT, Owners, Runs, Work, work_of_kernel, work_of_operator
 from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import compiled_parts, is_users, shown_file

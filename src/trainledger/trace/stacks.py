@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainledger.trace.blocks.extrapolate import Counts
+from trainledger.trace.extrapolate import Counts
 from trainledger.trace.fakes.tensors import restored
 from trainledger.trace.patches import names
 

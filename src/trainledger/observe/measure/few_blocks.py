@@ -1,0 +1,111 @@
+"""A rehearsal of a deep model from rehearsals of shallow ones: equal blocks and micro-batches once, and multiplied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainledger.ledger.ledger import Ledger
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.recompute import LayerRun, group_size, layer_runs
+from trainledger.spec.run import Run
+from trainledger.spec.savings import Segments
+from trainledger.trace.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.repeat_blocks import LEAST
+
+_LAYER = re.compile(r"^layers\.(\d+)\b")
+
+
+def from_few_blocks(run: Run, rehearsed: Callable[[Run], Ledger]) -> Ledger | None:
+    """The ledger of a run's step, ``rehearsed`` with few of its equal blocks and micro-batches.
+
+    None where it has no eight equal rounds of either, or where these do not prove to go on alike.
+    """
+    longest = _longest(run)
+    several = run.grad_accum >= LEAST
+    if longest is None and not several:
+        return None
+    short = replace(run, recipe=replace(run.recipe, global_batch=MICRO_BATCHES * run.device_batch)) if several else run
+    notes: list[str] = []
+    ledger: Ledger | None
+    if longest is None:
+        ledger = rehearsed(short)
+    else:
+        ledger = _multiplied(short, longest, rehearsed)
+        size = len(longest.kinds)
+        rounds = f" in rounds of {size}" if size > 1 else ""
+        notes.append(f"{longest.count * size} layers are alike{rounds}: traced once and multiplied by {longest.count}")
+    if ledger is None:
+        return None
+    if several:
+        ledger = with_rounds(ledger, run.grad_accum)
+        if ledger is None:
+            return None
+        ledger = _with_batches(ledger, run)
+        notes.append(
+            f"{run.grad_accum} micro-batches are alike: {MICRO_BATCHES} were traced and one of them multiplied"
+        )
+    return replace(counted(ledger), notes=(*ledger.notes, *notes))
+
+
+def _longest(run: Run) -> LayerRun | None:
+    """The run of layers with the most equal rounds behind the leading dense ones, which a shorter model has too."""
+    runs = layer_runs(run.model, run.recipe)
+    best = max(runs, key=lambda each: int(each.count))
+    if best.count < LEAST or _shorter(run, best, LEAST) is None:
+        return None
+    return best
+
+
+def _shorter(run: Run, longest: LayerRun, rounds: int) -> Run | None:
+    """The same run with so many of these rounds; None where its layers are then not the others of the model."""
+    model: ModelSpec = replace(run.model, n_layers=run.model.n_layers - (longest.count - rounds) * len(longest.kinds))
+    recipe: Recipe = run.recipe
+    if recipe.activation_checkpointing.kind == "segments":
+        recipe = replace(recipe, activation_checkpointing=Segments(n_blocks=group_size(run.model, recipe)))
+    shorter = replace(run, model=model, recipe=recipe)
+    wanted = [replace(each, count=rounds) if each == longest else each for each in layer_runs(run.model, run.recipe)]
+    dense = 0 if model.experts is None else model.experts.n_dense_layers
+    if model.n_layers < max(1, dense) or list(layer_runs(model, recipe)) != wanted:
+        return None
+    return shorter
+
+
+def _multiplied(run: Run, longest: LayerRun, rehearsed: Callable[[Run], Ledger]) -> Ledger | None:
+    known: dict[Counts, Ledger] = {}
+    size = len(longest.kinds)
+    runs = layer_runs(run.model, run.recipe)
+    first = sum(len(each.kinds) * each.count for each in runs[: runs.index(longest)])
+
+    def at(counts: Counts) -> Ledger:
+        if counts not in known:
+            shorter = _shorter(run, longest, *counts)
+            known[counts] = Ledger(()) if shorter is None else rehearsed(shorter)
+        return known[counts]
+
+    def stars(path: str) -> str:
+        return _LAYER.sub("layers.*", path)
+
+    folded = proved(at, (longest.count,), stars)
+    if folded is None:
+        return None
+    (rounds,) = folded.counts
+
+    def placed(path: str) -> str:
+        found = _LAYER.match(path)
+        if found is None or int(found[1]) < first + (rounds + 1) // 2 * size:
+            return path
+        return _LAYER.sub(f"layers.{int(found[1]) + (longest.count - rounds) * size}", path)
+
+    return folded.at((longest.count,), placed=placed)
+
+
+def _with_batches(ledger: Ledger, run: Run) -> Ledger:
+    """The ledger of a step of all micro-batches, whose tokens are there all the time."""
+    resident = tuple(
+        (name, nbytes // MICRO_BATCHES * run.grad_accum if name == "batch" else nbytes)
+        for name, nbytes in ledger.resident
+    )
+    return replace(ledger, resident=resident, tokens=run.recipe.tokens_per_step, micro_batches=run.grad_accum)
