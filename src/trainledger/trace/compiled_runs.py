@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.operators.table import operator_of
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_users, plain_name, shown_file

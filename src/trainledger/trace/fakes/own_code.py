@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.record import Event
+from trainledger.ledger.entry import Event
 from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.stored import Note, converted, host_values, without_values
 from trainledger.trace.fakes.values import numbers_shown

@@ -25,7 +25,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from trainledger.ledger.core.record import Event, Storage, keep_what_lives
+from trainledger.ledger.entry import Event, Storage, keep_what_lives
 from trainledger.trace.patches import all_replaced, around
 from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers, plain_name
 from trainledger.trace.recorder.storages import Storages
