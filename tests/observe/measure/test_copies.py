@@ -37,7 +37,7 @@ def test_each_copy_has_the_elements_of_what_it_copies(what):
 
 
 def test_a_view_is_of_the_same_memory():
-    view = copies._viewed(CPU, 5)
+    view = copies._copied(CPU, 5, VIEW)
     assert view().data_ptr() == view.__self__.data_ptr()
 
 

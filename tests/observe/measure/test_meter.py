@@ -19,8 +19,7 @@ from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.observe.measure import meter
-from trainledger.observe.measure.meter import StepMeter
+from trainledger.observe.measure.meter import StepMeter, meter
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainledger.observe.profiler.collectives import OTHERS, SENDS, collectives
 from trainledger.observe.profiler.flops import multiplied
+from trainledger.observe.profiler.kinds import OTHERS, SENDS, collectives
 from trainledger.observe.profiler.profile import profile
 from trainledger.observe.profiler.read import read_profile
 from trainledger.observe.profiler.recording import NONE

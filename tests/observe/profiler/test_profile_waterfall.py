@@ -10,7 +10,7 @@ import pytest
 from trainledger.forecast.predict.forecast import BEYOND, RUN_CAUSES, UNEXPLAINED
 from trainledger.forecast.predict.step import CAUSES, IDEAL
 from trainledger.observe.profiler.causes import BUBBLE, COMPUTE, COUNTED, STRAGGLERS, measured_waterfall
-from trainledger.observe.profiler.collectives import SENDS
+from trainledger.observe.profiler.kinds import SENDS
 from trainledger.observe.profiler.profile import Profile, profile, profile_of
 from trainledger.observe.profiler.read import read_profile
 from trainledger.observe.profiler.step_time import COPY, EXPOSED, HOST, OUTSIDE, QUEUED

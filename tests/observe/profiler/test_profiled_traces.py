@@ -6,7 +6,7 @@ from pathlib import Path
 import profiled_traces
 from trainledger.answers.load import load
 from trainledger.ledger.ranks import accounts
-from trainledger.observe.profiler.collectives import collective_named, payload_nbytes
+from trainledger.observe.profiler.kinds import collective_named, payload_nbytes
 from trainledger.observe.profiler.recording import Message
 
 TRACES = Path(__file__).parent / "traces"

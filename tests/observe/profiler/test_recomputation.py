@@ -8,9 +8,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from trainledger.observe.profiler.operators import recomputed
 from trainledger.observe.profiler.profile import profile_of
 from trainledger.observe.profiler.read import read_profile
+from trainledger.observe.profiler.step_time import recomputed
 
 ROWS, SIZE, LAYERS = 24, 16, 3
 FORWARD = 2 * ROWS * SIZE * SIZE  # FLOPs of one layer

@@ -1,5 +1,1 @@
-"""What really happens: a machine's rates, and a run's own ledger."""
-
-from trainledger.observe.measure.meter import meter
-
-__all__ = ["meter"]
+"""Rates of a machine, and the metered ledger of a run."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +17,14 @@ import torch.distributed as dist
 
 from trainledger.engine.train.device import synchronize
 from trainledger.ledger.measured import BUSY
-from trainledger.observe.measure.hardware import DISTURBED, ProcessorUse, others_between, processor_use, title
+from trainledger.observe.measure.hardware import (
+    DISTURBED,
+    ProcessorUse,
+    described,
+    others_between,
+    processor_use,
+    rounded,
+)
 from trainledger.observe.measure.local_ranks import Job, Place, on_ranks, serve, threads_of_each
 from trainledger.observe.measure.rates import CollectiveTimes
 from trainledger.observe.measure.rounds import Tell
@@ -65,8 +72,7 @@ def measure_collectives(
             [Problem("--ranks", ranks, f"nccl takes a GPU for each, and this machine has {gpus}", nearest)]
         )
     job = {"backend": backend, "sizes": list(sizes), "names": list(names), "block_seconds": block_seconds}
-    found = on_ranks("collectives", ranks, job, tell)[0]
-    return tuple(from_plain(CollectiveTime, each) for each in found)
+    return tuple(from_plain(CollectiveTime, each) for each in on_ranks("collectives", ranks, job, tell)[0])
 
 
 def report_collectives(
@@ -79,14 +85,10 @@ def report_collectives(
 ) -> CollectiveTimes:
     """The same with the machine and the versions they were measured with."""
     times = measure_collectives(ranks, backend, sizes=sizes, block_seconds=block_seconds, tell=tell)
-    notes = []
-    if any(each.others is not None and each.others > DISTURBED for each in times):
-        notes.append(f"{BUSY}: some collectives have no undisturbed sample")
+    crowded = any(each.others is not None and each.others > DISTURBED for each in times)
+    notes = (f"{BUSY}: some collectives have no undisturbed sample",) if crowded else ()
     device = torch.device("cuda" if times[0].backend == "nccl" else "cpu")
-    return CollectiveTimes(
-        title=title(device), date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), torch_version=torch.__version__,
-        threads=threads_of_each(ranks), times=times, notes=tuple(notes),
-    )  # fmt: skip
+    return CollectiveTimes(**described(device) | {"threads": threads_of_each(ranks)}, times=times, notes=notes)
 
 
 def main() -> None:
@@ -94,49 +96,44 @@ def main() -> None:
     serve(_measured)
 
 
-def groups_of(ranks: int) -> Iterator[int]:
+def groups_of(ranks: int) -> list[int]:
     """The sizes of the groups that are measured: powers of two, and all ranks.
 
-    >>> list(groups_of(2)), list(groups_of(6))
+    >>> groups_of(2), groups_of(6)
     ([2], [2, 4, 6])
     """
-    size = 2
-    while size < ranks:
-        yield size
-        size *= 2
-    yield ranks
+    return [*(2**power for power in range(1, ranks.bit_length()) if 2**power < ranks), ranks]
 
 
 def _measured(place: Place, job: Job, tell: Tell) -> list[dict[str, Any]]:
-    backend = job["backend"]
-    device = torch.device("cuda", place.rank) if backend == "nccl" else torch.device("cpu")
-    if backend == "nccl":
+    backend, on_gpus = job["backend"], job["backend"] == "nccl"
+    device = torch.device("cuda", place.rank) if on_gpus else torch.device("cpu")
+    if on_gpus:
         torch.cuda.set_device(device)
     dist.init_process_group(
-        f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, init_method=f"file://{place.meeting}",
-        rank=place.rank, world_size=place.ranks, timeout=timedelta(seconds=TIMEOUT_SECONDS),
-    )  # fmt: skip
+        f"cpu:gloo,cuda:{backend}" if on_gpus else backend,
+        init_method=f"file://{place.meeting}",
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timedelta(seconds=TIMEOUT_SECONDS),
+    )
     agreed = dist.new_group(backend="gloo")
-    sizes_of_groups = list(groups_of(place.ranks))
-    found, done, all_of_them = [], 0, len(sizes_of_groups) * len(job["names"]) * len(job["sizes"])
-    for size in sizes_of_groups:
+    times: list[dict[str, Any]] = []
+    groups = groups_of(place.ranks)
+    calls = [(name, nbytes) for name in job["names"] for nbytes in job["sizes"]]
+    for at, size in enumerate(groups):
         members = list(range(size))
         group, numbers = dist.new_group(members), dist.new_group(members, backend="gloo")
-        for name in job["names"]:
-            for nbytes in job["sizes"]:
-                tell(done / all_of_them, f"{name} of {size}")
-                done += 1
-                if place.rank < size:
-                    call, moved = _call(name, nbytes, size, group, device)
-                    seconds, others = _timed(call, device, size, numbers, job["block_seconds"])
-                    time_ = CollectiveTime(
-                        name=name, backend=backend, ranks=size, nbytes=moved, seconds=seconds,
-                        others=None if others is None else round(others, 3),
-                    )  # fmt: skip
-                    found.append(to_plain(time_))
+        for done, (name, nbytes) in enumerate(calls, at * len(calls)):
+            tell(done / len(groups) / len(calls), f"{name} of {size}")
+            if place.rank < size:
+                call, moved = _call(name, nbytes, size, group, device)
+                seconds, others = _timed(call, device, size, numbers, job["block_seconds"])
+                which = {"name": name, "backend": backend, "ranks": size, "nbytes": moved}
+                times.append(to_plain(CollectiveTime(**which, seconds=seconds, others=rounded(others))))
         dist.barrier(agreed)
     dist.barrier(agreed)  # nobody leaves while others wait for it
-    return found
+    return times
 
 
 def _call(name: str, nbytes: int, ranks: int, group: Any, device: torch.device) -> tuple[Callable[[], object], int]:

@@ -6,20 +6,19 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainledger.engine.train.device import find_device, host_threads, keep_freed_memory, synchronize
-from trainledger.observe.measure.hardware import pace_of, title, watched
-from trainledger.observe.measure.kernels import Kernel
+from trainledger.engine.train.device import find_device, keep_freed_memory, synchronize
+from trainledger.observe.measure.hardware import described, watched
+from trainledger.observe.measure.kernels import Call, Kernel
 from trainledger.observe.measure.rates import CopyTimes
-from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
+from trainledger.observe.measure.rounds import Tell, timed
 from trainledger.spec.calibration import CopyTime
 from trainledger.spec.durable import sync
 from trainledger.spec.units import MIB, format_percent, format_seconds
@@ -47,51 +46,41 @@ def measure_copies(
     """Time copies on a device, between it and its host, and to and from the disk of ``folder`` (the temporary one)."""
     device = find_device(backend)
     keep_freed_memory()
-    notes: list[str] = []
-    threads = host_threads(device)
-    chosen = list(_in_memory(device))
-    with watched(threads) as whole:
-        timings = time_all(
-            chosen, device, threads, seconds=seconds, rounds=SAMPLES, pace=pace_of(device),
-            tell=lambda share, name: tell(0.7 * share, name),
-        )  # fmt: skip
-    busy = busy_sentence(timings, whole)
-    notes += [] if busy is None else [busy]
+    kernels = list(_in_memory(device))
+    timings, notes = timed(
+        kernels, device, seconds=seconds, rounds=SAMPLES, tell=lambda share, name: tell(0.7 * share, name)
+    )
     memory = tuple(
-        CopyTime(what=each.kernel.operation, nbytes=each.kernel.nbytes, seconds=each.best()[0],
-                 note="x".join(map(str, each.kernel.shape)))
-        for each in timings
-    )  # fmt: skip
+        CopyTime(
+            what=timing.kernel.operation,
+            nbytes=timing.kernel.nbytes,
+            seconds=timing.best()[0],
+            note="x".join(map(str, timing.kernel.shape)),
+        )
+        for timing in timings
+    )
     tell(0.7, "host and device")
     on_device = device_copies(device)
     tell(0.85, "disk")
-    return CopyTimes(
-        title=title(device), backend=device.type, date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        torch_version=torch.__version__, threads=threads, memory=memory, device=on_device,
-        disk=disk_times(disk_nbytes, folder), notes=tuple(notes),
-    )  # fmt: skip
+    disk = disk_times(disk_nbytes, folder)
+    facts = described(device) | {"backend": device.type, "notes": tuple(notes)}
+    return CopyTimes(**facts, memory=memory, device=on_device, disk=disk)
 
 
 def _in_memory(device: torch.device) -> Iterator[Kernel]:
     """The same tensors over and over: what a cache holds is read from there."""
 
-    def kernel(what: str, size: int, nbytes: int, build: Callable[[], Callable[[], object]]) -> Kernel:
-        return Kernel("copy", "fp32", (size, size), 0, nbytes, build, operation=what)
-
     for size in SIZES if device.type == "cpu" else LARGE_SIZES:
-        moved = 2 * 4 * size * size  # read and written
-        yield kernel(VIEW, size, 0, partial(_viewed, device, size))
-        for what in (CONTIGUOUS, TRANSPOSED, COLUMNS):
-            yield kernel(what, size, moved, partial(_copied, device, size, what))
+        for what in (VIEW, CONTIGUOUS, TRANSPOSED, COLUMNS):
+            build = partial(_copied, device, size, what)
+            nbytes = 0 if what == VIEW else 2 * 4 * size * size  # read and written
+            yield Kernel("copy", "fp32", (size, size), 0, nbytes, build, operation=what)
 
 
-def _viewed(device: torch.device, size: int) -> Callable[[], object]:
-    x_NN = torch.rand(size, size, device=device)
-    return x_NN.t
-
-
-def _copied(device: torch.device, size: int, what: str) -> Callable[[], object]:
+def _copied(device: torch.device, size: int, what: str) -> Call:
     x_NN = torch.rand(size, 2 * size if what == COLUMNS else size, device=device)
+    if what == VIEW:
+        return x_NN.t
     source = {CONTIGUOUS: x_NN, TRANSPOSED: x_NN.t(), COLUMNS: x_NN[:, ::2]}[what]
     target = torch.empty(size, size, device=device)
     return lambda: target.copy_(source)
@@ -110,26 +99,26 @@ def device_copies(device: torch.device, nbytes: int = DEVICE_NBYTES, samples: in
     both, matmuls = _beside_matmuls(device, calls[PINNED], alone[PINNED], samples)
     hidden = (alone[PINNED] + matmuls - both) / alone[PINNED]
     note = f"the matmuls alone take {format_seconds(matmuls)}: {format_percent(max(0.0, hidden))} of the copy is hidden"
+    seconds, notes = alone | {OVERLAPPED: both}, {OVERLAPPED: note}
     return tuple(
-        CopyTime(what=each, nbytes=nbytes, seconds=both, note=note)
-        if each == OVERLAPPED
-        else CopyTime(what=each, nbytes=nbytes, seconds=alone[each])
-        for each in DEVICE_COPIES
+        CopyTime(what=what, nbytes=nbytes, seconds=seconds[what], note=notes.get(what, "")) for what in DEVICE_COPIES
     )
 
 
-def device_copy_calls(device: torch.device, nbytes: int, *, pin: bool) -> dict[str, Callable[[], object]]:
+def device_copy_calls(device: torch.device, nbytes: int, *, pin: bool) -> dict[str, Call]:
     """The copies to and from a device, each as a call; ``pin`` needs an accelerator."""
     pageable = torch.ones(nbytes, dtype=torch.uint8)
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pin)
     there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     return {
-        PAGEABLE: lambda: there.copy_(pageable), PINNED: lambda: there.copy_(pinned, non_blocking=True),
-        BACK_PAGEABLE: lambda: pageable.copy_(there), BACK_PINNED: lambda: pinned.copy_(there, non_blocking=True),
-    }  # fmt: skip
+        PAGEABLE: lambda: there.copy_(pageable),
+        PINNED: lambda: there.copy_(pinned, non_blocking=True),
+        BACK_PAGEABLE: lambda: pageable.copy_(there),
+        BACK_PINNED: lambda: pinned.copy_(there, non_blocking=True),
+    }
 
 
-def _median_seconds(call: Callable[[], object], device: torch.device, samples: int) -> float:
+def _median_seconds(call: Call, device: torch.device, samples: int) -> float:
     seconds = []
     for _ in range(samples + 1):  # the first one warms up
         synchronize(device)
@@ -140,9 +129,7 @@ def _median_seconds(call: Callable[[], object], device: torch.device, samples: i
     return statistics.median(seconds[1:])
 
 
-def _beside_matmuls(
-    device: torch.device, copy: Callable[[], object], copy_seconds: float, samples: int
-) -> tuple[float, float]:
+def _beside_matmuls(device: torch.device, copy: Call, copy_seconds: float, samples: int) -> tuple[float, float]:
     """Seconds of a copy on a stream of its own beside matmuls that take about as long, and of those matmuls alone."""
     x_NN = torch.rand(4096, 4096, dtype=torch.bfloat16, device=device)
     out_NN = torch.empty_like(x_NN)

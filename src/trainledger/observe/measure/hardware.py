@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.engine.train.device import synchronize
+from trainledger.engine.train.device import host_threads, synchronize
 from trainledger.spec.calibration import Calibration, find_calibration
 from trainledger.spec.problem import InvalidInput
 
@@ -38,19 +39,27 @@ def title(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+def described(device: torch.device) -> dict[str, Any]:
+    """Where, when and with what something is measured: title, date, torch_version, threads."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"title": title(device), "date": now, "torch_version": torch.__version__, "threads": host_threads(device)}
+
+
+def rounded(others: float | None) -> float | None:
+    """Cores that others took, as files have it."""
+    return None if others is None else round(others, 3)
+
+
 def memory_nbytes(device: torch.device) -> int | None:
     """Memory of the device; on a CPU the machine's, or what its control group allows if that is less."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    sizes = list(_limits())
-    return min(sizes) if sizes else None
-
-
-def _limits() -> Iterator[int]:
+    sizes = []
     with suppress(ValueError, OSError):
-        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with suppress(ValueError, OSError):
-        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(sizes, default=None)
 
 
 def worth_timing(device: torch.device, dtype: torch.dtype) -> bool:

@@ -6,12 +6,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import torch
 import torch.nn.functional as F
 
+from trainledger.spec.calibration import STRAIGHT
 from trainledger.spec.units import MIB
+
+Call = Callable[[], object]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -51,7 +55,7 @@ class Kernel:
     shape: tuple[int, ...]
     flops: int
     nbytes: int
-    build: Callable[[], Callable[[], object]]
+    build: Callable[[], Call]
     phase: str = ""
     operations: int = 1
     operation: str = ""
@@ -64,76 +68,77 @@ class Kernel:
 def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> list[Kernel]:
     """The kernels for a device; ``quick`` leaves out most shapes, an accelerator gets large ones too."""
     large = device.type != "cpu"
-    shapes = QUICK_MATMULS if quick else MATMULS + (LARGE_MATMULS if large else ())
-    of_inputs = INPUT_GRADIENTS + (LARGE_INPUT_GRADIENTS if large else ())
-    of_weights = WEIGHT_GRADIENTS + (LARGE_WEIGHT_GRADIENTS if large else ())
-    attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
-    elements_of = ELEMENTS + (LARGE_ELEMENTS if large else ())
-    pool_nbytes = LARGE_POOL_NBYTES if large else POOL_NBYTES
+    forward = QUICK_MATMULS if quick else MATMULS + LARGE_MATMULS * large
+    of_inputs = () if quick else INPUT_GRADIENTS + LARGE_INPUT_GRADIENTS * large
+    of_weights = () if quick else WEIGHT_GRADIENTS + LARGE_WEIGHT_GRADIENTS * large
+    attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + LARGE_ATTENTIONS * large
+    elements_of = ELEMENTS + LARGE_ELEMENTS * large
+    most, pool_nbytes = elements_of[-1], LARGE_POOL_NBYTES if large else POOL_NBYTES
     pools = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
     results = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes, results=True) for dtype in dtypes}
-    found: list[Kernel] = []
+    chosen: list[Kernel] = []
     for dtype, pool in pools.items():
-        found += [_forward_matmul(pool, dtype, shape) for shape in shapes]
-        if not quick:
-            found += [_input_gradient(pool, dtype, shape) for shape in of_inputs]
-            found += [_weight_gradient(pool, dtype, shape) for shape in of_weights]
+        chosen += [matmul_kernel(pool, dtype, shape, SECOND_TURNED) for shape in forward]
+        chosen += [matmul_kernel(pool, dtype, shape, STRAIGHT, "backward") for shape in of_inputs]
+        chosen += [matmul_kernel(pool, dtype, shape, FIRST_TURNED, "backward") for shape in of_weights]
         for shape in attentions:
-            found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
-    most = elements_of[-1]
+            chosen += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
     for elements in (most,) if quick else elements_of:
-        found += [copy_kernel(pools["fp32"], elements), _elementwise(pools["fp32"], results["fp32"], "fp32", elements)]
+        chosen += [copy_kernel(pools["fp32"], elements), _elementwise(pools["fp32"], results["fp32"], "fp32", elements)]
     for dtype, pool in pools.items():
         if dtype != "fp32":
-            found += [_elementwise(pool, results[dtype], dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
-        found += by_name(device, pool, dtype, quick=quick)
-    return [*found, *_others(device, pools["fp32"])]
+            chosen += [_elementwise(pool, results[dtype], dtype, most), *_casts(pools["fp32"], pool, dtype, most)]
+        chosen += by_name(device, pool, dtype, quick=quick)
+    return [*chosen, *_others(device, pools["fp32"])]
+
+
+def _straight(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_MK, b_KN = pool.take(m, k), pool.take(k, n)
+    return lambda: a_MK() @ b_KN()
+
+
+def _second_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_MK, b_NK = pool.take(m, k), pool.take(n, k)
+    return lambda: F.linear(a_MK(), b_NK())
+
+
+def _first_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    a_KM, b_KN = pool.take(k, m), pool.take(k, n)
+    return lambda: a_KM().t() @ b_KN()
+
+
+def _apart(pool: ColdPool, m: int, n: int, k: int) -> Call:
+    """Every second element of a row: no matmul takes such a stride, and torch copies the factor first."""
+    a_MK, b_KN = pool.take(m, 2 * k), pool.take(k, n)
+    return lambda: a_MK()[:, ::2] @ b_KN()
+
+
+# How the factors lie in memory: both by rows (gradients of inputs), one transposed (a linear layer; gradients of
+# weights), one with gaps.
+SECOND_TURNED, FIRST_TURNED, APART = "a @ b.T", "a.T @ b", "a[:,::2] @ b"
+FACTORS: dict[str, Callable[[ColdPool, int, int, int], Call]] = {
+    STRAIGHT: _straight,
+    SECOND_TURNED: _second_turned,
+    FIRST_TURNED: _first_turned,
+    APART: _apart,
+}
 
 
 def matmul_kernel(
-    dtype: str, shape: tuple[int, int, int], build: Callable[[], Callable[[], object]], phase: str
+    pool: ColdPool, dtype: str, shape: tuple[int, int, int], factors: str, phase: str = "", operation: str = ""
 ) -> Kernel:
+    """A matmul of a shape (m, n, k) whose factors lie in one of the ways of `FACTORS`."""
     m, n, k = shape
     nbytes = (m * k + n * k + m * n) * DTYPES[dtype].itemsize
-    return Kernel("matmul", dtype, shape, 2 * m * n * k, nbytes, build, phase)
-
-
-def _forward_matmul(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
-    """As a linear layer multiplies: by a weight that lies turned."""
-    m, n, k = shape
-
-    def build() -> Callable[[], object]:
-        take_a_MK, take_b_NK = pool.take(m, k), pool.take(n, k)
-        return lambda: F.linear(take_a_MK(), take_b_NK())
-
-    return matmul_kernel(dtype, shape, build, "")
-
-
-def _input_gradient(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
-    m, n, k = shape
-
-    def build() -> Callable[[], object]:
-        take_a_MK, take_b_KN = pool.take(m, k), pool.take(k, n)
-        return lambda: take_a_MK() @ take_b_KN()
-
-    return matmul_kernel(dtype, shape, build, "backward")
-
-
-def _weight_gradient(pool: ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
-    m, n, k = shape
-
-    def build() -> Callable[[], object]:
-        take_a_KM, take_b_KN = pool.take(k, m), pool.take(k, n)
-        return lambda: take_a_KM().t() @ take_b_KN()
-
-    return matmul_kernel(dtype, shape, build, "backward")
+    build = partial(FACTORS[factors], pool, m, n, k)
+    return Kernel("matmul", dtype, shape, 2 * m * n * k, nbytes, build, phase, operation=operation)
 
 
 def _attention(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Kernel:
     """Causal attention counted in full: 4 T^2 E FLOPs per head, as a fused kernel's ledger entry has it."""
     heads, length, width = shape
 
-    def build() -> Callable[[], object]:
+    def build() -> Call:
         q, k, v = (_random(device, DTYPES[dtype], 1, heads, length, width) for _ in range(3))
         return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -145,7 +150,7 @@ def _attention_backward(device: torch.device, dtype: str, shape: tuple[int, int,
     """Five matmuls against the two of the forward: scores again, then dV, dP, dQ, dK."""
     heads, length, width = shape
 
-    def build() -> Callable[[], object]:
+    def build() -> Call:
         q, k, v = (_random(device, DTYPES[dtype], 1, heads, length, width).requires_grad_() for _ in range(3))
         output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         gradient = torch.ones_like(output)
@@ -178,29 +183,27 @@ class ColdPool:
 
 
 def copy_kernel(pool: ColdPool, elements: int) -> Kernel:
-    def build() -> Callable[[], object]:
-        take = pool.take(elements)
-        return lambda: take().copy_(take())
-
-    return Kernel("copy", "fp32", (elements,), 0, 8 * elements, build)
+    take = pool.take(elements)
+    return Kernel("copy", "fp32", (elements,), 0, 8 * elements, lambda: lambda: take().copy_(take()))
 
 
 def _casts(wide: ColdPool, narrow: ColdPool, dtype: str, elements: int) -> Iterator[Kernel]:
     """Between fp32 and a narrower format, which autocast does to every operand."""
     nbytes = (4 + DTYPES[dtype].itemsize) * elements
     for source, target, name in ((wide, narrow, "fp32"), (narrow, wide, dtype)):
-
-        def build(source: ColdPool = source, target: ColdPool = target) -> Callable[[], object]:
-            take, put = source.take(elements), target.take(elements)
-            return lambda: put().copy_(take())
-
+        build = partial(_copied, source, target, elements)
         yield Kernel("copy", name, (elements,), 0, nbytes, build, operation="_to_copy")
+
+
+def _copied(source: ColdPool, target: ColdPool, elements: int) -> Call:
+    take, put = source.take(elements), target.take(elements)
+    return lambda: put().copy_(take())
 
 
 def _elementwise(pool: ColdPool, results: ColdPool, dtype: str, elements: int) -> Kernel:
     """Results go to a pool of their own: multiplied again and again, values fade to subnormals, which are slow."""
 
-    def build() -> Callable[[], object]:
+    def build() -> Call:
         take, put = pool.take(elements), results.take(elements)
         return lambda: torch.mul(take(), take(), out=put())
 
@@ -219,52 +222,41 @@ def by_name(device: torch.device, pool: ColdPool, dtype: str, *, quick: bool = F
     """
     aten, itemsize, n_rows = torch.ops.aten, DTYPES[dtype].itemsize, rows_on(device)
     n = n_rows * WIDTH
-    rows = pool.take(n_rows, WIDTH)
-    vector = _random(device, DTYPES[dtype], WIDTH)
+    rows, vector_D = pool.take(n_rows, WIDTH), _random(device, DTYPES[dtype], WIDTH)
+    # Kind, operator, its call, elements that it reads and writes.
+    calls: list[tuple[str, str, Call, int]] = [
+        ("elementwise", "gelu", lambda: aten.gelu(rows(), approximate="tanh"), 2 * n),
+        ("elementwise", "silu", lambda: aten.silu(rows()), 2 * n),
+    ]
+    if not quick:
+        calls += [
+            ("elementwise", "gelu_backward", lambda: aten.gelu_backward(rows(), rows(), approximate="tanh"), 3 * n),
+            ("elementwise", "silu_backward", lambda: aten.silu_backward(rows(), rows()), 3 * n),
+            ("elementwise", "mul", lambda: rows() * vector_D, 2 * n),
+            ("reduction", "sum", lambda: rows().sum(0), n),
+            ("elementwise", "add", lambda: rows() + rows(), 3 * n),
+        ]
+    if not quick and dtype == "fp32":
+        mean_N1, logits = _random(device, torch.float32, n_rows, 1), pool.take(n // VOCABULARY, VOCABULARY)
+        norm = ([WIDTH], mean_N1, mean_N1 + 1, vector_D, vector_D, [True, True, True])
+        ids_N = torch.randint(VOCABULARY, (n_rows,), device=device)
+        layer_norm, log_softmax = aten.native_layer_norm_backward, aten._log_softmax_backward_data
+        embedding, table = aten.embedding_dense_backward, (VOCABULARY, -1, False)
+        calls += [
+            ("reduction", "mean", lambda: rows().mean(-1, keepdim=True), n),
+            ("elementwise", "div", lambda: mean_N1.expand(n_rows, WIDTH).div(WIDTH), n),
+            ("reduction", "linalg_vector_norm", lambda: torch.linalg.vector_norm(rows()), n),
+            ("norm", "native_layer_norm_backward", lambda: layer_norm(rows(), rows(), *norm), 3 * n),
+            ("softmax", log_softmax.__name__, lambda: log_softmax(logits(), logits(), -1, torch.float32), 3 * n),
+            ("embedding", embedding.__name__, lambda: embedding(rows(), ids_N, *table), n + VOCABULARY * WIDTH),
+        ]
+    for kind, name, call, elements in calls:
+        phase = "backward" if "backward" in name or name == "div" else ""  # the backward of a mean divides
+        yield Kernel(kind, dtype, (n_rows, WIDTH), n, itemsize * elements, partial(_made, call), phase, operation=name)
 
-    def kernel(kind: str, operation: str, call: Callable[[], object], nbytes: int, *, phase: str = "") -> Kernel:
-        return Kernel(kind, dtype, (n_rows, WIDTH), n, nbytes, lambda: call, phase, operation=operation)
 
-    yield kernel("elementwise", "gelu", lambda: aten.gelu(rows(), approximate="tanh"), 2 * itemsize * n)
-    yield kernel("elementwise", "silu", lambda: aten.silu(rows()), 2 * itemsize * n)
-    if quick:
-        return
-    yield kernel(
-        "elementwise", "gelu_backward", lambda: aten.gelu_backward(rows(), rows(), approximate="tanh"),
-        3 * itemsize * n, phase="backward",
-    )  # fmt: skip
-    yield kernel(
-        "elementwise", "silu_backward", lambda: aten.silu_backward(rows(), rows()), 3 * itemsize * n, phase="backward"
-    )
-    yield kernel("elementwise", "mul", lambda: rows() * vector, 2 * itemsize * n)
-    yield kernel("reduction", "sum", lambda: rows().sum(0), itemsize * n)
-    yield kernel("elementwise", "add", lambda: rows() + rows(), 3 * itemsize * n)
-    if dtype != "fp32":
-        return
-    one_N1 = _random(device, torch.float32, n_rows, 1)
-    yield kernel("reduction", "mean", lambda: rows().mean(-1, keepdim=True), itemsize * n)
-    yield kernel("elementwise", "div", lambda: one_N1.expand(n_rows, WIDTH).div(WIDTH), itemsize * n, phase="backward")
-    yield kernel("reduction", "linalg_vector_norm", lambda: torch.linalg.vector_norm(rows()), itemsize * n)
-    mean_N1, scale_N1 = one_N1, one_N1 + 1
-    yield kernel(
-        "norm", "native_layer_norm_backward",
-        lambda: aten.native_layer_norm_backward(
-            rows(), rows(), [WIDTH], mean_N1, scale_N1, vector, vector, [True, True, True]
-        ),
-        3 * itemsize * n, phase="backward",
-    )  # fmt: skip
-    logits = pool.take(n // VOCABULARY, VOCABULARY)
-    yield kernel(
-        "softmax", "_log_softmax_backward_data",
-        lambda: aten._log_softmax_backward_data(logits(), logits(), -1, torch.float32),
-        3 * itemsize * n, phase="backward",
-    )  # fmt: skip
-    ids_N = torch.randint(VOCABULARY, (n_rows,), device=device)
-    yield kernel(
-        "embedding", "embedding_dense_backward",
-        lambda: aten.embedding_dense_backward(rows(), ids_N, VOCABULARY, -1, False),
-        itemsize * (n + VOCABULARY * WIDTH), phase="backward",
-    )  # fmt: skip
+def _made(call: Call) -> Call:
+    return call
 
 
 def _others(device: torch.device, pool: ColdPool) -> Iterator[Kernel]:
@@ -272,38 +264,32 @@ def _others(device: torch.device, pool: ColdPool) -> Iterator[Kernel]:
     n_rows = rows_on(device)
     n, logits = n_rows * WIDTH, n_rows // 4 * VOCABULARY
 
-    def norm() -> Callable[[], object]:
-        take_ND, weight_D = pool.take(n_rows, WIDTH), torch.ones(WIDTH, device=device)
-        return lambda: F.layer_norm(take_ND(), (WIDTH,), weight_D)
+    def on_rows(operation: Callable[[torch.Tensor], object], *shape: int) -> Callable[[], Call]:
+        def build() -> Call:
+            take = pool.take(*shape)
+            return lambda: operation(take())
 
-    def softmax() -> Callable[[], object]:
-        take_NV = pool.take(n_rows // 4, VOCABULARY)
-        return lambda: F.log_softmax(take_NV(), -1)
+        return build
 
-    def embedding() -> Callable[[], object]:
+    def embedding() -> Call:
         table_VD = _random(device, torch.float32, VOCABULARY, WIDTH)
         ids_N = torch.randint(VOCABULARY, (n_rows,), device=device)
         return lambda: F.embedding(ids_N, table_VD)
 
-    def reduction() -> Callable[[], object]:
-        take_ND = pool.take(n_rows, WIDTH)
-        return lambda: take_ND().sum()
-
-    def random() -> Callable[[], object]:
-        take_ND = pool.take(n_rows, WIDTH)
-        return lambda: F.dropout(take_ND(), 0.1)
-
-    def update() -> Callable[[], object]:
+    def update() -> Call:
         weights = [torch.nn.Parameter(_random(device, torch.float32, n_rows, WIDTH)) for _ in range(UPDATED)]
-        for each in weights:
-            each.grad = torch.ones_like(each)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
         return torch.optim.AdamW(weights, lr=1e-6, fused=device.type in ("cpu", "cuda")).step
 
+    ones_D = torch.ones(WIDTH, device=device)
+    norm = on_rows(lambda x_ND: F.layer_norm(x_ND, (WIDTH,), ones_D), n_rows, WIDTH)
+    softmax = on_rows(lambda x_NV: F.log_softmax(x_NV, -1), n_rows // 4, VOCABULARY)
     yield Kernel("norm", "fp32", (n,), n, 8 * n, norm)
     yield Kernel("softmax", "fp32", (logits,), logits, 8 * logits, softmax)
     yield Kernel("embedding", "fp32", (n,), 0, 8 * n, embedding)
-    yield Kernel("reduction", "fp32", (n,), n, 4 * n, reduction)
-    yield Kernel("random", "fp32", (n,), n, 9 * n, random)
+    yield Kernel("reduction", "fp32", (n,), n, 4 * n, on_rows(torch.Tensor.sum, n_rows, WIDTH))
+    yield Kernel("random", "fp32", (n,), n, 9 * n, on_rows(lambda x_ND: F.dropout(x_ND, 0.1), n_rows, WIDTH))
     yield Kernel("update", "fp32", (UPDATED * n,), UPDATED * n, UPDATED * 28 * n, update)
 
 

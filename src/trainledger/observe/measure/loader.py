@@ -8,7 +8,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,36 +53,33 @@ def measure_loader(
     every batch; absent, as many as there are cores, at most four.
     """
     most = default_workers()
-    ranks = range(2, most + 1) if ranks is None else ranks
-    notes, times = [], list[LoaderTime]()
-    with tempfile.TemporaryDirectory(prefix="trainledger-loader-") as folder:
-        data = "the run's data"
+    notes, times, data = [], list[LoaderTime](), "the run's data"
+    with tempfile.TemporaryDirectory(prefix="trainledger-loader-") as made:
+        folder = Path(made)
         if run is None:
             data = f"{text_nbytes / MIB:.0f} MiB of made text as bytes"
-            run = made_run(Path(folder), text_nbytes)
-            for each in range(most + 1) if workers is None else workers:
-                tell(0.0, f"tokenizing with {each} workers")
-                times.append(_tokenized(run, Path(folder) / f"cache-{each}", each))
+            run = made_run(folder, text_nbytes)
+            for processes in range(most + 1) if workers is None else workers:
+                tell(0.0, f"tokenizing with {processes} workers")
+                times.append(_tokenized(run, folder / f"cache-{processes}", processes))
         else:
             notes.append("tokenizing is not timed: the tokens of a run are made once")
         tell(0.3, "reading")
+        recipe = run.recipe
         mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=False)
         mixture.check_vocabulary(run.model.vocab_size)
         times += [_read(run, mixture, seconds), read_ahead(run, mixture, seconds)]
-        (Path(folder) / "run.toml").write_text(to_toml(run), encoding="utf-8")
-        for count in ranks:
-            if run.recipe.global_batch % count:
-                notes.append(f"{run.recipe.global_batch} sequences cannot be divided evenly among {count} ranks")
+        (folder / "run.toml").write_text(to_toml(run), encoding="utf-8")
+        for number in range(2, most + 1) if ranks is None else ranks:
+            if recipe.global_batch % number:
+                notes.append(f"{recipe.global_batch} sequences cannot be divided evenly among {number} ranks")
                 continue
-            tell(0.5, f"reading on {count} ranks")
-            job = {"run": str(Path(folder) / "run.toml"), "seconds": seconds}
-            taken = on_ranks("loader", count, job, tell)
+            tell(0.5, f"reading on {number} ranks")
+            taken = on_ranks("loader", number, {"run": str(folder / "run.toml"), "seconds": seconds}, tell)
             tokens, longest = sum(each[0] for each in taken), max(each[1] for each in taken)
-            times.append(LoaderTime(what=RANKS, workers=count, tokens=tokens, seconds=longest))
-    recipe = run.recipe
-    return LoaderTimes(
-        data=data, seq_len=recipe.seq_len, global_batch=recipe.global_batch, times=tuple(times), notes=tuple(notes)
-    )
+            times.append(LoaderTime(what=RANKS, workers=number, tokens=tokens, seconds=longest))
+    sizes = {"seq_len": recipe.seq_len, "global_batch": recipe.global_batch}
+    return LoaderTimes(data=data, **sizes, times=tuple(times), notes=tuple(notes))
 
 
 def loader_tokens_per_second(text_nbytes: int = 2 * MIB, seconds: float = 0.2) -> float:
@@ -98,10 +97,8 @@ def made_run(folder: Path, text_nbytes: int) -> Run:
     with open(folder / "text.jsonl", "w", encoding="utf-8") as file:
         for _ in range(max(50, text_nbytes // DOCUMENT_NBYTES)):
             file.write(json.dumps({"text": " ".join(chance.choices(words, k=DOCUMENT_NBYTES // 7))}) + "\n")
-    model = ModelSpec(
-        vocab_size=BYTES_VOCABULARY, d_model=8, n_layers=1, max_seq_len=1024, attention=MultiHead(n_heads=2),
-        feed_forward=Dense(d_ff=16),
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"vocab_size": BYTES_VOCABULARY, "d_model": 8, "n_layers": 1, "max_seq_len": 1024}
+    model = ModelSpec(**sizes, attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=16))
     data = DataSpec(path=(str(folder / "text.jsonl"),), cache=str(folder / "cache"), validation_fraction=0.1)
     return Run(model=model, recipe=Recipe(seq_len=1024, global_batch=12, micro_batch=1, steps=1), data=data)
 
@@ -124,29 +121,23 @@ def _read(run: Run, mixture: Mixture, seconds: float) -> LoaderTime:
     """Batches read by whoever needs them."""
     recipe = run.recipe
     sizes = {"seed": recipe.seed, "global_batch": recipe.global_batch, "seq_len": recipe.seq_len}
-
-    def batches() -> Iterator[int]:
-        step = 0
-        while True:
-            yield mixed_batch(mixture, step=step, **sizes)[:, :-1].size
-            step += 1
-
-    return LoaderTime(what=READ, workers=1, **_median(batches(), seconds))
+    batches = (mixed_batch(mixture, step=step, **sizes)[:, :-1].size for step in count())
+    return LoaderTime(what=READ, workers=1, **_median(batches, seconds))
 
 
 def read_ahead(run: Run, mixture: Mixture, seconds: float) -> LoaderTime:
     """Batches as the training loop gets them, taken as fast as they come."""
-    with _loader(run, mixture) as loader:
-        tokens = (sum(inputs_BT.numel() for inputs_BT, _ in each) for each in loader.batches(0))
+    with _tokens(run, mixture) as tokens:
         return LoaderTime(what=AHEAD, workers=1, **_median(tokens, seconds))
 
 
-def _loader(run: Run, mixture: Mixture, rank: int = 0, ranks: int = 1) -> Loader:
+@contextmanager
+def _tokens(run: Run, mixture: Mixture, rank: int = 0, ranks: int = 1) -> Iterator[Iterator[int]]:
+    """The tokens of one batch after another of a rank's loader."""
     recipe = run.recipe
-    return Loader(
-        mixture, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
-        micro_batch=recipe.global_batch // ranks, rank=rank, ranks=ranks,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"seed": recipe.seed, "seq_len": recipe.seq_len, "global_batch": recipe.global_batch}
+    with Loader(mixture, **sizes, micro_batch=recipe.global_batch // ranks, rank=rank, ranks=ranks) as loader:
+        yield (sum(inputs_BT.numel() for inputs_BT, _ in batch) for batch in loader.batches(0))
 
 
 def _median(batches: Iterator[int], seconds: float) -> dict[str, Any]:
@@ -174,8 +165,7 @@ def _within(batches: Iterator[int], seconds: float) -> int:
 def _read_rank(place: Place, job: Job, tell: Tell) -> tuple[int, float]:
     run = read(job["run"])
     mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=False, workers=0)
-    with _loader(run, mixture, place.rank, place.ranks) as loader:
-        tokens = (sum(inputs_BT.numel() for inputs_BT, _ in each) for each in loader.batches(0))
+    with _tokens(run, mixture, place.rank, place.ranks) as tokens:
         next(tokens)
         store: Any = dist.FileStore(place.meeting, place.ranks)  # type: ignore[attr-defined]  # it is there
         store.add("here", 1)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
@@ -25,15 +24,15 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.device import compute_capability, host_threads, keep_freed_memory, synchronize
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.step import Clock, optimizer_step
+from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.step import account
 from trainledger.observe.measure.collectives import FEW_SIZES, measure_collectives
 from trainledger.observe.measure.copies import READ, device_copies, disk_times
-from trainledger.observe.measure.hardware import Pace, Sample, memory_nbytes, title, watched, worth_timing
+from trainledger.observe.measure.hardware import Pace, Sample, described, memory_nbytes, rounded, watched, worth_timing
 from trainledger.observe.measure.kernels import fresh_bytes_per_second, kernels, operation_seconds
 from trainledger.observe.measure.loader import loader_tokens_per_second
 from trainledger.observe.measure.local_ranks import cores_here
-from trainledger.observe.measure.rounds import Block, Timing, busy_sentence, has_a_clock, time_all
+from trainledger.observe.measure.rounds import Block, Tell, Timing, has_a_clock, timed
 from trainledger.spec.block import Dense, MultiHead
 from trainledger.spec.calibration import Calibration, CollectiveTime, KernelTime
 from trainledger.spec.durable import sha256, sync
@@ -65,18 +64,12 @@ class TinySteps:
 
     def __call__(self, steps: int = 10) -> StepOverhead:
         """Mean overhead over so many steps of each model."""
-        few, many = (each.seconds(steps) for each in self._steppers)
-        fewer, more = self._steppers
-        operation = (few.rest + many.rest) / (fewer.operations + more.operations)
-        tensor = max(0.0, (many.update - few.update) / (more.tensors - fewer.tensors))
-        once = few.update - tensor * fewer.tensors - operation * fewer.update_operations
+        few, many = self._steppers
+        (few_rest, few_update), (many_rest, many_update) = few.seconds(steps), many.seconds(steps)
+        operation = (few_rest + many_rest) / (few.operations + many.operations)
+        tensor = max(0.0, (many_update - few_update) / (many.tensors - few.tensors))
+        once = few_update - tensor * few.tensors - operation * few.update_operations
         return StepOverhead(operation, max(0.0, once), tensor)
-
-
-@dataclass
-class _Seconds:
-    update: float = 0.0
-    rest: float = 0.0
 
 
 class _Stepper:
@@ -97,41 +90,27 @@ class _Stepper:
         self._batches = [(ids_BT, ids_BT)]
         self._device = device
         ledger = account(Run(model=spec, recipe=_RECIPE), backend="cpu" if device.type == "cpu" else "cuda")
-        count = {True: 0, False: 0}
-        for each in ledger:
-            if each.kind != "allocate":
-                count[each.phase == "optimizer"] += each.times
-        self.operations, self.update_operations = count[False], count[True]
+        computed = [entry for entry in ledger if entry.kind != "allocate"]
+        self.update_operations = sum(entry.times for entry in computed if entry.phase == "optimizer")
+        self.operations = sum(entry.times for entry in computed) - self.update_operations
         self.tensors = sum(1 for _ in self._model.parameters())
-        for _ in range(_WARM_UP):
-            self._step(self._no_clock)
+        self.seconds(_WARM_UP)
 
-    def seconds(self, steps: int) -> _Seconds:
-        """Mean seconds of a step; on an accelerator those of the program, which is what such a step waits for."""
-        spent = _Seconds()
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Mean seconds of a step outside of the update, and in it; on an accelerator those of the program, which is
+        what such a step waits for."""
+        spent = {True: 0.0, False: 0.0}
 
         @contextmanager
         def clock(phase: str) -> Iterator[None]:
             start = time.perf_counter()
             yield
-            took = time.perf_counter() - start
-            if phase == "optimizer":
-                spent.update += took / steps
-            else:
-                spent.rest += took / steps
+            spent[phase == "optimizer"] += (time.perf_counter() - start) / steps
 
         for _ in range(steps):
             synchronize(self._device)
-            self._step(clock)
-        return spent
-
-    def _step(self, clock: Clock) -> None:
-        optimizer_step(self._model, self._optimizer, self._batches, _RECIPE, clock=clock)
-
-    @staticmethod
-    @contextmanager
-    def _no_clock(phase: str) -> Iterator[None]:
-        yield
+            optimizer_step(self._model, self._optimizer, self._batches, _RECIPE, clock=clock)
+        return spent[False], spent[True]
 
 
 RANKS = 2  # of the collectives
@@ -154,82 +133,73 @@ def measure_machine(
     """
     device = torch.device(backend)
     tell = progress or (lambda share, name: None)
-    notes: list[str] = []
     fresh = fresh_bytes_per_second(device)
     keep_freed_memory()  # as the engine does, which is what the rates are for
-    threads = host_threads(torch.device(backend))
-    pace = Pace() if device.type == "cpu" else None
-    dtypes = ["fp32"]
-    if worth_timing(device, torch.bfloat16):
-        dtypes.append("bf16")
-    else:
-        notes.append("bf16 matmuls are emulated on this machine and were left out")
-    chosen = kernels(device, dtypes, quick=quick)
-    seconds, rounds = (4.0, 3) if quick else (15.0, 5)
-    with watched(threads) as whole:
-        timings = time_all(
-            chosen, device, threads, seconds=seconds, rounds=rounds, pace=pace,
-            tell=lambda share, name: tell(0.65 * share, name),
-        )  # fmt: skip
+    threads, pace = host_threads(device), Pace() if device.type == "cpu" else None
+    emulated = not worth_timing(device, torch.bfloat16)
+    notes = ["bf16 matmuls are emulated on this machine and were left out"] if emulated else []
+    chosen = kernels(device, ["fp32"] if emulated else ["fp32", "bf16"], quick=quick)
+    seconds, rounds, disk_nbytes = (4.0, 3, 16 * MIB) if quick else (15.0, 5, 64 * MIB)
 
+    def part(begin: float, end: float) -> Tell:
+        return lambda share, name: tell(begin + (end - begin) * share, name)
+
+    timings, busy = timed(chosen, device, seconds=seconds, rounds=rounds, pace=pace, tell=part(0.0, 0.65))
     bare = [] if has_a_clock(device) else _watched_often(lambda: operation_seconds(device), threads, 5, pace)
     overhead = _middle(bare) if bare else 0.0
     tell(0.66, "overhead of a step")
-    tiny_steps = TinySteps(device)
-    steps = _watched_often(tiny_steps, threads, 9, pace)
-    step = StepOverhead(*(_middle([(sample, part(each)) for sample, each in steps]) for part in _PARTS))
+    steps = _watched_often(TinySteps(device), threads, 9, pace)
+    operation, update, update_tensor = (_middle([(sample, get(each)) for sample, each in steps]) for get in _PARTS)
     tell(0.7, "storage")
-    saves = _watched_often(lambda: storage_bytes_per_second(16 * MIB if quick else 64 * MIB), threads, 3)
-    rates = [(sample, rate) for sample, rate in saves if rate is not None]
-    reads = next((each for each in disk_times(16 * MIB if quick else 64 * MIB) if each.what == READ), None)
+    saves = _watched_often(lambda: storage_bytes_per_second(disk_nbytes), threads, 3)
+    saved = [(sample, 1 / rate) for sample, rate in saves if rate is not None]
+    reads = next((copy.bytes_per_second for copy in disk_times(disk_nbytes) if copy.what == READ), None)
     tell(0.74, "data loader")
     loads = loader_tokens_per_second(text_nbytes=256 * KIB if quick else 2 * MIB, seconds=0.1 if quick else 0.3)
     tell(0.77, "host and device")
-    copied = [each for each in device_copies(device) if each.seconds is not None]
+    copied = tuple(copy for copy in device_copies(device) if copy.seconds is not None)
     links: tuple[CollectiveTime, ...] = ()
     library = _collectives_of(device)
     if not quick and library is not None:
         tell(0.8, "collectives")
+        ranks_tell = part(0.8, 1.0)
         try:
             links = measure_collectives(
-                RANKS, library, sizes=FEW_SIZES, block_seconds=0.04,
-                tell=lambda share, name: tell(0.8 + 0.2 * share, f"{name} ranks"),
-            )  # fmt: skip
+                RANKS,
+                library,
+                sizes=FEW_SIZES,
+                block_seconds=0.04,
+                tell=lambda share, name: ranks_tell(share, f"{name} ranks"),
+            )
         except (ChildProcessError, InvalidInput) as error:
             notes.append(f"collectives could not be measured: {error}")
     tell(1.0, "done")
 
-    samples: list[Block | Sample] = [each for timing in timings for each in timing.blocks]
-    samples += [each for each, _ in (*bare, *steps)]
-    if any(each.others is None for each in samples):
+    samples: list[Block | Sample] = [block for timing in timings for block in timing.blocks]
+    samples += [sample for sample, _ in (*bare, *steps)]
+    if any(sample.others is None for sample in samples):
         notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
-    busy = busy_sentence(timings, whole)
-    if busy is not None:
-        notes.append(busy)
     return Calibration(
-        title=title(device),
+        **described(device),
         backend=backend,
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        torch_version=torch.__version__,
-        threads=threads,
-        kernels=tuple(_kernel_time(each, overhead) for each in timings),
+        kernels=tuple(_kernel_time(timing, overhead) for timing in timings),
         fresh_bytes_per_second=fresh,
-        operation_seconds=step.operation,
-        update_seconds=step.update,
-        update_tensor_seconds=step.update_tensor,
-        storage_bytes_per_second=1 / _middle([(sample, 1 / rate) for sample, rate in rates]) if rates else None,
+        operation_seconds=operation,
+        update_seconds=update,
+        update_tensor_seconds=update_tensor,
+        storage_bytes_per_second=1 / _middle(saved) if saved else None,
         memory_nbytes=memory_nbytes(device),
         compute_capability=compute_capability(device),
-        read_bytes_per_second=None if reads is None else reads.bytes_per_second,
+        read_bytes_per_second=reads,
         loader_tokens_per_second=loads,
         cores=cores_here(),
         pace_seconds=None if pace is None else pace.fastest,
-        host_copies=tuple(copied),
+        host_copies=copied,
         collectives=links,
         samples=len(samples),
-        discarded=sum(each.disturbed for each in samples),
-        busy=busy is not None,
-        notes=tuple(notes),
+        discarded=sum(sample.disturbed for sample in samples),
+        busy=bool(busy),
+        notes=(*notes, *busy),
     )
 
 
@@ -246,8 +216,7 @@ def _watched_often(
     samples = []
     for _ in range(times):
         with watched(threads, pace) as sample:
-            value = measure()
-        samples.append((sample, value))
+            samples.append((sample, measure()))
     return samples
 
 
@@ -261,10 +230,16 @@ def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
     kernel, (called, others) = timing.kernel, timing.best()
     seconds = max(called - overhead * kernel.operations, 0.1 * called)
     return KernelTime(
-        kind=kernel.kind, dtype=kernel.dtype, shape=kernel.shape, flops=kernel.flops, nbytes=kernel.nbytes,
-        seconds=seconds, phase=kernel.phase, operation=kernel.operation,
-        others=None if others is None else round(others, 3),
-    )  # fmt: skip
+        kind=kernel.kind,
+        dtype=kernel.dtype,
+        shape=kernel.shape,
+        flops=kernel.flops,
+        nbytes=kernel.nbytes,
+        seconds=seconds,
+        phase=kernel.phase,
+        operation=kernel.operation,
+        others=rounded(others),
+    )
 
 
 def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float | None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from math import prod
 
 import torch
-import torch.nn.functional as F
 
-from trainledger.engine.train.device import find_device, host_threads, keep_freed_memory
-from trainledger.observe.measure.hardware import memory_nbytes, pace_of, title, watched, worth_timing
+from trainledger.engine.train.device import find_device, keep_freed_memory
+from trainledger.observe.measure.hardware import described, memory_nbytes, rounded, worth_timing
 from trainledger.observe.measure.kernels import (
     DTYPES,
     ELEMENTS,
+    FACTORS,
     LARGE_ELEMENTS,
     LARGE_POOL_NBYTES,
     POOL_NBYTES,
     ColdPool,
     Kernel,
     copy_kernel,
+    matmul_kernel,
 )
 from trainledger.observe.measure.rates import MatmulTimes
-from trainledger.observe.measure.rounds import Tell, busy_sentence, time_all
+from trainledger.observe.measure.rounds import Tell, timed
 from trainledger.spec.calibration import STRAIGHT, MatmulTime
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import format_nbytes
@@ -80,32 +81,35 @@ def measure_matmuls(
     for dtype in dtypes:
         floor = LARGE_POOL_NBYTES if large else POOL_NBYTES
         pool = ColdPool(device, DTYPES[dtype], max(floor, 2 * most * DTYPES[dtype].itemsize))
-        kernels += [_matmul(pool, dtype, each, STRAIGHT) for each in chosen]
-        middle = min(chosen, key=lambda each: (abs(each[0] * each[1] * each[2] - 2**30), each))
-        kernels += [_matmul(pool, dtype, middle, each) for each in FACTORS if each != STRAIGHT]
-    copied = copy_kernel(ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
-                         LARGE_ELEMENTS[-1] if large else ELEMENTS[-1])  # fmt: skip
-    threads = host_threads(device)
-    with watched(threads) as whole:
-        timings = time_all(
-            [*kernels, copied], device, threads, seconds=max(LEAST_SECONDS, seconds_each * len(kernels)), rounds=ROUNDS,
-            tell=tell, pace=pace_of(device),
-        )  # fmt: skip
-    busy = busy_sentence(timings, whole)
-    notes += [] if busy is None else [busy]
+        kernels += [matmul_kernel(pool, dtype, shape, STRAIGHT, operation=STRAIGHT) for shape in chosen]
+        middle = min(chosen, key=lambda shape: (abs(prod(shape) - 2**30), shape))
+        others = (factors for factors in FACTORS if factors != STRAIGHT)
+        kernels += [matmul_kernel(pool, dtype, middle, factors, operation=factors) for factors in others]
+    copied = copy_kernel(
+        ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
+        LARGE_ELEMENTS[-1] if large else ELEMENTS[-1],
+    )
+    seconds = max(LEAST_SECONDS, seconds_each * len(kernels))
+    timings, busy = timed([*kernels, copied], device, seconds=seconds, rounds=ROUNDS, tell=tell)
     return MatmulTimes(
-        title=title(device), backend=device.type, date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        torch_version=torch.__version__, threads=threads,
-        matmuls=tuple(_time(each.kernel, *each.best()) for each in timings[:-1]),
-        memory_bytes_per_second=copied.nbytes / timings[-1].best()[0], notes=tuple(notes),
-    )  # fmt: skip
+        **described(device),
+        backend=device.type,
+        matmuls=tuple(_time(timing.kernel, *timing.best()) for timing in timings[:-1]),
+        memory_bytes_per_second=copied.nbytes / timings[-1].best()[0],
+        notes=(*notes, *busy),
+    )
 
 
 def _time(kernel: Kernel, seconds: float, others: float | None) -> MatmulTime:
     return MatmulTime(
-        shape=kernel.shape, dtype=kernel.dtype, factors=kernel.operation, flops=kernel.flops, nbytes=kernel.nbytes,
-        seconds=seconds, others=None if others is None else round(others, 3),
-    )  # fmt: skip
+        shape=kernel.shape,
+        dtype=kernel.dtype,
+        factors=kernel.operation,
+        flops=kernel.flops,
+        nbytes=kernel.nbytes,
+        seconds=seconds,
+        others=rounded(others),
+    )
 
 
 def _refuse_beyond(shapes: Sequence[Shape], dtypes: Sequence[str], device: torch.device) -> None:
@@ -116,41 +120,3 @@ def _refuse_beyond(shapes: Sequence[Shape], dtypes: Sequence[str], device: torch
         if there is not None and needed > there / 2:
             rule = f"needs {format_nbytes(needed)}, and half of this machine's memory is {format_nbytes(there / 2)}"
             raise InvalidInput([Problem("--shapes", f"{m}x{n}x{k}", rule)])
-
-
-Call = Callable[[], object]
-
-
-def _straight(pool: ColdPool, m: int, n: int, k: int) -> Call:
-    a_MK, b_KN = pool.take(m, k), pool.take(k, n)
-    return lambda: a_MK() @ b_KN()
-
-
-def _second_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
-    a_MK, b_NK = pool.take(m, k), pool.take(n, k)
-    return lambda: F.linear(a_MK(), b_NK())
-
-
-def _first_turned(pool: ColdPool, m: int, n: int, k: int) -> Call:
-    a_KM, b_KN = pool.take(k, m), pool.take(k, n)
-    return lambda: a_KM().t() @ b_KN()
-
-
-def _apart(pool: ColdPool, m: int, n: int, k: int) -> Call:
-    """Every second element of a row: no matmul takes such a stride, and torch copies the factor first."""
-    a_MK, b_KN = pool.take(m, 2 * k), pool.take(k, n)
-    return lambda: a_MK()[:, ::2] @ b_KN()
-
-
-# How the factors lie in memory: both by rows, one transposed (a linear layer; its gradient), one with gaps.
-FACTORS: dict[str, Callable[[ColdPool, int, int, int], Call]] = {
-    STRAIGHT: _straight, "a @ b.T": _second_turned, "a.T @ b": _first_turned, "a[:,::2] @ b": _apart,
-}  # fmt: skip
-
-
-def _matmul(pool: ColdPool, dtype: str, shape: Shape, factors: str) -> Kernel:
-    m, n, k = shape
-    nbytes = (m * k + n * k + m * n) * DTYPES[dtype].itemsize
-    return Kernel(
-        "matmul", dtype, shape, 2 * m * n * k, nbytes, lambda: FACTORS[factors](pool, m, n, k), operation=factors
-    )

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from trainledger.engine.train.device import synchronize
+from trainledger.engine.train.device import host_threads, synchronize
 from trainledger.ledger.measured import BUSY
-from trainledger.observe.measure.hardware import Pace, Sample, watched
+from trainledger.observe.measure.hardware import Pace, Sample, pace_of, watched
 from trainledger.observe.measure.kernels import Kernel
 
 ENOUGH_SAMPLES = 3
@@ -75,25 +75,33 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     ``whole`` is the time of all blocks together: the system counts in ticks of 10 ms, so that company which takes half
     of each short block shows only there.
     """
-    without = sum(not each.undisturbed for each in timings)
+    blocks = [block for timing in timings for block in timing.blocks]
+    without, disturbed = sum(not each.undisturbed for each in timings), sum(block.disturbed for block in blocks)
+    slow = f"{BUSY}, or it ran below its full speed"
     if without:
-        return (
-            f"{BUSY}, or it ran below its full speed: {without} of {len(timings)} "
-            "kernels have no undisturbed sample and are given by their fastest calls; measure again on a quiet machine"
+        what = f"{without} of {len(timings)} kernels have no undisturbed sample"
+        why = f"{slow}: {what} and are given by their fastest calls"
+    elif whole.disturbed:
+        why = f"{BUSY}: they took {whole.others:.1f} cores from it while kernels were timed"
+    elif 2 * disturbed > len(blocks):
+        why = (
+            f"{slow}: {disturbed} of {len(blocks)} samples were disturbed, and the others perhaps for a part of their "
+            "time"
         )
-    if whole.disturbed:
-        return (
-            f"{BUSY}: they took {whole.others:.1f} cores from it while kernels were "
-            "timed; measure again on a quiet machine"
-        )
-    blocks = [each for timing in timings for each in timing.blocks]
-    disturbed = sum(each.disturbed for each in blocks)
-    if 2 * disturbed > len(blocks):
-        return (
-            f"{BUSY}, or it ran below its full speed: {disturbed} of {len(blocks)} "
-            "samples were disturbed, and the others perhaps for a part of their time; measure again on a quiet machine"
-        )
-    return None
+    else:
+        return None
+    return f"{why}; measure again on a quiet machine"
+
+
+def timed(
+    chosen: Sequence[Kernel], device: torch.device, *, seconds: float, rounds: int, tell: Tell, pace: Pace | None = None
+) -> tuple[list[Timing], list[str]]:
+    """Kernels timed on a device, and a sentence where something disturbed that (`time_all`, `busy_sentence`)."""
+    threads, pace = host_threads(device), pace or pace_of(device)
+    with watched(threads) as whole:
+        timings = time_all(chosen, device, threads, seconds=seconds, rounds=rounds, tell=tell, pace=pace)
+    busy = busy_sentence(timings, whole)
+    return timings, [] if busy is None else [busy]
 
 
 def has_a_clock(device: torch.device) -> bool:

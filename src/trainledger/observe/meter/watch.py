@@ -13,6 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import torch.distributed as dist
+
 from trainledger.observe.meter.phases import GRADIENT_WAIT
 from trainledger.spec.units import format_nbytes, format_percent, format_seconds
 
@@ -28,6 +30,9 @@ GROWTH = 0.01  # of the memory, from window to window: less is noise of allocato
 LEAST_GROWTH_NBYTES = 4 << 20
 SLOW_RANK = 1.10  # times the median of the ranks
 MEMORY_GROWS = "memory grows"  # asked once in a window
+
+
+_KEY = "trainledger"  # of what ranks write to their store
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,10 @@ class Watch:
             self._first = list(self._recent)
         if self._steps % EVERY:
             return found
-        now: list[Finding] = []
-        if whole:
-            now += [*self._of_data(), *self._of_forecast(), *self._of_speed()]
-            if self._steps % WINDOW == 0:
-                now += self._of_memory()
-        found += [each for each in now if each.name not in self._on]
+        now = dict(self._findings()) if whole else {}
+        found += [Finding(name, step.step, sentence) for name, sentence in now.items() if name not in self._on]
         not_asked = {MEMORY_GROWS} if self._steps % WINDOW else set()
-        self._on = {each.name for each in now} | self._on & not_asked
+        self._on = {*now} | self._on & not_asked
         return found
 
     def _of_checkpoint(self, step: Seen) -> Iterator[Finding]:
@@ -99,84 +100,81 @@ class Watch:
         slow_before, self._slow_checkpoint = self._slow_checkpoint, share > CHECKPOINT_SHARE
         if slow_before or not self._slow_checkpoint:
             return
-        speed = ""
-        if step.saved_nbytes:
-            speed = f", {format_nbytes(step.saved_nbytes)} at {format_nbytes(step.saved_nbytes / took)}/s"
-        yield Finding(
-            "slow checkpoint", step.step,
+        saved = step.saved_nbytes
+        speed = f", {format_nbytes(saved)} at {format_nbytes(saved / took)}/s" if saved else ""
+        sentence = (
             f"The checkpoint before step {step.step} took {format_seconds(took)}{speed}, {format_percent(share)} of "
-            "the time since the one before: write it to a faster disk, asynchronously, or less often.",
-        )  # fmt: skip
+            "the time since the one before: write it to a faster disk, asynchronously, or less often."
+        )
+        yield Finding("slow checkpoint", step.step, sentence)
 
-    def _of_data(self) -> Iterator[Finding]:
-        waits, seconds = self._median("data"), self._seconds(self._recent)
+    def _findings(self) -> Iterator[tuple[str, str]]:
+        """Names and sentences of what is out of the ordinary in the last window; memory is asked once in a window."""
+        seconds, waits = self._seconds(self._recent), self._median("data")
         if seconds and waits / seconds > DATA_SHARE:
-            yield Finding(
-                "slow data", self._recent[-1].step,
+            yield (
+                "slow data",
                 f"Steps wait for their data: {format_seconds(waits)} of {format_seconds(seconds)} "
                 f"({format_percent(waits / seconds)}): more workers of the loader, or tokens made before the run.",
-            )  # fmt: skip
-
-    def _of_forecast(self) -> Iterator[Finding]:
-        if not self._expected:
-            return
-        seconds = self._seconds(self._recent)
-        if seconds <= BAND * self._expected:
-            return
-        where = ""
-        if self._expected_phases:
-            more = {name: self._median(name) - each for name, each in self._expected_phases.items()}
-            more |= {each: self._median(each) for each in self._recent[-1].phases if each not in more}
-            most = max(more, key=lambda name: more[name])
-            where = f"; {format_seconds(more[most])} of the difference lie in {most}"
-        others = self._others()
-        cause = (
-            f"; other processes take {others:.1f} cores from this one" if others > OTHERS else self._slow_processor()
-        )
-        yield Finding(
-            "slower than forecast", self._recent[-1].step,
-            f"Steps take {format_seconds(seconds)}, {seconds / self._expected:.2f} times the "
-            f"forecast{where}{cause}.",
-        )  # fmt: skip
-
-    def _of_speed(self) -> Iterator[Finding]:
-        """Steps that are slower than at first; where other processes take the processor, that is the finding."""
-        usual, now = self._seconds(self._first), self._seconds(self._recent)
-        others = self._others()
+            )
+        others, since = self._known("others", 0.0), self._recent[0].step
+        if self._expected and seconds > BAND * self._expected:
+            where = ""
+            if self._expected_phases:
+                expected = dict.fromkeys(self._recent[-1].phases, 0.0) | self._expected_phases
+                where = f"; {self._most(expected)[1]} of the difference lie in {self._most(expected)[0]}"
+            crowded = f"; other processes take {others:.1f} cores from this one"
+            cause = crowded if others > OTHERS else self._slow_processor()
+            times = f"{seconds / self._expected:.2f} times the forecast"
+            yield "slower than forecast", f"Steps take {format_seconds(seconds)}, {times}{where}{cause}."
+        usual = self._seconds(self._first)
+        # Where other processes take the processor, that is the finding, and not that steps are slower than at first.
         if others > OTHERS:
-            longer = f", and steps take {now / usual:.2f} times as long as at first" if now > SLOWER * usual else ""
-            yield Finding(
-                "others on the processor", self._recent[-1].step,
-                f"Since about step {self._recent[0].step} other processes take {others:.1f} cores from this "
-                f"one{longer}.",
-            )  # fmt: skip
+            longer = (
+                f", and steps take {seconds / usual:.2f} times as long as at first" if seconds > SLOWER * usual else ""
+            )
+            who = f"other processes take {others:.1f} cores from this one"
+            yield "others on the processor", f"Since about step {since} {who}{longer}."
         elif len(self._before) == WINDOW:
-            first = sorted(each.seconds for each in self._first)
-            least = max(SLOWER * usual, first[-1 - WINDOW // 10])
-            if min(self._low(self._before), self._low(self._recent)) > least:
-                yield self._slower(usual, now)
+            first = sorted(step.seconds for step in self._first)
+            if min(self._low(self._before), self._low(self._recent)) > max(SLOWER * usual, first[-1 - WINDOW // 10]):
+                before = {
+                    name: median(step.phases.get(name, 0.0) for step in self._first) for name in self._recent[-1].phases
+                }
+                phase, more = self._most(before)
+                yield (
+                    "slower than before",
+                    f"Since about step {self._before[0].step} steps take {format_seconds(seconds)}, "
+                    f"{seconds / usual:.2f} times as long as at first, most of it in {phase} ({more} more)"
+                    f"{self._slow_processor()}.",
+                )
+        if self._steps % WINDOW == 0:
+            yield from self._of_memory()
 
-    def _slower(self, usual: float, now: float) -> Finding:
-        more = {
-            name: self._median(name) - median(each.phases.get(name, 0.0) for each in self._first)
-            for name in self._recent[-1].phases
-        }
+    def _of_memory(self) -> Iterator[tuple[str, str]]:
+        known = [step.memory_nbytes for step in self._recent if step.memory_nbytes is not None]
+        if not known:
+            return
+        self._memory.append(median(known))
+        grown = [after - before for before, after in pairwise(self._memory)]
+        if len(grown) == 3 and min(grown) >= max(GROWTH * self._memory[-1], LEAST_GROWTH_NBYTES):
+            more = format_nbytes(round(sum(grown) / len(grown) / WINDOW))
+            yield MEMORY_GROWS, f"Memory grows by {more} with each step, and is {format_nbytes(known[-1])} now."
+
+    def _most(self, before: Mapping[str, float]) -> tuple[str, str]:
+        """The phase that takes longer than before by most, and by how much."""
+        more = {name: self._median(name) - seconds for name, seconds in before.items()}
         most = max(more, key=lambda name: more[name])
-        return Finding(
-            "slower than before", self._recent[-1].step,
-            f"Since about step {self._before[0].step} steps take {format_seconds(now)}, {now / usual:.2f} times as "
-            f"long as at first, most of it in {most} ({format_seconds(more[most])} more){self._slow_processor()}.",
-        )  # fmt: skip
+        return most, format_seconds(more[most])
 
-    def _others(self) -> float:
-        """Cores that other processes take, as a median of the last window."""
-        known = [each.others for each in self._recent if each.others is not None]
-        return median(known) if known else 0.0
+    def _known(self, name: str, otherwise: float) -> float:
+        """The median of a fact over the last window, of the steps where it is known."""
+        known = [value for step in self._recent if (value := getattr(step, name)) is not None]
+        return median(known) if known else otherwise
 
     def _slow_processor(self) -> str:
         """A cause of slow steps, where half of the last window was computed by a processor below its full speed."""
-        known = [each.slowdown for each in self._recent if each.slowdown is not None]
-        slowdown = median(known) if known else 1.0
+        slowdown = self._known("slowdown", 1.0)
         if slowdown <= SLOWER:
             return ""
         return (
@@ -184,32 +182,17 @@ class Watch:
             "(a core shared with another virtual machine, heat, a power limit)"
         )
 
-    def _of_memory(self) -> Iterator[Finding]:
-        known = [each.memory_nbytes for each in self._recent if each.memory_nbytes is not None]
-        if not known:
-            return
-        self._memory.append(median(known))
-        windows = list(self._memory)
-        grown = [after - before for before, after in pairwise(windows)]
-        if len(windows) < 4 or min(grown) < max(GROWTH * windows[-1], LEAST_GROWTH_NBYTES):
-            return
-        each = sum(grown) / len(grown) / WINDOW
-        yield Finding(
-            MEMORY_GROWS, self._recent[-1].step,
-            f"Memory grows by {format_nbytes(round(each))} with each step, and is {format_nbytes(known[-1])} now.",
-        )  # fmt: skip
-
     def _median(self, phase: str) -> float:
-        return median(each.phases.get(phase, 0.0) for each in self._recent)
+        return median(step.phases.get(phase, 0.0) for step in self._recent)
 
     @staticmethod
     def _low(steps: Sequence[Seen]) -> float:
         """What three of four of them exceed."""
-        return sorted(each.seconds for each in steps)[len(steps) // 4]
+        return sorted(step.seconds for step in steps)[len(steps) // 4]
 
     @staticmethod
     def _seconds(steps: Sequence[Seen]) -> float:
-        return median(each.seconds for each in steps)
+        return median(step.seconds for step in steps)
 
 
 def slow_rank(seconds: Mapping[int, float], step: int) -> Finding | None:
@@ -220,12 +203,12 @@ def slow_rank(seconds: Mapping[int, float], step: int) -> Finding | None:
     others = median(each for rank, each in seconds.items() if rank != slowest)
     if others <= 0 or seconds[slowest] <= SLOW_RANK * others:
         return None
-    return Finding(
-        "slow rank", step,
+    sentence = (
         f"Rank {slowest} computes {format_seconds(seconds[slowest])} in a step, {seconds[slowest] / others:.2f} times "
         f"as long as the others ({format_seconds(others)}), which wait for it: look at its machine (clocks, heat, "
-        "other programs) and at its share of the work.",
-    )  # fmt: skip
+        "other programs) and at its share of the work."
+    )
+    return Finding("slow rank", step, sentence)
 
 
 class RankTimes:
@@ -233,7 +216,9 @@ class RankTimes:
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
-        self._store = _store() if ranks > 1 else None
+        # The store of the default group; None where this torch keeps it elsewhere.
+        stored = getattr(getattr(dist, "distributed_c10d", None), "_get_default_store", None)
+        self._store: Any = stored() if ranks > 1 and stored is not None else None
         self._own: deque[float] = deque(maxlen=WINDOW)
         self._asked: list[tuple[int, list[str]]] = []
         self._steps = 0
@@ -246,9 +231,9 @@ class RankTimes:
         if self._store is None:
             return []
         if self._steps % WINDOW == 0:
-            self._store.set(_key(step, self._rank), repr(median(self._own)))
+            self._store.set(f"{_KEY}/{step}/{self._rank}", repr(median(self._own)))
             if self._rank == 0:
-                self._asked.append((step, [_key(step, each) for each in range(self._ranks)]))
+                self._asked.append((step, [f"{_KEY}/{step}/{rank}" for rank in range(self._ranks)]))
         return self._answered() if self._rank == 0 else []
 
     def _answered(self) -> list[Finding]:
@@ -260,15 +245,3 @@ class RankTimes:
             self._store.delete_key(key)
         before, self._slow = self._slow, "" if found is None else found.sentence.split(" computes")[0]
         return [] if found is None or before == self._slow else [found]
-
-
-def _key(step: int, rank: int) -> str:
-    return f"trainledger/{step}/{rank}"
-
-
-def _store() -> Any:
-    """The store of the default group; None where this torch keeps it elsewhere."""
-    from torch.distributed import distributed_c10d
-
-    found = getattr(distributed_c10d, "_get_default_store", None)
-    return None if found is None else found()

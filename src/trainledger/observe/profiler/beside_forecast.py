@@ -13,8 +13,8 @@ from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype,
 from trainledger.forecast.predict.step import CAUSES, IDEAL
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.profiler.causes import COMPUTE, RULES, MeasuredBar, measured_waterfall
-from trainledger.observe.profiler.collectives import collective_named
 from trainledger.observe.profiler.flops import MatmulRate
+from trainledger.observe.profiler.kinds import collective_named
 from trainledger.observe.profiler.profile import Profile
 from trainledger.observe.profiler.ranks import Ranks
 from trainledger.observe.profiler.step_work import Runs, Sent, summed

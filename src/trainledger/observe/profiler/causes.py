@@ -16,9 +16,8 @@ import numpy as np
 
 from trainledger.forecast.predict.forecast import UNEXPLAINED
 from trainledger.forecast.predict.step import CAUSES, IDEAL
-from trainledger.observe.profiler.collectives import OTHERS, SENDS
 from trainledger.observe.profiler.flops import MatmulRate
-from trainledger.observe.profiler.kinds import CALLS, RECOMPUTATION
+from trainledger.observe.profiler.kinds import CALLS, OTHERS, RECOMPUTATION, SENDS
 from trainledger.observe.profiler.recording import COPY as A_COPY
 from trainledger.observe.profiler.recording import KERNEL, NONE, Recording, Spans
 from trainledger.observe.profiler.step_time import (

@@ -12,9 +12,8 @@ import numpy as np
 
 from trainledger.catalog import device_of_driver
 from trainledger.observe.profiler.causes import Cause, MeasuredBar, causes, measured_waterfall
-from trainledger.observe.profiler.collectives import ON_HOST
 from trainledger.observe.profiler.flops import MatmulRate, multiplied
-from trainledger.observe.profiler.kinds import COLLECTIVE
+from trainledger.observe.profiler.kinds import COLLECTIVE, ON_HOST
 from trainledger.observe.profiler.read import Advance, read_profile
 from trainledger.observe.profiler.recording import NONE, Message, Recording, Shapes, Spans
 from trainledger.observe.profiler.step_time import StepTime, Timeline, moments_of, pieces_of, step_time, timeline

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainledger.observe.profiler.causes import MeasuredBar, measured_waterfall
-from trainledger.observe.profiler.collectives import OTHERS, SENDS, payload_nbytes
+from trainledger.observe.profiler.kinds import OTHERS, SENDS, payload_nbytes
 from trainledger.observe.profiler.profile import Profile, profile_and_timeline
 from trainledger.observe.profiler.read import Advance, read_profile
 from trainledger.observe.profiler.recording import Intervals, common, length, merged

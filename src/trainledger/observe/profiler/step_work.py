@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainledger.observe.profiler.collectives import payload_nbytes
 from trainledger.observe.profiler.flops import Matmul, MatmulRate, Multiplied
+from trainledger.observe.profiler.kinds import payload_nbytes
 from trainledger.observe.profiler.recording import (
     NONE,
     Intervals,
