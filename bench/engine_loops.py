@@ -83,8 +83,7 @@ class AfterEachStep(Observer):
 def engine(run: Run, folder: Path, turns: Turns) -> None:
     """The engine, as `trainledger train` runs it."""
     from trainledger.answers.closed_loop import run_closed_loop
-    from trainledger.engine.train.progress import Progress
-    from trainledger.engine.train.trackers import TensorBoard
+    from trainledger.engine.train.progress import Progress, TensorBoard
 
     run_dir = folder / f"engine-{os.environ.get('WORLD_SIZE', '1')}"
     run_closed_loop(run, run_dir, observers=[Progress(), TensorBoard(print), AfterEachStep(turns)])

@@ -35,10 +35,10 @@ import trainledger
 from trainledger.answers.load import load
 from trainledger.catalog import device
 from trainledger.engine.nn.init import initialize
-from trainledger.engine.train.guard import Agreed
-from trainledger.engine.train.launched import JudgedOnDevice
+from trainledger.engine.train.device import set_fp32_matmuls
+from trainledger.engine.train.guard import Agreed, JudgedOnDevice
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.precision import build_model, set_fp32_matmuls
+from trainledger.engine.train.precision import build_model
 from trainledger.engine.train.step import optimizer_step
 from trainledger.forecast.predict.predict import memory_of_device, predict
 from trainledger.ledger.step import account

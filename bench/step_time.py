@@ -23,9 +23,9 @@ import torch.utils.deterministic
 
 from trainledger.answers.load import load
 from trainledger.engine.nn.init import initialize
-from trainledger.engine.train.device import keep_freed_memory
+from trainledger.engine.train.device import keep_freed_memory, set_fp32_matmuls
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.precision import build_model, set_fp32_matmuls
+from trainledger.engine.train.precision import build_model
 from trainledger.engine.train.step import Clock, optimizer_step
 from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.model.parameters import leaves_of

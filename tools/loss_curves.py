@@ -20,12 +20,12 @@ from torch import nn
 
 from trainledger.answers.load import load
 from trainledger.engine.data.loader import halves
+from trainledger.engine.data.mixture import train_batch
 from trainledger.engine.data.prepare import prepare
-from trainledger.engine.data.sampler import train_batch
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.step import derive
 from trainledger.report.svg.drawing import standalone
 from trainledger.spec.run import Run
@@ -70,7 +70,7 @@ def plain(run: Run) -> list[float]:
 
 def engine(run: Run, folder: Path) -> list[float]:
     train(run, folder)
-    return [each["loss"] for each in read(folder / "metrics.jsonl") if "loss" in each]
+    return [each["loss"] for each in read_lines(folder / "metrics.jsonl") if "loss" in each]
 
 
 def drawn(pairs: list[tuple[list[float], list[float]]]) -> str:

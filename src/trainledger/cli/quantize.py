@@ -40,8 +40,7 @@ def quantize(args: Namespace) -> Document:
     from trainledger.answers.pages.quantization import document
     from trainledger.engine.data.losses import PairedLosses
     from trainledger.engine.nn.quantization import import_torchao
-    from trainledger.engine.train.quantizing import refuse_target, write
-    from trainledger.engine.train.trained import load_trained
+    from trainledger.engine.train.trained import load_trained, refuse_target, write
 
     quantization = _asked(args.bits, args.group_size)
     import_torchao()  # missing, it is said before anything is read

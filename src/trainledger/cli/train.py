@@ -47,7 +47,7 @@ from trainledger.spec.runfile import run_name
 from trainledger.spec.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from trainledger.engine.train.observer import Finished, Observer
+    from trainledger.engine.train.observer import Observer
 
 _LONGEST_SEQUENCE = 1024
 _WHY = {  # a new run file sets each of these fields
@@ -162,9 +162,7 @@ def data(args: Namespace) -> Document:
     flag("--resume-if-begun", "continue where the run was begun, else begin it: for schedulers that start a job again"),
     _DIR,
     count("--ranks N", "start N processes on this machine, as many as the layout takes (torchrun)", default=None),
-    count("--replicas N", "start N replicas here that go on while one is gone (needs torchft)", default=None),
-    count("--first-replica K", "the number of the first of them, where others are elsewhere (0)", least=0, default=0),
-    count("--restarts N", "start again what --ranks or --replicas lost, N times at most (3)", least=0, default=3),
+    count("--restarts N", "start again what --ranks lost, N times at most (3)", least=0, default=3),
     option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
     option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
     count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
@@ -175,62 +173,34 @@ def train(args: Namespace) -> Outcome:
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
     """
-    from trainledger.engine.train import ended
+    from trainledger.engine.train.stop import leave_end, left_end
 
-    if (code := ended.left()) is not None:
+    if (code := left_end()) is not None:
         raise SystemExit(code)
-    from trainledger.engine.train.ranks import is_replica, this_rank
+    from trainledger.engine.train.ranks import this_rank
 
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
     run = run_of_file(args)
     run_dir = Path(args.dir) / run_name(run)
-    if args.resume and this_rank() in (None, 0) and not is_replica():
+    if args.resume and this_rank() in (None, 0):
         _refuse_if_not_begun(run, run_dir)
-    if args.replicas is not None and args.ranks is not None:
-        rule = "is for ranks that stay; --replicas are of one process each"
-        raise InvalidInput([Problem("--ranks", args.ranks, rule)])
     if args.ranks is not None and this_rank() is None:
         from trainledger.engine.train.launch import launch
 
         raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
-    resume = args.resume or args.resume_if_begun
-    if args.replicas is not None and not is_replica():
-        return _train_replicas(args, run, run_dir, resume=resume)
     try:
-        code, result = _train(
-            run, run_dir, resume=resume, rank_timeout=args.rank_timeout, trackers=_trackers(args),
-            preflight=not args.no_preflight,
-        )  # fmt: skip
+        resume = args.resume or args.resume_if_begun
+        chosen = {"rank_timeout": args.rank_timeout, "preflight": not args.no_preflight}
+        code, result = _train(run, run_dir, resume=resume, trackers=_trackers(args), **chosen)
     except InvalidInput:
-        ended.leave(WRONG_INPUT)
+        leave_end(WRONG_INPUT)
         raise
     except OSError as error:
-        ended.leave(DISK_FULL if is_full(error) else FAILED)
+        leave_end(DISK_FULL if is_full(error) else FAILED)
         raise
-    ended.leave(code)
-    if this_rank() or is_replica():
-        raise SystemExit(code)  # the first rank speaks for all, and what started replicas for them
-    return _outcome(code, result)
-
-
-def _train_replicas(args: Namespace, run: Run, run_dir: Path, *, resume: bool) -> Outcome:
-    """Start replicas of a run on this machine, and tell its end."""
-    from trainledger.engine.train.launch_replicas import launch_replicas
-    from trainledger.engine.train.observer import Finished
-    from trainledger.engine.train.run_directory import read_state
-
-    here = range(args.first_replica, args.first_replica + args.replicas)
-    words = [*_words_of_a_rank(args), *([] if resume else ["--resume-if-begun"])]
-    code = launch_replicas(
-        run, run_dir, words, here, resume=resume, restarts=args.restarts, seconds=args.rank_timeout, say=say
-    )
-    state = read_state(run_dir)
-    if code or state is None:
-        raise SystemExit(code)
-    return _outcome(0, _finished(Finished.of(run_dir, state)))
-
-
-def _outcome(code: int, result: dict[str, Any]) -> Outcome:
+    leave_end(code)
+    if this_rank():
+        raise SystemExit(code)  # the first rank speaks for all
     report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
     return Outcome(lines(report, result), code)
 
@@ -265,7 +235,7 @@ def _words_of_a_rank(args: Namespace) -> list[str]:
 
 def _trackers(args: Namespace) -> list[Observer]:
     """The tracker of a name; raises `InvalidInput` where it is not installed."""
-    from trainledger.engine.train.trackers import MLflow, WeightsAndBiases
+    from trainledger.engine.train.progress import MLflow, WeightsAndBiases
 
     found: list[Observer] = []
     if args.wandb is not None:
@@ -286,10 +256,9 @@ def _train(
 ) -> tuple[int, dict[str, Any]]:
     """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.answers.closed_loop import run_closed_loop
-    from trainledger.engine.train.progress import Progress
-    from trainledger.engine.train.ranks import is_replica, this_rank
+    from trainledger.engine.train.progress import Progress, TensorBoard
+    from trainledger.engine.train.ranks import this_rank
     from trainledger.engine.train.stop import Stopped
-    from trainledger.engine.train.trackers import TensorBoard
 
     observers = [Progress(mfu=_mfu(run)), TensorBoard(say), *trackers]
     try:
@@ -300,22 +269,12 @@ def _train(
         if str(end) and not (end.of_all_ranks and this_rank()):
             say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
-    return 0, {} if is_replica() else _finished(finished)
-
-
-def _finished(finished: Finished) -> dict[str, Any]:
-    """The end of a run and its reconciliation, for programs; the page of it is written."""
-    run_dir = finished.run_dir
-    record, html = read_run(run_dir), run_dir / "report.html"
+    run_dir, html = finished.run_dir, finished.run_dir / "report.html"
+    record = read_run(run_dir)
     write_html(record, html)
     reconciled = document(record)
-    return {
-        "state": "finished",
-        **vars(finished),
-        "html": html,
-        "reconciliation": reconciled.data(),
-        "reconciliation_text": text(reconciled),
-    }
+    result = {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": text(reconciled)}
+    return 0, {"state": "finished", **vars(finished), **result}
 
 
 def _mfu(run: Run) -> Callable[[float], float] | None:

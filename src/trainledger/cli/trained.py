@@ -16,8 +16,7 @@ from trainledger.spec.runfile import vocabulary_problem
 from trainledger.spec.units import format_count
 
 if TYPE_CHECKING:
-    from trainledger.engine.data.held_out import TokenizedDocument
-    from trainledger.engine.data.losses import Losses
+    from trainledger.engine.data.losses import Losses, TokenizedDocument
     from trainledger.engine.train.trained import Trained
 
 EMA = flag("--ema", "the moving average of the weights (recipe.ema) instead of the weights")
@@ -105,11 +104,10 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
     """The losses of a model on the text of the arguments, and with which windows of what text."""
     from itertools import chain, islice
 
-    from trainledger.engine.data.held_out import documents_of, held_out_documents
-    from trainledger.engine.data.losses import Losses
+    from trainledger.engine.data.losses import Losses, documents_of, held_out_documents
     from trainledger.engine.data.mixture import open_mixture
     from trainledger.engine.train.device import find_device
-    from trainledger.engine.train.perplexity import document_losses
+    from trainledger.engine.train.evaluation import document_losses
     from trainledger.engine.train.precision import TORCH
 
     device = find_device(args.backend)

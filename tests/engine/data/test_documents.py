@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainledger.engine.data.corpus import find_corpus, plan_shards
-from trainledger.engine.data.document import Document
-from trainledger.engine.data.documents import documents
+from trainledger.engine.data.documents import Document, documents
 from trainledger.engine.data.workers import sample_texts
 from trainledger.spec.problem import InvalidInput
 

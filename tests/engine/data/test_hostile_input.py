@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from trainledger.engine.data import documents as documents_of
-from trainledger.engine.data.document import Segment
-from trainledger.engine.data.documents import documents
+from trainledger.engine.data.documents import Segment, documents
 from trainledger.engine.data.store import INDEX, open_store
 from trainledger.engine.data.tokenizer import read_tokenizer
 from trainledger.spec.problem import InvalidInput

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from trainledger.engine.data import TokenStore, prepare, train_batch, validation_batch
 from trainledger.engine.data.loader import Loader
-from trainledger.engine.data.mixture import Mixture, Source, alone, held_out_batches, mixed_batch, open_mixture
-from trainledger.engine.data.sampler import sequences_of_step
+from trainledger.engine.data.mixture import (
+    Mixture,
+    Source,
+    alone,
+    held_out_batches,
+    mixed_batch,
+    open_mixture,
+    sequences_of_step,
+)
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import BLOCK_ROWS, DataSpec, MixtureSource, dealt
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainledger.engine.data import TokenStore, prepare, train_batch, validation_batch
-from trainledger.engine.data.sampler import permute, sequences_of_step
+from trainledger.engine.data.mixture import permute, sequences_of_step
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec
 

@@ -14,9 +14,8 @@ from resealed import reseal
 
 from trainledger.engine.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
 from trainledger.engine.data.documents import held_out
-from trainledger.engine.data.files import BLOCK_NBYTES
+from trainledger.engine.data.files import BLOCK_NBYTES, Verified
 from trainledger.engine.data.store import FORMAT
-from trainledger.engine.data.verified import Verified
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec
 from trainledger.spec.units import MIB

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.engine.nn.attention import Attention
-from trainledger.engine.nn.latent_attention import LatentAttention
+from trainledger.engine.nn.attention import Attention, LatentAttention
 from trainledger.engine.nn.positions import Masks, Rotary, frequencies, slopes
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainledger.engine.nn.feed_forward import Dispatching, Experts, activate, gated
-from trainledger.engine.nn.grouped_matmuls import GroupedLinear, grouped_mm
 from trainledger.engine.nn.loss import weighing
-from trainledger.engine.nn.routing import Router, capacity, dispatch
+from trainledger.engine.nn.routing import GroupedLinear, Router, capacity, dispatch, grouped_mm
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import read_weights, write_weights
 from trainledger.spec.model import ModelSpec

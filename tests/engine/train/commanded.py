@@ -91,18 +91,9 @@ def until_step(folder: Path, step: int, process: subprocess.Popen[str]) -> Path:
 
 def children(process: subprocess.Popen[str]) -> list[int]:
     """The processes that a process has started, the first one first: of `--ranks` its ranks."""
-    return list(_by_number(process, "RANK").values())
-
-
-def replicas(process: subprocess.Popen[str]) -> dict[int, int]:
-    """The processes of `--replicas` that are there, by number."""
-    return _by_number(process, "TRAINLEDGER_REPLICA")
-
-
-def _by_number(process: subprocess.Popen[str], variable: str) -> dict[int, int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    numbers = {int(each): _environment(int(each)).get(variable) for each in listed}
-    return dict(sorted((int(number), pid) for pid, number in numbers.items() if number is not None))
+    ranks = {int(pid): _environment(int(pid)).get("RANK") for pid in listed}
+    return [pid for _, pid in sorted((int(rank), pid) for pid, rank in ranks.items() if rank is not None)]
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -20,7 +20,7 @@ from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import mesh_of
-from trainledger.engine.train.parallel.spread import spread
+from trainledger.engine.train.parallel.model_on_rank import spread
 from trainledger.engine.train.step import optimizer_step
 from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.spec.run import Run

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trainledger.engine.train.parallel.spread import spread
+from trainledger.engine.train.parallel.model_on_rank import spread
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
 

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.nn.init import initialize
-from trainledger.engine.train.loading import load
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import data_rank, mesh_of
 from trainledger.engine.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank
 from trainledger.engine.train.precision import build_model
 from trainledger.engine.train.ranks import Ranks
-from trainledger.engine.train.saving import Saver
+from trainledger.engine.train.saving import Saver, load
 from trainledger.engine.train.step import ALONE, Together, optimizer_step
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from trainledger.answers.closed_loop import run_closed_loop
-from trainledger.engine.train.free_memory import COUNTED, status
+from trainledger.engine.train.preflight import COUNTED, status
 from trainledger.engine.train.stop import Stopped
 from trainledger.spec.runfile import read
 

@@ -14,9 +14,8 @@ from tiny_run import CountingFeed
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.loading import read_into
-from trainledger.engine.train.metrics import read
-from trainledger.engine.train.saving import model_tensors
+from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.saving import model_tensors, read_into
 from trainledger.spec.layout import Layout
 
 Layouts = Mapping[str, Mapping[str, Any]]  # by the name of a run's directory
@@ -50,7 +49,7 @@ def go_on(where: Path, leg: Mapping[str, Any], fields: dict[str, Any]) -> None:
 
 def told(run_dir: Path, what: str) -> list[float]:
     """What each line of a run's metrics says that has it."""
-    return [each[what] for each in read(run_dir / "metrics.jsonl") if what in each]
+    return [each[what] for each in read_lines(run_dir / "metrics.jsonl") if what in each]
 
 
 def weights(run_dir: Path, fields: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -11,9 +11,9 @@ import torch
 from tiny_run import tiny_run
 from torch import Tensor, nn
 
-from trainledger.engine.train import loading, saving
-from trainledger.engine.train.adam_8bit import BLOCK, SMALLEST, Adam8bit, _moment, _store, table
+from trainledger.engine.train import saving
 from trainledger.engine.train.optimizer import build_optimizer
+from trainledger.engine.train.update_rules import BLOCK, SMALLEST, Adam8bit, _moment, _store, table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -160,7 +160,7 @@ def test_saved_and_loaded_it_goes_on_in_the_same_bits(tmp_path: Path) -> None:
 
     parts = model()
     resumed = build_optimizer(parts, recipe)
-    loading.load(saved, parts, resumed)
+    saving.load(saved, parts, resumed)
     step(parts, resumed, 3)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_run import tiny_run
 
-from trainledger.engine.train.arithmetic import arithmetic, refuse_workspace
+from trainledger.engine.train.device import arithmetic, refuse_workspace
 from trainledger.spec.problem import InvalidInput
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
 
 from trainledger.cli import main
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.mixed_precision import stepped
 from trainledger.engine.train.observer import Observer, StepRecord, TrainingState
+from trainledger.engine.train.precision import stepped
 from trainledger.engine.train.stop import Interrupted
 from trainledger.engine.train.trained import load_trained
 from trainledger.spec.problem import InvalidInput

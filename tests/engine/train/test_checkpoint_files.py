@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.nn.transformer import build
-from trainledger.engine.train import checkpoint, loading, saving
+from trainledger.engine.train import checkpoint, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.ranks import Ranks
@@ -194,7 +194,7 @@ def test_weights_and_optimizer_state_come_back_as_they_were(tmp_path: Path) -> N
     finished = train(run, tmp_path, open_feed=CountingFeed)
     model = build(run.model, run.recipe)
     optimizer = build_optimizer(model, run.recipe)
-    facts = loading.load(finished.checkpoint, model, optimizer)
+    facts = saving.load(finished.checkpoint, model, optimizer)
     assert facts["step"] == 6
     stored = load_file(finished.checkpoint / "optimizer.safetensors")
     state = saving.optimizer_tensors(model, optimizer)

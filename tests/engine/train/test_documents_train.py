@@ -12,7 +12,7 @@ from tiny_run import CountingFeed, tiny_run
 from trainledger.answers.closed_loop import run_closed_loop
 from trainledger.answers.pages.record import read_run
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Interrupted
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
@@ -34,7 +34,7 @@ def test_a_run_on_text_learns_and_its_books_are_equal(tmp_path: Path) -> None:
     run = on_text(tmp_path, documents="masked")
     run_closed_loop(run, tmp_path / "run")
     evaluations = [
-        each["validation_loss"] for each in read(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in each
+        each["validation_loss"] for each in read_lines(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in each
     ]
     assert evaluations[-1] < evaluations[0] - 0.05
     record = read_run(tmp_path / "run")

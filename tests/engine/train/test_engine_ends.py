@@ -21,8 +21,8 @@ from trainledger.answers.closed_loop import Forecasting
 from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.device import refuse_launches
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
 from trainledger.engine.train.observer import PHASES, EvaluationRecord, Finished, Observer, StepRecord, TrainingState
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Diverged, Interrupted, OutOfMemory
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
@@ -47,7 +47,7 @@ def test_a_finished_run_tells_how_it_ended(tmp_path: Path) -> None:
 
 def test_metrics_hold_every_step_with_its_phases(tmp_path: Path) -> None:
     train(tiny_run(), tmp_path, open_feed=CountingFeed)
-    lines = list(read(tmp_path / "metrics.jsonl"))
+    lines = list(read_lines(tmp_path / "metrics.jsonl"))
     steps = [each for each in lines if "loss" in each]
     assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6]
     assert [each["tokens"] for each in steps] == [64, 128, 192, 256, 320, 384]
@@ -181,7 +181,7 @@ def test_a_loss_that_is_no_number_ends_with_the_last_good_checkpoint(tmp_path: P
     assert "Step 5 gave loss nan, gradient norm nan at learning rate" in sentence
     assert "step-00000003" in sentence
     assert state_of(tmp_path)["state"] == "failed"
-    lines = list(read(tmp_path / "metrics.jsonl"))
+    lines = list(read_lines(tmp_path / "metrics.jsonl"))
     assert [each["loss"] for each in lines if "loss" in each][-1] is None
     assert [each["event"] for each in lines[-2:]] == ["skip", "failed"]
     assert [each.name for each in all_checkpoints(tmp_path)] == ["step-00000003"]

@@ -20,9 +20,8 @@ from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
 from trainledger.engine.train import saving
 from trainledger.engine.train.checkpoint import all_checkpoints, read_facts
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.guard import GuardRecord
-from trainledger.engine.train.metrics import read
-from trainledger.engine.train.observer import Observer, StepRecord, TrainingState
+from trainledger.engine.train.observer import GuardRecord, Observer, StepRecord, TrainingState
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Diverged, Interrupted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
@@ -47,7 +46,7 @@ def assert_same_bits(a: Path, b: Path) -> None:
 
 
 def lines(run_dir: Path, kind: str = "loss") -> list[dict[str, Any]]:
-    return [each for each in read(run_dir / "metrics.jsonl") if kind in each]
+    return [each for each in read_lines(run_dir / "metrics.jsonl") if kind in each]
 
 
 def events(run_dir: Path, event: str) -> list[dict[str, Any]]:

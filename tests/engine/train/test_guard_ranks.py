@@ -11,7 +11,7 @@ from tiny_run import Poisoned, poisoned
 
 from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Diverged
 
 pytestmark = pytest.mark.process
@@ -32,11 +32,11 @@ BAD = [1, 4, 6]  # of the steps 2, 5 and 7
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [each for each in read(run_dir / "metrics.jsonl") if "loss" in each]
+    return [each for each in read_lines(run_dir / "metrics.jsonl") if "loss" in each]
 
 
 def went_back(run_dir: Path) -> list[tuple[Any, ...]]:
-    events = [each for each in read(run_dir / "metrics.jsonl") if each.get("event") == "roll-back"]
+    events = [each for each in read_lines(run_dir / "metrics.jsonl") if each.get("event") == "roll-back"]
     return [tuple(each[name] for name in ("to", "from", "skipped_steps", "batches_left_out")) for each in events]
 
 

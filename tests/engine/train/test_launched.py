@@ -21,11 +21,10 @@ from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 from trainledger.engine.train import loop
 from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.guard import Agreed
-from trainledger.engine.train.launched import JudgedOnDevice
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.guard import Agreed, JudgedOnDevice
 from trainledger.engine.train.observer import Observer, StepRecord
 from trainledger.engine.train.optimizer import leaves_out_on_device
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.run_directory import read_state
 from trainledger.engine.train.stop import Diverged, Interrupted
 from trainledger.spec.problem import InvalidInput
@@ -42,7 +41,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def told(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of the metrics without what depends on the clock."""
     timed = ("seconds", "time", "phase_seconds", "tokens_per_second")
-    lines = [each for each in read(run_dir / "metrics.jsonl") if each.get("event") != "checkpoint"]
+    lines = [each for each in read_lines(run_dir / "metrics.jsonl") if each.get("event") != "checkpoint"]
     return [{name: each for name, each in line.items() if name not in timed} for line in lines]
 
 

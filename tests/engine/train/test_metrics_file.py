@@ -8,7 +8,7 @@ from pathlib import Path
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import cut_back, read
+from trainledger.engine.train.records import cut_back, read_lines
 
 LINES = [
     json.dumps({"step": 1, "loss": 2.0}), json.dumps({"step": "two"}), json.dumps({"step": None}), json.dumps([3]),
@@ -21,7 +21,7 @@ def test_lines_of_another_type_are_dropped_and_the_others_kept(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(LINES), encoding="utf-8")
     assert cut_back(path, after=2) == len(LINES) - 4, "the torn last line is that of a crash"
-    assert [each["step"] for each in read(path)] == [1, 2]
+    assert [each["step"] for each in read_lines(path)] == [1, 2]
 
 
 def test_a_resumed_run_says_what_its_curve_lost(tmp_path: Path) -> None:
@@ -34,4 +34,4 @@ def test_a_resumed_run_says_what_its_curve_lost(tmp_path: Path) -> None:
     said: list[str] = []
     assert train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append).step == 6
     assert any(each.startswith("Damaged lines of") and each.endswith(": 1.") for each in said)
-    assert all(isinstance(each["step"], int) for each in read(path))
+    assert all(isinstance(each["step"], int) for each in read_lines(path))

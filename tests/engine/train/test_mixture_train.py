@@ -13,7 +13,7 @@ from tiny_run import tiny_run
 
 from trainledger.cli import main
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Interrupted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec, MixtureSource, Run
@@ -50,7 +50,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_loss_is_told_by_source_and_as_they_are_mixed(tmp_path: Path) -> None:
     train(mixed_run(tmp_path), tmp_path / "run")
-    evaluations = [each for each in read(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in each]
+    evaluations = [each for each in read_lines(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in each]
     assert [each["step"] for each in evaluations] == [7, 14]
     for each in evaluations:
         by_source = each["by_source"]

@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from tiny_run import TINY
 
-from trainledger.engine.data.held_out import TokenizedDocument, documents_of, held_out_documents
-from trainledger.engine.data.losses import Losses
+from trainledger.engine.data.losses import Losses, TokenizedDocument, documents_of, held_out_documents
 from trainledger.engine.data.prepare import prepare
 from trainledger.engine.data.tokenizer import ByteTokenizer
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.engine.train import perplexity
-from trainledger.engine.train.perplexity import document_losses
+from trainledger.engine.train import evaluation
+from trainledger.engine.train.evaluation import document_losses
 from trainledger.spec.parts import with_fields
 from trainledger.spec.run import DataSpec
 
@@ -83,7 +82,7 @@ def test_windows_of_a_long_document_predict_every_token_once(model, stride):
 def test_what_goes_through_the_model_together_changes_nothing(model, monkeypatch):
     documents = written(*range(1, 60), 200, 3)
     together = found(model, documents)
-    monkeypatch.setattr(perplexity, "LOGITS_NBYTES", 1)
+    monkeypatch.setattr(evaluation, "LOGITS_NBYTES", 1)
     alone = found(model, documents)
     assert [each.place for each in together.documents] == [each.place for each in documents]
     for one, other in zip(together.documents, alone.documents, strict=True):

@@ -18,9 +18,8 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.precision import build_model
+from trainledger.engine.train.precision import LossScaler, MasterWeights, build_model
 from trainledger.engine.train.step import Batch, optimizer_step
 from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.ledger.step import account

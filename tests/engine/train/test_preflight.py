@@ -16,15 +16,18 @@ from tiny_run import CountingFeed, tiny_run
 from trainledger.answers.closed_loop import needs_of
 from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.free_memory import Free, of_machine, of_process, status
 from trainledger.engine.train.preflight import (
     BESIDE_NBYTES,
+    Free,
     Needs,
     checkpoints_at_once,
     code_digest,
     facts_of,
     judge_memory,
+    of_machine,
+    of_process,
     refuse_different,
+    status,
 )
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.stop import CannotSave, OutOfMemory

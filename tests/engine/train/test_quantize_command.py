@@ -20,8 +20,7 @@ from trainledger.engine.nn.quantization import Quantization, by_torchao, pack, u
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import held
 from trainledger.engine.train.quantized import FILE, read_quantized
-from trainledger.engine.train.quantizing import write
-from trainledger.engine.train.trained import Trained, find_weights, load_trained
+from trainledger.engine.train.trained import Trained, find_weights, load_trained, write
 from trainledger.ledger.serving import serving_rank, weight_bytes
 from trainledger.spec.durable import parse_json, sha256, write_json
 from trainledger.spec.problem import InvalidInput

@@ -13,7 +13,7 @@ import commanded
 import pytest
 
 from trainledger.engine.train.checkpoint import all_checkpoints
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.ledger.ranks import read_ranks
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,7 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert all_checkpoints(run_dir)[-1].name == "step-00000060"
-    lines = list(read(run_dir / "metrics.jsonl"))
+    lines = list(read_lines(run_dir / "metrics.jsonl"))
     assert any(each.get("event") == "resume" for each in lines)
     assert sorted({each["step"] for each in lines if "loss" in each}) == list(range(1, 61))
 

@@ -13,7 +13,7 @@ from tiny_run import TINY
 
 from trainledger.engine.nn.weights import read_weights
 from trainledger.engine.train.checkpoint import all_checkpoints, damage, model_files, read_facts
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 
 # A vocabulary and widths that no number of ranks divides evenly where torch allows it; tied embeddings.
@@ -41,7 +41,7 @@ EACH = pytest.mark.parametrize(
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return list(read(run_dir / "metrics.jsonl"))
+    return list(read_lines(run_dir / "metrics.jsonl"))
 
 
 def compare(where: Path, name: str, fields: dict[str, Any]) -> None:

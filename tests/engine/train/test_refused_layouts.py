@@ -9,7 +9,7 @@ from tiny_run import tiny_run
 from torch import nn
 
 from trainledger.engine.nn.transformer import build
-from trainledger.engine.train.parallel.spread import spread
+from trainledger.engine.train.parallel.model_on_rank import spread
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe

@@ -13,8 +13,8 @@ import pytest
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
 from trainledger.engine.train.observer import Finished, Observer, StepRecord
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Interrupted
 from trainledger.spec.recipe import OPTIMIZERS
 from trainledger.spec.run import Run
@@ -45,7 +45,7 @@ def in_sessions(run: Run, run_dir: Path, *stops: int) -> Finished:
 def curve(run_dir: Path) -> list[dict[str, Any]]:
     """What the metrics say of the numbers, without the times."""
     timed = ("seconds", "time", "phase_seconds")
-    lines = [each for each in read(run_dir / "metrics.jsonl") if "event" not in each]
+    lines = [each for each in read_lines(run_dir / "metrics.jsonl") if "event" not in each]
     return [{key: value for key, value in each.items() if key not in timed} for each in lines]
 
 
@@ -112,7 +112,7 @@ def test_the_metrics_of_a_lost_session_are_cut_back(tmp_path: Path) -> None:
     metrics.write_text(metrics.read_text() + json.dumps({"step": 4, "loss": 1.0})[:-4])
     train(run, tmp_path, open_feed=CountingFeed, resume=True)
     assert [each["step"] for each in curve(tmp_path) if "loss" in each] == [1, 2, 3, 4, 5, 6]
-    events = [(each["event"], each["step"]) for each in read(metrics) if "event" in each]
+    events = [(each["event"], each["step"]) for each in read_lines(metrics) if "event" in each]
     assert events[:3] == [("start", 0), ("checkpoint", 2), ("resume", 2)]
     assert events[-1] == ("finish", 6)
 

@@ -15,8 +15,8 @@ from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
 from trainledger.engine.train.observer import Observer
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.run_directory import read_state
 from trainledger.engine.train.stop import CannotSave
 from trainledger.spec.run import Run
@@ -109,7 +109,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     train(run, tmp_path / "back", open_feed=CountingFeed, resume=True, say=said.append)
     assert weights(tmp_path / "back") == weights(tmp_path / "whole")
     for name in ("back", "whole"):
-        steps = [each for each in read(tmp_path / name / "metrics.jsonl") if "loss" in each]
+        steps = [each for each in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in each]
         assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6]
         assert all(each["seconds"] > 0 for each in steps)
     state = read_state(tmp_path / "back")

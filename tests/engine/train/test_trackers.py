@@ -11,12 +11,12 @@ import pytest
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.cli import main
-from trainledger.engine.train import trackers
+from trainledger.engine.train import progress
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
 from trainledger.engine.train.observer import Observer, StepRecord
+from trainledger.engine.train.progress import MLflow, TensorBoard, WeightsAndBiases
+from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Interrupted
-from trainledger.engine.train.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 
 class StopAfter(Observer):
@@ -37,7 +37,7 @@ def interrupted_and_resumed(run_dir: Path, tracker) -> dict[int, float]:
         train(run, run_dir, open_feed=CountingFeed, observers=[tracker(), StopAfter(3)])
     time.sleep(1)  # TensorBoard reads its files in the order of their names, which have the second and a counter
     train(run, run_dir, open_feed=CountingFeed, observers=[tracker()], resume=True)
-    return {each["step"]: each["loss"] for each in read(run_dir / "metrics.jsonl") if "loss" in each}
+    return {each["step"]: each["loss"] for each in read_lines(run_dir / "metrics.jsonl") if "loss" in each}
 
 
 def test_tensorboard_has_each_step_once(tmp_path):
@@ -87,7 +87,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path):
 
 @pytest.mark.parametrize(("flag", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
 def test_a_tracker_that_is_not_installed_is_a_sentence(monkeypatch, tmp_path, flag, package, capsys):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "run.toml"]) == 0
     assert main(["train", "run.toml", flag, "mine"]) == 2
@@ -98,6 +98,7 @@ def test_a_tracker_that_is_not_installed_is_a_sentence(monkeypatch, tmp_path, fl
 
 
 def test_trackers_are_not_imported_unless_asked_for():
-    program = "import sys; import engine.train.trackers; print([n for n in ('wandb', 'mlflow') if n in sys.modules])"
+    look = "print([name for name in ('wandb', 'mlflow') if name in sys.modules])"
+    program = f"import sys; import trainledger.engine.train.progress; {look}"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(found.stdout.replace("'", '"')) == []

@@ -21,7 +21,7 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train import checkpoint, saving
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read as read_metrics
+from trainledger.engine.train.records import read_lines as read_metrics
 from trainledger.engine.train.trained import byte_level, load_trained, write_start
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput

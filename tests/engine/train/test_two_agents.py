@@ -15,7 +15,7 @@ import pytest
 
 from ports import free_ports
 from trainledger.engine.train.checkpoint import all_checkpoints
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import read_lines
 
 pytestmark = pytest.mark.process
 STEPS = 40
@@ -82,7 +82,7 @@ def test_a_lost_rank_of_one_machine_is_replaced_on_both_and_the_run_has_the_same
     for code, _, err in ended(both):
         assert code == 0, err
     assert weights(run_dir) == undisturbed
-    assert any(each.get("event") == "resume" for each in read(run_dir / "metrics.jsonl"))
+    assert any(each.get("event") == "resume" for each in read_lines(run_dir / "metrics.jsonl"))
 
 
 def test_a_machine_that_is_taken_away_and_one_that_comes_for_it(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:

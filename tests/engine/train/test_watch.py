@@ -14,10 +14,9 @@ from rank_runs import StopAfter
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.train.engine import train
-from trainledger.engine.train.metrics import read
+from trainledger.engine.train.records import SpikeWatch, read_lines
 from trainledger.engine.train.step import Batch
 from trainledger.engine.train.stop import Interrupted
-from trainledger.engine.train.watch import SpikeWatch
 from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Watch
 from trainledger.spec.run import DataSpec, Run
@@ -43,13 +42,13 @@ def watched(**fields: Any) -> Run:
 
 
 def spikes(run_dir: Path) -> list[dict[str, Any]]:
-    return [each for each in read(run_dir / "metrics.jsonl") if each.get("event") == "spike"]
+    return [each for each in read_lines(run_dir / "metrics.jsonl") if each.get("event") == "spike"]
 
 
 def test_a_spike_is_told_with_the_usual_range_and_the_documents(tmp_path: Path) -> None:
     said: list[str] = []
     train(watched(**{"watch.window": 30}), tmp_path, open_feed=OddFeed, say=said.append)
-    losses = {each["step"]: each["loss"] for each in read(tmp_path / "metrics.jsonl") if "loss" in each}
+    losses = {each["step"]: each["loss"] for each in read_lines(tmp_path / "metrics.jsonl") if "loss" in each}
     (event,) = [each for each in spikes(tmp_path) if each["step"] == ODD + 1]
     window = sorted(losses[step] for step in range(ODD - 29, ODD + 1))
     middle = (window[14] + window[15]) / 2

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainledger.engine.train.observer import Observer, TrainingState
-from trainledger.engine.train.parallel.parts import local, offset_of
+from trainledger.engine.train.parallel.mesh import local, offset_of
 from trainledger.engine.train.step import Batch, derive
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields

@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainledger.engine.data.document import Segment, problem_of_reading
-from trainledger.engine.data.documents import row_groups
+from trainledger.engine.data.documents import Segment, problem_of_reading, row_groups
 from trainledger.engine.data.files import write_whole
 from trainledger.spec.durable import parse_json, sha256
 from trainledger.spec.problem import InvalidInput, Problem

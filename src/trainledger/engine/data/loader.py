@@ -17,11 +17,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainledger.engine.data.mixture import Mixture, held_out_batches, mixed_batch, open_mixture
-from trainledger.engine.data.origin import documents_of_step
+from trainledger.engine.data.mixture import Mixture, Source, held_out_batches, mixed_batch, open_mixture
 from trainledger.engine.data.store import Tokens
 from trainledger.spec.run import Run
 from trainledger.spec.units import format_percent
+
+
+def documents_of_step(mixture: Mixture, *, seed: int, step: int, global_batch: int, seq_len: int) -> list[str]:
+    """The documents that the global batch of a step (the first is 0) has tokens of, in its order, each once.
+
+    Each is its number in the train split and its place: ``4711 (corpus/a.jsonl byte 90210)``; of several sources
+    their name precedes it.
+    """
+    rows: dict[int, tuple[Source, int]] = {}
+    begin = step * global_batch
+    for source, at, sequences in mixture.sequences(seed=seed, begin=begin, count=global_batch, seq_len=seq_len):
+        for row, sequence in zip(at.tolist(), sequences.tolist(), strict=True):
+            rows[row] = source, sequence
+    found: dict[str, None] = {}
+    for _, (source, sequence) in sorted(rows.items()):
+        files: list[dict[str, Any]] = source.store.index["corpus"]["files"]
+        for number, (file, *place) in source.store.train.documents_in(sequence * seq_len, seq_len + 1):
+            found[f"{source.name} {number} ({_place(files[file], place)})".lstrip()] = None
+    return list(found)
+
+
+def _place(file: dict[str, Any], at: list[int]) -> str:
+    """Where a document begins in its file, as the messages of preparing say it."""
+    if file["kind"] == "parquet":
+        return f"{file['path']} row group {at[0]} row {at[1]}"
+    return f"{file['path']} byte {at[0]}" + (" of its text" if file["compression"] else "")
+
 
 Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
 STEPS_AHEAD = 2

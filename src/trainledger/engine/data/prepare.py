@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from trainledger.engine.data.corpus import Corpus, find_corpus, identify, plan_shards
-from trainledger.engine.data.document import Segment
+from trainledger.engine.data.documents import Segment
 from trainledger.engine.data.files import check_file, file_problem, problem_of_writing, write_whole
 from trainledger.engine.data.shard import DAMAGED, ShardRecord, read_counts, read_record
 from trainledger.engine.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store, read_index, with_checksum

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.engine.data.document import Document, Segment
-from trainledger.engine.data.documents import documents, split_hash
+from trainledger.engine.data.documents import Document, Segment, documents, split_hash
 from trainledger.engine.data.files import (
     BLOCK_NBYTES,
     FileRecord,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.engine.data.files import REMEDY, check_file, check_size, file_problem
+from trainledger.engine.data.files import REMEDY, Blocks, Verified, check_file, check_size, file_problem, identity
 from trainledger.engine.data.shard import (
     DAMAGED,
     SPLITS,
@@ -32,7 +32,6 @@ from trainledger.engine.data.shard import (
     token_file,
 )
 from trainledger.engine.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
-from trainledger.engine.data.verified import Blocks, Verified, identity
 from trainledger.spec.dtypes import token_dtype
 from trainledger.spec.durable import parse_json
 from trainledger.spec.problem import InvalidInput, Problem

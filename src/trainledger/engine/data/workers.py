@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainledger.engine.data.document import Segment
-from trainledger.engine.data.documents import documents, held_out
+from trainledger.engine.data.documents import Segment, documents, held_out
 from trainledger.engine.data.shard import write_shard
 from trainledger.engine.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, train_bpe
 from trainledger.spec.durable import is_full

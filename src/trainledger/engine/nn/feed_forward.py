@@ -13,10 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainledger.engine.nn.grouped_matmuls import GroupedLinear, PaddedLinear
 from trainledger.engine.nn.loss import with_loss
 from trainledger.engine.nn.norm import compute_dtype
-from trainledger.engine.nn.routing import Dispatch, Router, balance_loss, capacity, dispatch, from_experts, to_experts
+from trainledger.engine.nn.routing import (
+    Dispatch,
+    GroupedLinear,
+    PaddedLinear,
+    Router,
+    balance_loss,
+    capacity,
+    dispatch,
+    from_experts,
+    to_experts,
+)
 from trainledger.spec.model import ModelSpec
 
 CLAMP, SWISH = 7.0, 1.702  # of clamped_swish

@@ -20,6 +20,7 @@ from trainledger.spec.durable import parse_json, sync
 from trainledger.spec.layers import local_angles
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.runfile import parse, read_table, resolved
 
 FILE = "model.safetensors"
 # The key of a file's metadata that says where parts of tensors begin (torch.distributed.checkpoint.hf_storage).
@@ -249,3 +250,25 @@ def _put(partial: Path, directory: Path) -> None:
 
 def _refusal(directory: Path, rule: str) -> InvalidInput:
     return InvalidInput([Problem(directory.name, None, rule)], str(directory.parent))
+
+
+# The spec beside weights that no run here has trained, or that are not as it left them.
+
+
+MODEL_FILE = "model.toml"
+_ANY_RECIPE = {"seq_len": 1, "global_batch": 1, "steps": 1}  # a run file cannot do without
+
+
+def write_spec(spec: ModelSpec, directory: Path) -> None:
+    """Write a model's spec as the [model] of a run file."""
+    import tomli_w
+
+    run = parse({"model": spec, "recipe": _ANY_RECIPE})
+    (directory / MODEL_FILE).write_text(tomli_w.dumps({"model": resolved(run)["model"]}), encoding="utf-8")
+
+
+def read_spec(directory: Path) -> ModelSpec:
+    """The spec in a directory's model.toml; raises InvalidInput where it is none."""
+    path = directory / MODEL_FILE
+    table = {"model": read_table(path).get("model", {}), "recipe": _ANY_RECIPE}
+    return parse(table, where=str(path)).model

@@ -9,7 +9,7 @@
 - ``manifest.json``: size and SHA-256 of each file above
 
 Batches and dropout are functions of the step, so no generator state is stored. No file holds pickled objects.
-`saving` writes it, `loading` reads it into the ranks of any layout.
+`saving` writes it, and reads it into the ranks of any layout.
 """
 
 from __future__ import annotations

@@ -16,24 +16,27 @@ from trainledger.engine.nn.lora import adapt, draw
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.remarks import unheard
 from trainledger.engine.train import checkpoint
-from trainledger.engine.train.arithmetic import arithmetic, refuse_workspace
 from trainledger.engine.train.checkpoint import Say
-from trainledger.engine.train.device import refuse_launches
-from trainledger.engine.train.loading import restore
+from trainledger.engine.train.device import arithmetic, refuse_launches, refuse_workspace
 from trainledger.engine.train.loop import TrainingLoop
-from trainledger.engine.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.engine.train.observer import Finished, Observer, TrainingState
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import data_rank, limit_waiting, mesh_of
 from trainledger.engine.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank, refuse_on_ranks
 from trainledger.engine.train.parallel.together import RanksTogether
-from trainledger.engine.train.precision import build_model, refuse, refuse_matmuls
+from trainledger.engine.train.precision import LossScaler, MasterWeights, build_model, refuse, refuse_matmuls
 from trainledger.engine.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
-from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, is_replica, joined, restarted
-from trainledger.engine.train.replicas import as_replica
-from trainledger.engine.train.run_directory import already, begin_or_match, read_state, remove_unbegun, write_state
-from trainledger.engine.train.saving import Saver
-from trainledger.engine.train.step import Feed, OpenFeed, Together, derive
+from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
+from trainledger.engine.train.run_directory import (
+    already,
+    begin_or_match,
+    locked,
+    read_state,
+    remove_unbegun,
+    write_state,
+)
+from trainledger.engine.train.saving import Saver, restore
+from trainledger.engine.train.step import ALONE, Feed, OpenFeed, Together, derive
 from trainledger.engine.train.stop import FailedBefore, memory_told
 from trainledger.engine.train.trained import refuse_other_weights, start_from
 from trainledger.spec.durable import write_atomically
@@ -64,13 +67,8 @@ def train(
     `LostRank` or `OutOfMemory` where the run ends early.
     """
     say = say or say_on_stderr
-    there = (
-        as_replica(run, run_dir, seconds=seconds_in_a_collective)
-        if is_replica()
-        else joined(run, seconds=seconds_in_a_collective)
-    )
-    with there as ranks:
-        say = _of_first(ranks, say)
+    with joined(run, seconds=seconds_in_a_collective) as ranks:
+        say = say if ranks.first else _say_nothing
         ranks.of_first(lambda: _refuse(run, ranks))
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
@@ -111,7 +109,7 @@ def _begin(
     ``again``: torchrun has started all ranks again by itself, which what ended them may forbid.
     """
     made = not run_dir.exists()
-    stack.enter_context(ranks.holding(run_dir))
+    stack.enter_context(locked(run_dir))
     begun = begin_or_match(run_dir, run, say)
     earlier = read_state(run_dir)
     if earlier is not None:
@@ -254,7 +252,7 @@ def _model(
     with ranks.device:  # only now, so that frozen weights are stored in their format as they begin
         adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
-    return model, ranks.with_whole_model, initial_weights
+    return model, ALONE, initial_weights
 
 
 def _compile(model: Transformer) -> None:
@@ -263,9 +261,8 @@ def _compile(model: Transformer) -> None:
         layer.compile()
 
 
-def _of_first(ranks: Ranks, say: Say) -> Say:
-    """Says what the first rank says, which another may become where replicas come and go."""
-    return lambda sentence: say(sentence) if ranks.first else None
+def _say_nothing(sentence: str) -> None:
+    """On every rank but the first."""
 
 
 def say_on_stderr(sentence: str) -> None:

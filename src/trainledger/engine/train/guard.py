@@ -9,18 +9,23 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.engine.train.checkpoint import TEMPORARY, all_checkpoints, damage, step_of
+from trainledger.engine.train import checkpoint
+from trainledger.engine.train.checkpoint import TEMPORARY, Say, all_checkpoints, damage, step_of
+from trainledger.engine.train.observer import TrainingState
 from trainledger.engine.train.ranks import Ranks
-from trainledger.engine.train.stop import STOP_SIGNALS
+from trainledger.engine.train.records import MOST_KEPT, Records, listed
+from trainledger.engine.train.saving import restore
+from trainledger.engine.train.stop import STOP_SIGNALS, Diverged
 from trainledger.spec.layout import Layout
-from trainledger.spec.recipe import Guard
+from trainledger.spec.recipe import Stop, learning_rate
 
 
 class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
@@ -30,8 +35,8 @@ class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
 @dataclass(frozen=True)
 class Agreed:
     """What a rank knows of a step before its update, and then all of them: the mean loss, the joint gradient norm, a
-    signal that asks for the end, whether a rank still writes a checkpoint, whether one could not read its batch, and
-    the signal that asks this process alone to leave."""
+    signal that asks for the end, whether a rank still writes a checkpoint, and whether one could not read its
+    batch."""
 
     loss: float
     grad_norm: float | None
@@ -39,7 +44,6 @@ class Agreed:
     signum: int | None = None
     writing: bool = False
     unread: bool = False
-    leaves: int | None = None
 
 
 def agree(ranks: Ranks, layout: Layout, own: Agreed) -> Agreed:
@@ -49,42 +53,10 @@ def agree(ranks: Ranks, layout: Layout, own: Agreed) -> Agreed:
         return replace(own, finite=not bad)
     asked = [float(own.signum == each) for each in STOP_SIGNALS]
     flags = (float(bad), float(own.writing), float(own.unread))
-    total, n_bad, n_writing, n_unread, *asked = ranks.settled(own.loss, *flags, *asked)
+    total, n_bad, n_writing, n_unread, *asked = ranks.summed(own.loss, *flags, *asked)
     signum = next((each for each, n_ranks in zip(STOP_SIGNALS, asked, strict=True) if n_ranks), None)
-    ends = ranks.ends(sum(asked))
-    leaves = None if ends else own.signum
-    mean = total * layout.pipeline / layout.devices if ranks.size > 1 else total  # replicas have parts of the mean
-    finite = n_bad == n_unread == 0
-    return Agreed(mean, own.grad_norm, finite, signum if ends else None, n_writing > 0, n_unread > 0, leaves)
-
-
-@dataclass
-class GuardRecord:
-    """What a run remembers: steps that were left out (counted from 1) in the window, and totals since its start.
-
-    The batches of step index k are those of index k + ``batches_left_out`` of the data.
-    """
-
-    recent: list[int] = field(default_factory=list)
-    skipped_steps: int = 0
-    roll_backs: int = 0
-    batches_left_out: int = 0
-
-    def skip(self, step: int, guard: Guard) -> bool:
-        """Count a step that is left out; whether it is one too many."""
-        self.skipped_steps += 1
-        self.recent = [each for each in self.recent if each > step - guard.window] + [step]
-        return len(self.recent) > guard.skips
-
-    def rolled_back(self, step: int, to: GuardRecord, at: int) -> None:
-        """Go on as after step ``at``, of which ``to`` is what was known, past the data up to step ``step``."""
-        self.recent = to.recent
-        self.roll_backs += 1
-        self.batches_left_out += step - at
-
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
-        return asdict(self)
+    mean = total * layout.pipeline / layout.devices
+    return Agreed(mean, own.grad_norm, n_bad == n_unread == 0, signum, n_writing > 0, n_unread > 0)
 
 
 def not_finite(loss: float, grad_norm: float | None) -> bool:
@@ -128,3 +100,130 @@ def all_finite(model: nn.Module) -> bool:
     """Whether no parameter holds a NaN or an infinity."""
     with torch.no_grad():
         return all(math.isfinite(each.sum(dtype=torch.float64).item()) for each in model.parameters())
+
+
+AgreeOn = Callable[[float, float | None], Agreed]  # by loss and gradient norm
+
+
+class JudgedByHost:
+    """A judge of one step that waits for the device; the update runs while the host writes down what was read."""
+
+    def __init__(self, agree_on: AgreeOn) -> None:
+        self._agree_on = agree_on
+
+    def __call__(self, loss: Tensor, grad_norm: Tensor | None) -> bool:
+        with _disable_current_modes():  # a meter that records the step does not see this
+            norm = None if grad_norm is None else grad_norm.item()
+            self._agreed = self._agree_on(loss.item(), norm)
+        return not self._agreed.finite
+
+    def read(self) -> Agreed:
+        return self._agreed
+
+
+class JudgedOnDevice:
+    """A judge of one step that does not wait: the device finds out whether its update is left out.
+
+    The host reads loss and norm when it has launched the next step: the device would have no work while the host comes
+    to that.
+    """
+
+    def __init__(self, agree_on: AgreeOn) -> None:
+        self._agree_on = agree_on
+
+    def __call__(self, loss: Tensor, grad_norm: Tensor | None) -> Tensor:
+        figures = torch.stack([each.detach().float() for each in (loss, grad_norm) if each is not None])
+        self._on_host = figures.to("cpu", non_blocking=figures.is_cuda)  # into pinned memory
+        self._copied = torch.cuda.current_stream().record_event() if figures.is_cuda else None
+        return figures.isfinite().all().logical_not().float()
+
+    def read(self) -> Agreed:
+        if self._copied is not None:
+            self._copied.synchronize()
+        loss, *norm = self._on_host.tolist()
+        return self._agree_on(loss, norm[0] if norm else None)
+
+
+# Gradients that overflow at this loss scale overflow without one.
+SMALLEST_SCALE = 2.0**-10
+
+
+@dataclass(frozen=True)
+class NonFiniteSteps:
+    """What one process does about such steps, the same on all ranks, by ``recipe.guard`` (`guard` keeps the counts)."""
+
+    state: TrainingState
+    ranks: Ranks
+    records: Records
+    say: Say
+
+    def leave_out(self, told: Agreed, number: int) -> None:
+        """Count a step whose update was left out; raises `NotFinite` where the run does not go on from it."""
+        state, guard = self.state, self.state.run.recipe.guard
+        too_many = state.guard.skip(number, guard)
+        n_recent = len(state.guard.recent)
+        norm = "" if told.grad_norm is None else f", gradient norm {told.grad_norm}"
+        gave = f"Step {number} gave loss {told.loss}{norm} at {self._rate(number)}"
+        documents = self.records.documents(number)
+        self.records.metrics.event("skip", number, documents=documents[:MOST_KEPT])
+        if not self._weights_are_finite():
+            raise NotFinite(f"{gave}, from weights that are not finite")
+        if too_many:
+            often = f"the {ordinal(n_recent)} such step of the last {guard.window}"
+            raise NotFinite(f"{gave}, {often}; {listed(documents)}")
+        most = f"{n_recent} of at most {guard.skips} in {guard.window} steps"
+        self.say(f"{gave}; its update was left out ({most}); {listed(documents)}.")
+
+    def scale_down(self, number: int) -> None:
+        """Count a step that overflowed in fp16, after which the loss scale is smaller; raises `Diverged` at the end."""
+        assert self.state.scaler is not None
+        self.state.guard.skipped_steps += 1
+        if self.state.scaler.scale.item() < SMALLEST_SCALE:
+            raise self._diverged(f"Step {number} gave a loss scale below {SMALLEST_SCALE}: every step overflows")
+
+    def require_finite_weights(self) -> None:
+        """Raise `NotFinite` where the run's step gave weights that are not finite."""
+        step = self.state.step
+        if not self._weights_are_finite():
+            raise NotFinite(f"Step {step} gave weights that are not finite at {self._rate(step)}")
+
+    def go_back(self, why: str) -> None:
+        """Take up a checkpoint from before the steps that were left out, past their data, or raise `Diverged`."""
+        state, recipe = self.state, self.state.run.recipe
+        beyond, every = recipe.guard.beyond, recipe.checkpoints.every
+        if isinstance(beyond, Stop):
+            raise self._diverged(why)
+        if state.guard.roll_backs >= beyond.times:
+            raise self._diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
+        first = min(state.guard.recent, default=state.step + 1)
+        name = self.ranks.of_first(lambda: Path(to_go_back_to(state.run_dir, first, every) or "").name)
+        if not name:
+            raise self._diverged(f"{why}, and there is no checkpoint to go back to")
+        step, seconds, guard = state.step, state.seconds, state.guard
+        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
+        guard.rolled_back(step, state.guard, state.step)
+        state.guard, state.seconds = guard, seconds
+        if self.ranks.first:
+            forget_after(state.run_dir, state.step)
+            self.records.open()
+        # Of the step that is tried anew: a resume from before it writes this again, one from after it keeps it.
+        facts = {"to": name, "from": step, **guard.facts(), "why": why}
+        self.records.metrics.event("roll-back", state.step + 1, **facts)
+        self.records.write_state("running")
+        left_out = f"the batches of steps {state.step + 1} to {step} are left out"
+        self.say(f"{why}; back to {name}, {left_out} (roll-back {guard.roll_backs} of at most {beyond.times}).")
+
+    def _weights_are_finite(self) -> bool:
+        """Whether those of all ranks are."""
+        return not any(self.ranks.summed(float(not all_finite(self.state.model))))
+
+    def _rate(self, number: int) -> str:
+        """The learning rate of a step."""
+        return f"learning rate {learning_rate(self.state.run.recipe, number - 1):.3g}"
+
+    def _diverged(self, why: str) -> Diverged:
+        """The sentence with the step that diverged and the checkpoint that is still good."""
+        good = self.ranks.of_first(lambda: str(checkpoint.latest_valid(self.state.run_dir, self.say) or ""))
+        kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
+        return Diverged(f"{why}; {kept}. {other}.")

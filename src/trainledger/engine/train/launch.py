@@ -14,9 +14,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from trainledger.engine.train import ended
 from trainledger.engine.train.ranks import refuse_other_count
-from trainledger.engine.train.stop import STOP_SIGNALS
+from trainledger.engine.train.stop import ENDED_FILE, STOP_SIGNALS, left_end
 from trainledger.spec.run import Run
 
 # A run that is told to stop finishes its step and saves; torchrun kills after 30 s by default.
@@ -26,12 +25,12 @@ SECONDS_TO_SAVE = 3600
 def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Callable[[str], None]) -> int:
     """Run ``trainledger`` with these words in ``ranks`` processes here; the exit code of the run.
 
-    After a lost rank all are started again, up to ``restarts`` times, but not after an end that one leaves in `ended`.
-    A signal reaches every rank once, and they have an hour to save. Threads of a CPU are divided among the ranks where
-    ``OMP_NUM_THREADS`` does not say how many.
+    After a lost rank all are started again, up to ``restarts`` times, but not after an end that one leaves
+    (`stop.leave_end`). A signal reaches every rank once, and they have an hour to save. Threads of a CPU are divided
+    among the ranks where ``OMP_NUM_THREADS`` does not say how many.
     """
     refuse_other_count(run, ranks)
-    share_threads(ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -40,12 +39,12 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
         signals_to_handle=",".join(each.name for each in handed_on()),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="trainledger-ranks-") as folder:
-        os.environ[ended.FILE] = str(Path(folder) / "ended")
+        os.environ[ENDED_FILE] = str(Path(folder) / "ended")
         try:
             code = _launched(config, words, say)
-            left = ended.left()
+            left = left_end()
         finally:
-            del os.environ[ended.FILE]
+            del os.environ[ENDED_FILE]
     return left if code and left is not None else code
 
 
@@ -61,11 +60,6 @@ def _launched(config: LaunchConfig, words: Sequence[str], say: Callable[[str], N
     except SignalException as error:
         return 128 + signal.Signals(error.sigval).value
     return 0
-
-
-def share_threads(processes: int) -> None:
-    """Give each of so many processes its share of the cores, where ``OMP_NUM_THREADS`` does not say how many."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
 
 
 def handed_on() -> list[signal.Signals]:

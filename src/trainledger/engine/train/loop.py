@@ -1,20 +1,21 @@
-"""The loop: steps, evaluations, checkpoints and records, until the last step or a stop."""
+"""The loop: steps, evaluations, checkpoints and records, until the last step or a stop.
+
+The device may still work on one step while the host launches the next.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from trainledger.engine.train import checkpoint
 from trainledger.engine.train.checkpoint import Say
 from trainledger.engine.train.device import asynchronous
-from trainledger.engine.train.evaluation import losses_by_source
-from trainledger.engine.train.guard import Agreed, NotFinite, agree
-from trainledger.engine.train.handing_over import figures_to_go_on
-from trainledger.engine.train.launched import JudgedByHost, JudgedOnDevice, Launched, Launcher
-from trainledger.engine.train.non_finite import NonFiniteSteps
+from trainledger.engine.train.evaluation import Reading, losses_by_source
+from trainledger.engine.train.guard import Agreed, JudgedByHost, JudgedOnDevice, NonFiniteSteps, NotFinite, agree
 from trainledger.engine.train.observer import (
     EvaluationRecord,
     Finished,
@@ -23,16 +24,63 @@ from trainledger.engine.train.observer import (
     StepRecord,
     TrainingState,
 )
-from trainledger.engine.train.optimizer import leaves_out_on_device
-from trainledger.engine.train.ranks import Ranks, lost_ranks_named, names_of
-from trainledger.engine.train.reading import Reading
-from trainledger.engine.train.records import Records
-from trainledger.engine.train.run_directory import read_state
+from trainledger.engine.train.optimizer import leaves_out_on_device, set_learning_rate
+from trainledger.engine.train.ranks import Ranks, lost_ranks_named
+from trainledger.engine.train.records import Records, figures_to_go_on
 from trainledger.engine.train.saving import Saver, cannot_record
-from trainledger.engine.train.step import Batch, Feed
-from trainledger.engine.train.stop import Interrupted, LostRank, NotCommitted, Stopped, StopRequests, memory_told
+from trainledger.engine.train.step import Batch, Feed, dropout_seeds, optimizer_step
+from trainledger.engine.train.stop import Interrupted, LostRank, Stopped, StopRequests, memory_told
 from trainledger.spec.durable import FORBIDDEN, is_full
-from trainledger.spec.recipe import due
+from trainledger.spec.recipe import due, learning_rate
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An optimizer step, counted from 1. ``read`` waits for what the device made of it, and gives what ranks agree on.
+
+    ``skipped`` and ``phase_seconds`` are those of `StepRecord`, as far as they are known without waiting.
+    """
+
+    number: int
+    rate: float
+    skipped: bool
+    phase_seconds: dict[str, float]
+    read: Callable[[], Agreed]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Takes the steps of one process, in sight of its observers."""
+
+    state: TrainingState
+    reading: Reading
+    clock: PhaseClock
+    observers: Sequence[Observer]
+
+    def launch(self, number: int, batches: Iterator[Sequence[Batch]], judge: JudgedByHost | JudgedOnDevice) -> Launched:
+        """Fetch a batch and take an optimizer step, counted from 1."""
+        state, recipe = self.state, self.state.run.recipe
+        rate = learning_rate(recipe, number - 1)
+        random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
+        with ExitStack() as stack:
+            for each in self.observers:
+                stack.enter_context(each.around_step(number))
+            with self.clock("data"):
+                micro_batches = [state.together.own(batch) for batch in self.reading.step(batches)]
+            seeds = self._seeds(number - 1, len(micro_batches)) if random else None
+            set_learning_rate(state.optimizer, rate)
+            result = optimizer_step(
+                state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
+                together=state.together, judge=judge,
+            )  # fmt: skip
+        return Launched(number, rate, result.skipped, self.clock.take(), judge.read)
+
+    def _seeds(self, step: int, n_batches: int) -> Sequence[int]:
+        """Of the micro-batches of this data rank: those that one process has for the same sequences."""
+        state = self.state
+        first = state.data_rank * n_batches
+        return dropout_seeds(state.run.recipe.seed, step, state.data_ranks * n_batches)[first : first + n_batches]
+
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10
@@ -49,15 +97,13 @@ class TrainingLoop:
         self.saver = saver
         self.recipe = state.run.recipe
         self.feed, self.reading = feed, Reading(state.run, ranks)
-        self.observers = ranks.watching(observers)
-        self.waiting = [each for each in observers if each not in self.observers]  # until this process is the first
+        self.observers = observers
         self.say = say
         self.clock = PhaseClock(state.device, self.observers)
-        self.launcher = Launcher(state, ranks, self.reading, self.clock, self.observers)
+        self.launcher = Launcher(state, self.reading, self.clock, self.observers)
         self.saved_step = state.step if state.step else -1
         self.records = Records(state, feed, ranks, say)
         self.non_finite = NonFiniteSteps(state, ranks, self.records, say)
-        self.took = ranks.took
         self.begun_at = 0.0  # when the checkpoint that is being written was begun
         # Of several ranks each needs what the others say of a step before its update.
         self.runs_ahead = asynchronous(state.device) and ranks.alone and leaves_out_on_device(self.recipe)
@@ -79,7 +125,6 @@ class TrainingLoop:
             with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
                 for each in self.observers:
                     each.on_start(state)
-                self.ranks.attach(state, self.feed)
                 self.steps(requests)
                 return self.finish()
         except (Interrupted, LostRank) as error:
@@ -113,43 +158,13 @@ class TrainingLoop:
         batches, self.began = self.batches(), time.perf_counter()
         while state.step < recipe.total_steps:
             try:
-                if self.meet():
-                    batches = self.batches()
                 self.step_and_what_is_due(batches, requests)
             except NotFinite as found:
                 self.roll_back(str(found))
                 batches = self.batches()
-            except NotCommitted:  # taken again, by those who are left
-                batches = self.batches()
-                continue
             if self.launched is None:
                 self.began = time.perf_counter()
         self.keep_saved()
-
-    def meet(self) -> bool:
-        """Find out who takes the next step; whether it begins from another state than the last one gave.
-
-        The replica that becomes the first goes on with the run's files, and saves a checkpoint that is owed.
-        """
-        healed, first = self.ranks.meet(), self.ranks.takes_over()
-        if healed:
-            self.saved_step = -1
-        if (healed and self.ranks.first) or first:
-            self.go_on_with_files()
-            self.records.write_state("running")
-        if first and due(self.state.step, self.recipe.checkpoints.every):
-            self.save()
-        return healed
-
-    def go_on_with_files(self) -> None:
-        """Write what is not written yet, as the first."""
-        self.records.open()
-        saved = checkpoint.all_checkpoints(self.state.run_dir)
-        self.saved_step = max(map(checkpoint.step_of, saved), default=-1)
-        for each in self.waiting:
-            each.on_start(self.state)
-        self.observers += self.waiting
-        self.waiting = []
 
     def batches(self) -> Iterator[Sequence[Batch]]:
         """The batches of the steps from here on."""
@@ -216,10 +231,6 @@ class TrainingLoop:
             number, told.loss, number * self.recipe.tokens_per_step, seconds, launched.rate, told.grad_norm,
             state.seconds, launched.phase_seconds, launched.skipped or not told.finite,
         )  # fmt: skip
-        if self.ranks.took != self.took:
-            self.took = self.ranks.took
-            self.records.metrics.event("replicas", number, took=self.took)
-            self.say(f"Step {number} was taken by {names_of(self.took)} of {state.run.layout.replicate}.")
         self.records.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
@@ -230,9 +241,6 @@ class TrainingLoop:
             self.non_finite.scale_down(number)
         if self.saver.pending and not told.writing:
             self.keep_saved()
-        if told.leaves is not None:
-            done = f"This replica leaves after step {number}, as it was asked to; the others go on"
-            raise Interrupted(told.leaves, f"{done}.", of_all_ranks=False)
         return told.signum
 
     def roll_back(self, why: str) -> None:
@@ -269,8 +277,6 @@ class TrainingLoop:
             return
         self.keep_saved()
         self.non_finite.require_finite_weights()
-        if not self.ranks.saves:
-            return
         self.begun_at = time.perf_counter()
         self.clock.exact = True
         with self.clock("checkpoint"):
@@ -307,13 +313,6 @@ class TrainingLoop:
     def finish(self) -> Finished:
         """The last words of a run that reached its last step."""
         state = self.state
-        if self.ranks.takes_over(wait=True):
-            written = read_state(state.run_dir)
-            if written is not None and written["state"] == "finished":
-                return Finished.of(state.run_dir, written)
-            self.go_on_with_files()  # the first was lost before it had finished
-            self.save()
-            self.keep_saved()
         path = checkpoint.all_checkpoints(state.run_dir)[-1]
         counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
         self.records.metrics.event("finish", state.step, seconds=state.seconds, **counted)

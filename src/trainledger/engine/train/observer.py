@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,41 @@ from torch import nn
 
 from trainledger.engine.train.checkpoint import checkpoints_dir
 from trainledger.engine.train.device import asynchronous, synchronize
-from trainledger.engine.train.guard import GuardRecord
-from trainledger.engine.train.mixed_precision import LossScaler
+from trainledger.engine.train.precision import LossScaler
 from trainledger.engine.train.step import ALONE, Together
+from trainledger.spec.recipe import Guard
 from trainledger.spec.run import Run
 
 PHASES = ("data", "forward", "backward", "clip", "optimizer", "checkpoint", "evaluation")
+
+
+@dataclass
+class GuardRecord:
+    """What a run remembers: steps that were left out (counted from 1) in the window, and totals since its start.
+
+    The batches of step index k are those of index k + ``batches_left_out`` of the data.
+    """
+
+    recent: list[int] = field(default_factory=list)
+    skipped_steps: int = 0
+    roll_backs: int = 0
+    batches_left_out: int = 0
+
+    def skip(self, step: int, guard: Guard) -> bool:
+        """Count a step that is left out; whether it is one too many."""
+        self.skipped_steps += 1
+        self.recent = [each for each in self.recent if each > step - guard.window] + [step]
+        return len(self.recent) > guard.skips
+
+    def rolled_back(self, step: int, to: GuardRecord, at: int) -> None:
+        """Go on as after step ``at``, of which ``to`` is what was known, past the data up to step ``step``."""
+        self.recent = to.recent
+        self.roll_backs += 1
+        self.batches_left_out += step - at
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return asdict(self)
 
 
 @dataclass

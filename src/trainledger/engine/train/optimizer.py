@@ -5,17 +5,16 @@ Lion and a Muon that leaves the rest to AdamW are here; torch has neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Muon
+from torch import nn
+from torch.optim import AdamW
 
-from trainledger.engine.train.adam_8bit import Adam8bit
-from trainledger.engine.train.mixed_precision import MasterWeights, Named
-from trainledger.engine.train.muon import GatheredMuon
+from trainledger.engine.train.precision import MasterWeights, Named
+from trainledger.engine.train.update_rules import Adam8bit, Lion, MuonWithAdamW
 from trainledger.spec import optimizers
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
 from trainledger.spec.problem import InvalidInput, Problem
@@ -173,97 +172,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give every parameter group this learning rate, times the group's own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
-
-
-class MuonWithAdamW(torch.optim.Optimizer):
-    """torch.optim's Muon and AdamW side by side (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982).
-
-    The update of a matrix is scaled to the root mean square that AdamW's has (Liu et al., section 2.2), so that one
-    learning rate and one decay serve both. ``muon`` groups hold matrices only; the others go to AdamW.
-    """
-
-    def __init__(
-        self,
-        muon: Iterable[dict[str, Any]],
-        adamw: Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float,
-        **adamw_options: Any,
-    ) -> None:
-        matrices, rest = list(muon), list(adamw)
-        self._parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            self._parts.append(GatheredMuon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
-        if rest:
-            self._parts.append(AdamW(rest, lr=lr, **adamw_options))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        # Loading a checkpoint or tracing puts other groups and states in place of those that the parts were made with.
-        for part in self._parts:
-            part.state = self.state
-            part.param_groups = [each for each in self.param_groups if ("ns_steps" in each) == isinstance(part, Muon)]
-            part.step()
-
-
-class Lion(torch.optim.Optimizer):
-    """The sign of an interpolated momentum, with decoupled decay (Chen et al. 2023, arXiv 2302.06675, program 1).
-
-    c = beta1 m + (1 - beta1) g;  w = w - rate (sign(c) + decay w);  m = beta2 m + (1 - beta2) g. One state of the
-    parameter's size and format. ``foreach`` runs each line over all tensors of a group at once.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        *,
-        foreach: bool = False,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "foreach": foreach})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
-            gradients = [each.grad for each in weights]
-            moments = [self._moment(each) for each in weights]
-            rate, (beta1, beta2) = group["lr"], group["betas"]
-            if group["foreach"] and weights:
-                _update_all(weights, gradients, moments, rate, beta1, beta2, group["weight_decay"])
-            else:
-                for w, g, m in zip(weights, gradients, moments, strict=True):
-                    _update(w, g, m, rate, beta1, beta2, group["weight_decay"])
-
-    def _moment(self, weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(weight)
-        moment: Tensor = state["exp_avg"]
-        return moment
-
-
-def _update(w: Tensor, g: Tensor, m: Tensor, rate: float, beta1: float, beta2: float, decay: float) -> None:
-    if decay:
-        w.mul_(1 - rate * decay)
-    w.add_(m.lerp(g, 1 - beta1).sign_(), alpha=-rate)
-    m.lerp_(g, 1 - beta2)
-
-
-def _update_all(
-    weights: list[Tensor], gradients: list[Tensor], moments: list[Tensor],
-    rate: float, beta1: float, beta2: float, decay: float,
-) -> None:  # fmt: skip
-    if decay:
-        torch._foreach_mul_(weights, 1 - rate * decay)
-    signs = torch._foreach_lerp(moments, gradients, 1 - beta1)
-    torch._foreach_sign_(signs)
-    torch._foreach_add_(weights, signs, alpha=-rate)
-    del signs
-    torch._foreach_lerp_(moments, gradients, 1 - beta2)

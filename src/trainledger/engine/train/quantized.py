@@ -32,9 +32,8 @@ from trainledger.engine.nn.quantization import (
     stored_shapes,
 )
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.engine.nn.weights import assemble, refuse, shapes, whole_directory
+from trainledger.engine.nn.weights import MODEL_FILE, assemble, read_spec, refuse, shapes, whole_directory, write_spec
 from trainledger.engine.train.checkpoint import MANIFEST, other_file
-from trainledger.engine.train.model_file import MODEL_FILE, read_spec, write_spec
 from trainledger.spec.durable import parse_json, sha256, write_json
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown

@@ -11,14 +11,12 @@ import os
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -27,19 +25,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from trainledger.engine.train.device import find_device
-from trainledger.engine.train.run_directory import locked
-from trainledger.engine.train.step import ALONE, Feed, Together
 from trainledger.engine.train.stop import EndedElsewhere, LostRank, Stopped
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
-REPLICA = "TRAINLEDGER_REPLICA"  # the environment variable with the number of a replica that may come and go
 WRONG_INPUT = 2  # the exit code of the command line for InvalidInput
 FAILED, DISK_FULL = 1, 4  # its exit codes for other failures, and for a full disk
 SECONDS_IN_A_COLLECTIVE = 600.0
-O = TypeVar("O")
-T = TypeVar("T")
 _LONGEST_PAUSE = 1.0  # seconds between two words of ranks that wait for one that prepares text or writes a checkpoint
 
 
@@ -125,59 +118,6 @@ class Ranks:
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total, group=self.numbers)
         return total.tolist()
-
-    # What replicas that come and go (`replicas`) do otherwise: ranks of a layout are the same from start to end.
-
-    @property
-    def took(self) -> tuple[int, ...]:
-        """The replicas that took the last step, where they may be others at the next."""
-        return ()
-
-    @property
-    def lines(self) -> deque[Mapping[str, object]] | None:
-        """The last lines of metrics, where another process may have to write them."""
-        return None
-
-    def holding(self, run_dir: Path) -> AbstractContextManager[None]:
-        """Hold the run's directory; on the first rank."""
-        return locked(run_dir)
-
-    @property
-    def with_whole_model(self) -> Together:
-        """How a process that has the whole model takes a step."""
-        return ALONE
-
-    @property
-    def saves(self) -> bool:
-        """Whether a part of each checkpoint is this process's to write."""
-        return True
-
-    def watching(self, observers: Sequence[O]) -> list[O]:
-        """Who watches the run here from its start; the others do once this process has become the first."""
-        return list(observers)
-
-    def attach(self, state: Any, feed: Feed) -> None:
-        """Have the state of a run ready for processes that come."""
-
-    def meet(self) -> bool:
-        """Find out who takes the next step; whether this process has got the state of another one for it."""
-        return False
-
-    def dealt(self, whole: Sequence[T]) -> Sequence[T]:
-        """What this process takes of what a step has for its data rank."""
-        return whole
-
-    def settled(self, *numbers: float) -> list[float]:
-        """The sum over all who take a step of each number, once it is sure that they take it together."""
-        return self.summed(*numbers)
-
-    def ends(self, n_asked: float) -> bool:
-        """Whether the run ends where so many of those who take a step are asked to end."""
-        return n_asked > 0
-
-    def takes_over(self, *, wait: bool = False) -> bool:
-        """Whether this process has become the first just now; with ``wait``, once the first has ended."""
-        return False
 
 
 @contextmanager
@@ -297,17 +237,6 @@ def restarted() -> bool:
 def this_rank() -> int | None:
     """The rank that torchrun has given this process; None where it was started alone."""
     return int(os.environ["RANK"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
-
-
-def is_replica() -> bool:
-    """Whether this process is a replica that may come and go."""
-    return REPLICA in os.environ
-
-
-def names_of(replicas: Sequence[int]) -> str:
-    """Replicas in a sentence."""
-    *others, last = map(str, replicas)
-    return f"replicas {', '.join(others)} and {last}" if others else f"replica {last}"
 
 
 def refuse_other_count(run: Run, started: int) -> None:

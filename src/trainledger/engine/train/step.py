@@ -1,7 +1,7 @@
 """One optimizer step, its batches and its seeds. The trace follows it, and the closed form accounts for it.
 
 Seeds are derived apart by use, so that changing one stream of chance leaves the others as they were. The order of the
-data has its key from the same seed in `trainledger.engine.data.sampler`.
+data has its key from the same seed in `trainledger.engine.data.mixture`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from trainledger.engine.nn.float8 import weights_cast_once
 from trainledger.engine.nn.loss import run_loss, weighing
-from trainledger.engine.train.mixed_precision import LossScaler, MasterWeights, stepped
-from trainledger.engine.train.precision import autocast
+from trainledger.engine.train.precision import LossScaler, MasterWeights, autocast, stepped
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -174,16 +173,15 @@ def optimizer_step(
     scaler: LossScaler | None = None,
     together: Together = ALONE,
     judge: Judge | None = None,
-    of: int | None = None,
 ) -> StepResult:
     """Forward and backward of each micro-batch, joint clipping, one step of the optimizer.
 
     ``clock(phase)`` is entered around ``forward``, ``backward``, ``clip`` and ``optimizer``; ``seeds`` has one
     seed per micro-batch for dropout (None leaves the generator alone); ``scaler`` belongs to fp16; ``together`` is what
     other ranks have to do with it, and the loss is that of this rank's tokens. ``judge`` is asked before the update
-    whether it is left out, by loss and gradient norm (None where there is none or a scaler saw them overflow). ``of``
-    is how many micro-batches the mean is of, where others take the rest. Nothing here waits for the device, but for a
-    judge that does and a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
+    whether it is left out, by loss and gradient norm (None where there is none or a scaler saw them overflow). Nothing
+    here waits for the device, but for a judge that does and a scaler's look for overflow, and nothing keeps logits or a
+    graph beyond its own backward.
     """
     clock = clock or _no_clock
     with ExitStack() as stack:
@@ -195,11 +193,14 @@ def optimizer_step(
         if together.pipeline is not None:
             loss = together.pipeline.step(batches, clock)
         else:
-            loss = _micro_batches(model, batches, of or len(batches), recipe, clock, seeds, scaler, together)
+            loss = _micro_batches(model, batches, recipe, clock, seeds, scaler, together)
         together.finish_gradients(model, clock)
     if isinstance(optimizer, MasterWeights) or scaler is not None:
         with clock("optimizer"):
-            _ready(model, optimizer, scaler)
+            if isinstance(optimizer, MasterWeights):
+                optimizer.take_gradients()
+            if scaler is not None:
+                scaler.unscale(each.grad for each in stepped(model, optimizer) if each.grad is not None)
     grad_norm: Tensor | None = None
     if recipe.grad_clip is not None:
         with clock("clip"):
@@ -229,31 +230,22 @@ def _step_unless(optimizer: torch.optim.Optimizer, left_out: Tensor) -> None:
         del optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def _ready(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None) -> None:
-    """Bring the gradients to what the optimizer steps: wide, and without the loss scale."""
-    if isinstance(optimizer, MasterWeights):
-        optimizer.take_gradients()
-    if scaler is not None:
-        scaler.unscale(each.grad for each in stepped(model, optimizer) if each.grad is not None)
-
-
 def _micro_batches(
     model: nn.Module,
     batches: Sequence[Batch],
-    n_batches: int,
     recipe: Recipe,
     clock: Clock,
     seeds: Sequence[int] | None,
     scaler: LossScaler | None,
     together: Together,
 ) -> Tensor:
-    """Forward and backward of one micro-batch after the other; their part of the mean loss of ``n_batches``."""
+    """Forward and backward of one micro-batch after the other; their mean loss."""
     loss: Tensor | None = None
     for index, batch in enumerate(batches):
         if seeds is not None:
             torch.manual_seed(seeds[index])
         with together.micro_batch(last=index == len(batches) - 1):
-            part = _forward_backward(together.called(model), batch, n_batches, recipe, clock, scaler)
+            part = _forward_backward(together.called(model), batch, len(batches), recipe, clock, scaler)
         loss = part if loss is None else loss + part
         del part  # in the last round as in all others, which a trace relies on
     assert loss is not None, "a step needs at least one micro-batch"

@@ -1,4 +1,4 @@
-"""Why a run ended before its last step, with the exit code that the command line gives."""
+"""Why a run ended before its last step, with the exit code that the command line gives and a restart finds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
-
-import torch
 
 # What schedulers send some time before they end a job, or a terminal that is closed; SIGTERM may follow.
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,10 +44,6 @@ class LostRank(Stopped):
     """Another process of the run is gone, or did not answer within the time that collectives wait."""
 
     exit_code = 5
-
-
-class NotCommitted(Exception):  # noqa: N818 - the loop takes the step again
-    """A step that could not be taken together with other replicas; nothing of it was kept."""
 
 
 class EndedElsewhere(Stopped):
@@ -92,7 +87,11 @@ def memory_told() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        out = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(each in str(error) for each in _NO_MEMORY)
+        out = (
+            isinstance(error, MemoryError)
+            or type(error).__name__ == "OutOfMemoryError"
+            or any(each in str(error) for each in _NO_MEMORY)
+        )
         if not out:
             raise
         less = "a smaller recipe.micro_batch or recipe.activation_checkpointing = full needs less"
@@ -148,3 +147,26 @@ def _say_at_once(text: str) -> None:
     """Text on standard error past Python's buffers, in which a signal may have broken off another line."""
     with suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), text.encode())
+
+
+# torchrun's agent starts ranks again after any failure. A rank leaves them the exit code of an end that a restart does
+# not mend; those that find one end with it at once, before they import torch (which this module does not, therefore).
+
+
+ENDED_FILE = "TRAINLEDGER_ENDED"  # the environment variable with the file's path; `launch` makes one for each run
+_MENDED_BY_A_RESTART = (0, 1, 5)  # done, a failure nobody foresaw, a lost rank
+
+
+def leave_end(code: int) -> None:
+    """Keep the exit code of this rank where a restart would end in the same way, or nobody wants one."""
+    if ENDED_FILE in os.environ and code not in _MENDED_BY_A_RESTART:
+        with suppress(OSError):
+            Path(os.environ[ENDED_FILE]).write_text(str(code))
+
+
+def left_end() -> int | None:
+    """The exit code that an earlier rank has left, if one has."""
+    try:
+        return int(Path(os.environ[ENDED_FILE]).read_text())
+    except (KeyError, OSError, ValueError):
+        return None

@@ -15,23 +15,34 @@ from torch import Tensor
 from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.engine.nn.lora import merge
+from trainledger.engine.nn.quantization import Quantization, quantize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
     FILE,
+    MODEL_FILE,
     faults,
     held,
+    read_spec,
     read_weights,
     refuse,
+    refuse_occupied,
     shapes,
     stored_in,
     whole_directory,
+    write_spec,
     write_weights,
 )
 from trainledger.engine.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
-from trainledger.engine.train.model_file import MODEL_FILE, read_spec, write_spec
 from trainledger.engine.train.optimizer import AVERAGE
-from trainledger.engine.train.precision import build_model, hold_in
-from trainledger.engine.train.quantized import SOURCE_RUN, is_quantized_checkpoint, read_quantized
+from trainledger.engine.train.precision import TORCH, build_model, hold_in
+from trainledger.engine.train.quantized import (
+    SOURCE_RUN,
+    WRITTEN,
+    Source,
+    is_quantized_checkpoint,
+    read_quantized,
+    write_quantized,
+)
 from trainledger.spec.convert.huggingface import left_out, read_json
 from trainledger.spec.durable import sha256
 from trainledger.spec.model import ModelSpec
@@ -39,7 +50,7 @@ from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import read
+from trainledger.spec.runfile import read, to_toml
 
 RUN_FILE = "run.toml"
 IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
@@ -288,3 +299,61 @@ def _tokenizer_in(directory: Path, end_token: str | None) -> Tokenizer | None:
 
 def _refusal(path: Path, rule: str) -> InvalidInput:
     return InvalidInput([Problem("", None, rule, where=str(path))])
+
+
+@dataclass(frozen=True)
+class QuantizedBytes:
+    """Bytes of a model's weights before (in fp32) and after, and how many matrices were quantized."""
+
+    matrices: int
+    before: int
+    codes: int
+    scales: int
+    whole: int
+
+    @property
+    def after(self) -> int:
+        return self.codes + self.scales + self.whole
+
+
+def refuse_target(model: Path, directory: Path, *, force: bool) -> None:
+    """Raise `InvalidInput` where a directory cannot be written, or the model is a quantized one already."""
+    if is_quantized_checkpoint(model):
+        rule = "holds quantized weights already; quantize the checkpoint that they were made of"
+        raise InvalidInput([Problem("", None, rule, where=str(model))])
+    refuse_occupied(directory.resolve(), force=force, ours=WRITTEN)
+
+
+def write(
+    trained: Trained, directory: Path, quantization: Quantization, dtype: str, *, force: bool = False
+) -> QuantizedBytes:
+    """Write the model as it is served with its linear layers quantized and the rest in ``dtype``.
+
+    Raises ModuleNotFoundError where torchao is missing.
+    """
+    spec = trained.model.spec.served
+    served = shapes(spec)
+    weights = {name: each.detach().cpu() for name, each in held(trained.model).items() if name in served}
+    quantized = quantize(weights, quantization)
+    parameters = dict(trained.model.named_parameters())
+    whole = {
+        # What routers correct their scores with is no weight: it stays fp32, and the account counts it with buffers.
+        name: each.to(TORCH[dtype]) if name in parameters else each
+        for name, each in weights.items()
+        if name not in quantized
+    }
+    run, tokenizer = trained.run, trained.tokenizer
+    source = Source(
+        trained.weights,
+        spec,
+        None if run is None else to_toml(run),
+        None if tokenizer is None else tokenizer.definition,
+    )
+    write_quantized(directory, source, quantized, whole, quantization, force=force)
+    return QuantizedBytes(
+        matrices=len(quantized),
+        before=sum(each.numel() * torch.float32.itemsize for name, each in weights.items() if name in parameters),
+        codes=sum(each.codes.nbytes for each in quantized.values()),
+        scales=sum(each.scales.nbytes for each in quantized.values()),
+        whole=sum(each.nbytes for name, each in whole.items() if name in parameters),
+    )

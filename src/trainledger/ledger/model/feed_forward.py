@@ -1,4 +1,4 @@
-"""The feed-forward part on a tape, dense or of experts: as in `engine.nn.feed_forward` and `engine.nn.grouped_matmuls`.
+"""The feed-forward part on a tape, dense or of experts: as in `engine.nn.feed_forward` and `engine.nn.routing`.
 
 Sizes: N tokens, D d_model, F inner width, E experts, K experts of a token, R = K N routes, S places of all experts; of
 the matmuls of experts C places of each expert, D width in, M width out.

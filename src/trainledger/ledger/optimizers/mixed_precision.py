@@ -1,6 +1,6 @@
 """What low precision adds to a step on a tape: master copies, gradient buffers and loss scaling.
 
-The same operations as in `engine.train.mixed_precision`.
+The same operations as in `engine.train.precision`.
 """
 
 from __future__ import annotations

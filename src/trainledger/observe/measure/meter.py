@@ -17,8 +17,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.engine.train.device import host_threads
-from trainledger.engine.train.mixed_precision import gradient_buffers
 from trainledger.engine.train.observer import Observer, StepRecord, TrainingState
+from trainledger.engine.train.precision import gradient_buffers
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.measure.hardware import SLOWED, Pace, Sample, pace_of, watched

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.engine.train.mixed_precision import LossScaler, gradient_buffers
+from trainledger.engine.train.device import set_fp32_matmuls
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.precision import build_model, refuse_matmuls, set_fp32_matmuls
+from trainledger.engine.train.precision import LossScaler, build_model, gradient_buffers, refuse_matmuls
 from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.layers import LayerRun, group_size, layer_runs

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainledger.engine.train.metrics import Metrics, read
+from trainledger.engine.train.records import Metrics, read_lines
 from trainledger.engine.train.run_directory import locked, read_state, write_state
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.ledger import Ledger, write_ledger
@@ -94,7 +94,7 @@ class RunDirectory:
         self.event("finish" if state == "finished" else state, step, seconds=seconds)
         self._metrics.close()
         measured = measured_run(
-            read(self._metrics.path), ledger, metered=self._slowed, disturbed=self._disturbed,
+            read_lines(self._metrics.path), ledger, metered=self._slowed, disturbed=self._disturbed,
             device=title(self._device), torch_version=str(torch.__version__), date=date.today().isoformat(),
         )  # fmt: skip
         write_json(replace(measured, parameters=parameters), self.path / "measured.json")

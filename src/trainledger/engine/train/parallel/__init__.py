@@ -1,1 +1,1 @@
-"""A layout applied to a model from outside: one file for each kind of parallelism, composed in `spread`."""
+"""A layout applied to a model from outside: one file for each kind of parallelism, composed in `model_on_rank`."""

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.engine.nn.feed_forward import ExpertStack
 from trainledger.engine.nn.routing import Dispatch, Moved
-from trainledger.engine.train.parallel.parts import local
+from trainledger.engine.train.parallel.mesh import local
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import refuse_given
 from trainledger.spec.run import Run

@@ -1,8 +1,14 @@
-"""The model of a run as one rank holds it: built without memory for parameters, divided, then filled."""
+"""The model of a run as one rank holds it: built without memory for parameters, divided, then filled.
+
+A layout is applied from outside: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP; stages of a
+pipeline are cut in between, the tokens of context ranks spread before (`context`). Where whole parameters are kept and
+their update is shared (ZeRO-1 and 2), nothing is done to the model (`zero`). `ledger.parallel` accounts for the same;
+the tests run both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,18 +21,78 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.context import refuse_context, spread_tokens
-from trainledger.engine.train.parallel.expert import refuse_experts
-from trainledger.engine.train.parallel.parts import put
-from trainledger.engine.train.parallel.pipeline import Pipeline, refuse_pipeline
-from trainledger.engine.train.parallel.replicated import replicate
-from trainledger.engine.train.parallel.spread import divide
-from trainledger.engine.train.parallel.stages import Stage, stages_of
+from trainledger.engine.train.parallel.data_parallel import replicate, shard
+from trainledger.engine.train.parallel.expert import refuse_experts, spread_experts
+from trainledger.engine.train.parallel.mesh import expert_mesh, put
+from trainledger.engine.train.parallel.pipeline import Pipeline, Stage, refuse_pipeline, stages_of
+from trainledger.engine.train.parallel.tensor import refuse_to_split, split
 from trainledger.engine.train.parallel.together import RanksTogether
 from trainledger.engine.train.parallel.zero import ShardedUpdate
 from trainledger.engine.train.precision import build_model
-from trainledger.spec.problem import refuse_given
+from trainledger.spec.layout import Layout
+from trainledger.spec.precision import Precision
+from trainledger.spec.problem import InvalidInput, Problem, refuse_given
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+
+Cut = Callable[[], Sequence[nn.Module]]
+
+
+def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
+    """The model as this rank holds it: divided, then replicated.
+
+    A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
+    """
+    if layout.pipeline > 1:
+        raise InvalidInput([Problem("layout.pipeline", layout.pipeline, "leaves a rank with several models", 1)])
+    divide(model, layout, mesh, precision)
+    return replicate(model, mesh) if layout.shard_ranks == 1 and layout.replicate > 1 else model
+
+
+def divide(
+    model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision, cut: Cut | None = None
+) -> Sequence[nn.Module]:
+    """Split a model over ``tensor``, then shard it over ``shard``, in place; its parameters may be without memory.
+
+    With a ``pipeline`` the model is ``cut`` between the two. The modules that are called: the model, or its stages.
+
+    Raises `InvalidInput` for what cannot be applied yet.
+    """
+    applied = {"gather": "block", "sequence_gather": "kept"}
+    problems = [
+        Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
+        for name, one in applied.items()
+        if getattr(layout, name) != one
+    ]
+    if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
+        problems.append(
+            Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
+        )
+    if layout.shard_ranks > 1 and layout.zero != 3 and (layout.tensor > 1 or layout.pipeline > 1):
+        split_over = "tensor ranks" if layout.tensor > 1 else "stages"
+        rule = f"is accounted for, but not applied to a model yet that is split over {split_over}"
+        problems.append(Problem("layout.zero", layout.zero, rule, 3))
+    if layout.zero == 0 and layout.shard * layout.context > 1:
+        rule = "is accounted for, but not applied to a model yet; layout.replicate trains copies of the whole model"
+        problems.append(Problem("layout.zero", 0, rule, 3))
+    if problems:
+        raise InvalidInput(problems)
+    if layout.tensor > 1:
+        refuse_to_split(model, precision)
+        split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
+    experts = None
+    if layout.expert > 1:
+        experts = expert_mesh(layout, mesh)
+        spread_experts(model, experts["expert"])
+    parts: Sequence[nn.Module] = [model] if cut is None else cut()
+    if layout.shard_ranks > 1 and layout.zero == 3:
+        for each in parts:
+            shard(each, layout, mesh, precision, experts)
+    elif layout.replicate > 1 and layout.tensor > 1 and layout.shard_ranks == 1:
+        rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
+        raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
+    return parts
+
 
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
 _FUSED_OF_PARTS = ("adamw", "adam", "muon")  # whose fused kernel takes parts of parameters (DTensors)

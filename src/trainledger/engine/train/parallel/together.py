@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.engine.train.parallel.context import own_part
 from trainledger.engine.train.parallel.expert import finish_expert_gradients
-from trainledger.engine.train.parallel.parts import local
+from trainledger.engine.train.parallel.mesh import local
 from trainledger.engine.train.parallel.pipeline import Pipeline
 from trainledger.engine.train.parallel.tensor import finish_gradients
 from trainledger.engine.train.parallel.zero import ShardedUpdate

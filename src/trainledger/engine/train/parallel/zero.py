@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor import DTensor, Shard
 
-from trainledger.engine.train.mixed_precision import Named, StandIns
 from trainledger.engine.train.parallel.mesh import shard_mesh
+from trainledger.engine.train.precision import Named, StandIns
 from trainledger.spec.layout import Layout
 from trainledger.spec.units import ceil_div
 
