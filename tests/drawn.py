@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from trainledger.report.chart import Chart
+
+M = TypeVar("M")
 _SVG = "{http://www.w3.org/2000/svg}"
 _PIECE = re.compile(r"([MLHVlhvz])|(-?(?:\d+\.?\d*|\.\d+))")
 _LETTERS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def marks(chart: Chart, kind: type[M], name: str | None = None) -> list[M]:
+    """The marks of a kind, and of a name where it is given."""
+    return [each for each in chart.marks if isinstance(each, kind) and name in (None, getattr(each, "name", ""))]
 
 
 @dataclass(frozen=True)

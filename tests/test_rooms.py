@@ -49,7 +49,6 @@ HEAVY = {
     "torch",
     "numpy",
     "rich",
-    "plotly",
     "tokenizers",
     "yaml",
     "safetensors",

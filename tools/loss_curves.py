@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from trainledger.report.svg.drawing import standalone
 
 from trainledger.answers.load import load
 from trainledger.engine.data.loader import halves
@@ -27,7 +28,6 @@ from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.step import derive
-from trainledger.report.svg.drawing import standalone
 from trainledger.spec.run import Run
 
 FIELDS = {

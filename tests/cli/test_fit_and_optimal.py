@@ -9,8 +9,11 @@ import sys
 
 import pytest
 
+from drawn import marks
 from trainledger.answers.pages.plain_data import SECTIONS
 from trainledger.cli import main
+from trainledger.forecast.plan.fit import QUESTIONS
+from trainledger.report.chart import GREY, Band, Bars, Line
 
 pytestmark = pytest.mark.sweep
 
@@ -184,7 +187,7 @@ def test_the_figures_of_optimal(capsys, tmp_path):
     assert code == 0
     assert str(where) in err
     page = where.read_text()
-    assert "One budget: 1.92e+22 FLOP" in page
+    assert "each with the tokens of 1.92e+22 FLOP" in page
     assert "1.96 standard errors of the fit" in page
 
 
@@ -198,14 +201,14 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
     assert asked.asked is not None
     assert asked.served is not None
     assert asked.repeated is not None
-    iso, frontier, plane = figures(asked).values()
-    before = [len(each["data"]) for each in figures(plain).values()]
-    assert [len(each["data"]) for each in (iso, frontier, plane)] == [each + 3 for each in before]
+    iso, frontier, plane = figures(asked)
+    before = [len(each.marks) for each in figures(plain)]
+    assert [len(each.marks) for each in (iso, frontier, plane)] == [each + 3 for each in before]
     points = (asked.asked, asked.served, asked.repeated)
-    assert [each["x"][0] for each in iso["data"][-3:]] == [each.parameters for each in points]
-    assert [each["x"][0] for each in frontier["data"][-3:]] == [6 * each.parameters * each.tokens for each in points]
-    for figure in (iso, frontier):
-        losses = [each["y"][0] for each in figure["data"][-3:]]
+    assert [each.xs[0] for each in marks(iso, Line)[-3:]] == [each.parameters for each in points]
+    assert [each.xs[0] for each in marks(frontier, Line)[-3:]] == [6 * each.parameters * each.tokens for each in points]
+    for chart in (iso, frontier):
+        losses = [each.ys[0] for each in marks(chart, Line)[-3:]]
         assert losses[0] == asked.asked.loss
         # The one to serve reaches the loss of the optimum of training alone.
         best = asked.loss_law.parameters(6e23).value
@@ -221,22 +224,17 @@ def test_fit_draws_what_it_says() -> None:
     from trainledger.answers.pages.fit import about, figures
     from trainledger.answers.pages.memory import COLOUR_OF
     from trainledger.answers.questions import fit
-    from trainledger.report.style import GREY
 
     recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}
     found = fit(load({"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "rtx-4090"}}))
-    drawn = figures(found)
-    assert {"memory", "model", "sequence"} <= set(drawn)
-    for at, row in enumerate(found.rows):
-        held = row.answers["memory"].memory
-        assert held is not None
-        assert sum(each["x"][at] for each in drawn["memory"]["data"]) == pytest.approx(held.nbytes / 1e9)
-    assert drawn["model"]["data"][0]["x"] == [row.answers["model"].size for row in found.rows]
-    layout = drawn["memory"]["layout"]
-    assert [each["x0"] for each in layout["shapes"]] == [found.memory.usable_nbytes / 1e9]
-    assert layout["shapes"][0]["x0"] < layout["xaxis"]["range"][1]
-    for each in drawn["memory"]["data"]:  # a category has the colour that it has wherever memory is drawn
-        assert each["marker"]["color"] == COLOUR_OF.get(each["name"], GREY)
+    memory, model, sequence, *_ = figures(found)
+    assert (model.title, sequence.title) == (QUESTIONS["model"], QUESTIONS["sequence"])
+    needed = [held.nbytes / 1e9 for row in found.rows if (held := row.answers["memory"].memory)]
+    assert marks(memory, Bars)[-1].ends == pytest.approx(needed)
+    assert marks(model, Bars)[0].ends == [row.answers["model"].size for row in found.rows]
+    assert [each.start for each in marks(memory, Band)] == [(found.memory.usable_nbytes or 0) / 1e9]
+    for each in marks(memory, Bars):  # a category has the colour that it has wherever memory is drawn
+        assert each.colour == COLOUR_OF.get(each.name, GREY)
     assert "gpt2: 124,439,808 parameters" in about(found)[0]
 
 

@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from drawn import Drawn
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -57,9 +58,10 @@ def test_the_drawings_are_the_schedule_and_the_interval() -> None:
     assert [each["title"] for each in view["drawings"]] == [
         "The learning rate over the steps", "What the interval between checkpoints costs",
     ]  # fmt: skip
-    figure = answers.answer("data", {"recipe.schedule": "linear", "recipe.schedule.final_ratio": "0"})["figures"]
-    rates = figure["The learning rate over the steps"]["data"][0]["y"]
-    assert (rates[0], rates[-1]) == (pytest.approx(3e-4), 0)
+    drawn = Drawn(view["drawings"][0]["svg"])
+    (curve,), scale = drawn.paths(stroke="#0072B2"), drawn.scale("y")
+    rates = [scale.value(y) for _, y in curve]
+    assert (rates[0], rates[-1]) == (pytest.approx(3e-4, abs=scale.pixel), pytest.approx(0, abs=scale.pixel))
     assert rates == sorted(rates, reverse=True)
 
 

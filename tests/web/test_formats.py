@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.answers.pages.format_figures import bits_figure
+from drawn import Drawn, marks
+from trainledger.answers.pages.format_figures import bits_chart
 from trainledger.cli import main
+from trainledger.report.chart import Bars, Words
 from trainledger.spec.dtypes import FORMATS as KNOWN
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -46,16 +48,15 @@ def test_it_is_what_the_command_line_says(query: dict[str, str], capsys: pytest.
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_the_bits_that_are_drawn_are_the_number(number: float) -> None:
     one = KNOWN["fp32"]
-    figure = bits_figure(number, [one], [], [], "")
-    drawn = {each["name"]: len(each["x"]) for each in figure["data"] if each["type"] == "bar"}
+    chart = bits_chart(number, [one], [], [], "")
+    drawn = {each.name: len(each.rows) for each in marks(chart, Bars)}
     assert drawn == {"sign": 1, "exponent": 8, "mantissa": 23}
-    letters = "".join(figure["data"][-1]["text"])
-    assert letters == "".join(one.rounded(number).bits)
+    assert "".join(marks(chart, Words)[0].texts) == "".join(one.rounded(number).bits)
 
 
 def test_a_bit_says_what_it_is_worth() -> None:
-    found = answers.answer("formats", {"value": "-1.5", "format": "bf16"})
-    said = [words for each in found["figures"]["The bits of -1.5"]["data"][:3] for words in each["text"]]
+    drawing = answers.answer("formats", {"value": "-1.5", "format": "bf16"})["figures"]["The bits of -1.5"]
+    said = Drawn(drawing).titles("rect")
     assert said[0] == "bf16, sign: minus"
     assert "bf16, exponent bit worth 128: 2^0 = 2^(127 - 127)" in said
     assert "bf16, mantissa bit worth 2^-1" in said

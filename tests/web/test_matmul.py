@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from drawn import Drawn
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -46,15 +47,15 @@ def test_it_is_what_the_command_line_says(query: dict[str, str], capsys: pytest.
 
 
 def test_the_point_stands_under_the_roof() -> None:
-    figure = answers.answer("matmul", {"device": "h100-sxm", "m": "1"})["figures"][
-        "The matmul under the roof of each device"
-    ]
-    roof, bound, predicted = figure["data"]
-    assert bound["x"] == predicted["x"]
-    assert predicted["y"][0] < bound["y"][0]
-    low, high = roof["x"][0], roof["x"][-1]
-    assert low <= bound["x"][0] <= high
-    assert bound["y"][0] == pytest.approx(roof["y"][0] * bound["x"][0] / low)  # memory-bound: on the slope
+    found = answers.answer("matmul", {"device": "h100-sxm", "m": "1"})["figures"]
+    drawn = Drawn(found["The matmul under the roof of each device"])
+    (bound_x, bound_y, _), (predicted_x, predicted_y, _) = drawn.symbols
+    assert bound_x == predicted_x
+    assert predicted_y > bound_y  # pixels go down
+    (roof,) = drawn.paths(stroke="#0072B2")
+    (left, low), (right, high), _ = roof
+    assert left <= bound_x <= right
+    assert bound_y == pytest.approx(low + (bound_x - left) / (right - left) * (high - low), abs=0.2)  # memory-bound
 
 
 def test_padding_to_a_multiple_of_eight_is_faster() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drawn import Drawn
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -162,9 +163,10 @@ def test_a_device_of_unknown_memory_has_no_verdict() -> None:
 
 def test_the_table_beside_the_bar_sums_to_what_the_device_needs() -> None:
     drawn = answers.answer("memory", {"run": "gpt2", "recipe.seq_len": "1024"})
-    bars = drawn["figures"]["Memory of a device at the peak"]["data"]
     needed = next(each["value"] for each in drawn["headlines"] if each["name"] == "device_nbytes")
-    assert sum(each["x"][0] for each in bars) * 1e9 == pytest.approx(needed)
+    bars = Drawn(drawn["figures"]["Memory of a device at the peak"])
+    scale = bars.scale("x")
+    assert scale.value(max(each.right for each in bars.boxes)) == pytest.approx(needed / 1e9, abs=scale.pixel)
 
 
 def test_each_preset_is_answered_without_sympy_and_numpy() -> None:

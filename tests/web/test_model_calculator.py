@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import trainledger as tl
+from drawn import Drawn, corners
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -85,11 +86,14 @@ def test_a_pasted_config_and_a_pasted_run_file_are_models(tmp_path: Path) -> Non
 
 def test_the_shares_of_every_drawing_sum_to_all() -> None:
     found = answers.answer("model", {"run": "deepseek-v2-lite"})
-    assert len(found["figures"]) == 4
-    for figure in found["figures"].values():
-        along = "x" if figure["data"][0]["type"] == "bar" else "y"
-        sums = [sum(column) for column in zip(*(each[along] for each in figure["data"]), strict=True)]
-        assert sums == pytest.approx([100] * len(sums))
+    bars, *areas = (Drawn(each) for each in found["figures"].values())
+    scale = bars.scale("x")
+    assert {round(scale.value(max(each.right for each in bars.boxes)))} == {100}
+    assert len(areas) == 3
+    for drawn in areas:
+        percent, tops = drawn.scale("y"), [style for _, style in drawn.of("path") if style["fill"] != "none"]
+        first = corners(tops[0]["d"])[:-2]  # the uppermost layer, without its floor
+        assert all(percent.value(y) == pytest.approx(100, abs=percent.pixel) for _, y in first)
 
 
 def test_scores_are_half_where_it_says() -> None:

@@ -1,14 +1,17 @@
 """What a budget is best spent on, on the page and on the command line."""
 
 import json
+from math import inf
 
 import pytest
 
 import trainledger as tl
+from drawn import marks
 from trainledger.answers.pages.optimal_figures import figures, trained_table
 from trainledger.cli import main
 from trainledger.forecast.plan.optimal import Optimal
 from trainledger.forecast.plan.scaling_law import laws
+from trainledger.report.chart import Line
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
 from trainledger.web.calculators.optimal import OPTIMAL
@@ -23,21 +26,22 @@ def test_the_command_to_paste_gives_the_same_choices(title: str, capsys: pytest.
 
 def test_the_best_of_a_budget_lies_on_its_line_of_flops() -> None:
     answer: Optimal = tl.optimal(flops="1e22", family=None)
-    plane = figures(answer)["Model size against data"]["data"]
-    line = next(each for each in plane if each["name"].startswith("this budget"))
-    assert all(6 * n * d == pytest.approx(1e22) for n, d in zip(line["x"], line["y"], strict=True))
-    best = next(each for each in plane if each["name"].startswith("best by"))
-    assert 6 * best["x"][0] * best["y"][0] == pytest.approx(1e22)
+    plane = marks(figures(answer)[-1], Line)
+    line = next(each for each in plane if each.name.startswith("this budget"))
+    assert all(6 * (n or 0) * (d or 0) == pytest.approx(1e22) for n, d in zip(line.xs, line.ys, strict=True))
+    best = next(each for each in plane if each.name.startswith("best by"))
+    assert 6 * (best.xs[0] or 0) * (best.ys[0] or 0) == pytest.approx(1e22)
 
 
 def test_lines_of_equal_loss_have_that_loss() -> None:
     answer = tl.optimal(flops="1e22", family=None)
     law = laws()["besiroglu"]
-    for each in figures(answer)["Model size against data"]["data"]:
-        if each["name"].startswith("loss "):
-            losses = [law.loss(n, d) for n, d in zip(each["x"], each["y"], strict=True)]
+    for each in marks(figures(answer)[-1], Line):
+        if each.name.startswith("loss "):
+            places = zip(each.xs, each.ys, strict=True)
+            losses = [law.loss(n, d) for n, d in places if n is not None and d is not None and d < inf]
             assert max(losses) - min(losses) < 1e-9
-            assert f"loss {losses[0]:.3f}" == each["name"]
+            assert f"loss {losses[0]:.3f}" == each.name
 
 
 def test_chinchilla_is_closer_to_the_best_of_its_cost_than_gpt_3() -> None:

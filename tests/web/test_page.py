@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from trainledger.report.svg.paint import STYLE
+from trainledger.report.draw.elements import STYLE
 
 PAGE = {each.name: each.read_text(encoding="utf-8") for each in files("trainledger.web").joinpath("page").iterdir()}
 SCRIPTS = sorted(name for name in PAGE if name.endswith(".js"))

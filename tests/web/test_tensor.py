@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.answers.pages.storage import MOST, elements_table, storage_figure, storage_table, why_not_drawn
+from drawn import Drawn, marks
+from trainledger.answers.pages.storage import MOST, elements_table, storage_chart, storage_table, why_not_drawn
 from trainledger.cli import main
+from trainledger.report.chart import Bars
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.chain import chain
 from trainledger.tensors.tensor import Tensor
@@ -53,12 +55,10 @@ def test_a_chain_that_fails_says_what_works_instead() -> None:
 
 
 def test_each_cell_says_its_element_and_its_byte() -> None:
-    found = answers.answer("tensor", {"operations": "transpose(0,1)"})
-    storage, tensor = (each["data"][0]["text"] for each in found["figures"].values())
-    assert storage[9] == "place 9, byte 36: [1, 1]"
-    assert tensor[5] == "element [1, 1]: place 9, byte 36"
-    view = answers.view("tensor", {"operations": "transpose(0,1)"})
-    assert "place 9, byte 36: [1, 1]" in view["drawings"][0]["svg"]
+    drawings = answers.view("tensor", {"operations": "transpose(0,1)"})["drawings"]
+    storage, tensor = (Drawn(each["svg"]).titles("rect") for each in drawings)
+    assert "place 9, byte 36: [1, 1]" in storage
+    assert "element [1, 1]: place 9, byte 36" in tensor
 
 
 def test_the_step_that_is_drawn_can_be_chosen_and_is_the_last_interesting_one_by_default() -> None:
@@ -80,8 +80,7 @@ def test_the_two_drawings_agree(shape: list[int], operations: str) -> None:
     for index, place, byte in elements_table(one).rows:
         assert by_place[place] == index
         assert byte == 2 * place  # type: ignore[operator]
-    cells = storage_figure(one, "")["data"][0]
-    assert len(cells["y"]) == one.storage_nbytes // 2
+    assert sum(len(each.rows) for each in marks(storage_chart(one, ""), Bars)) == one.storage_nbytes // 2
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn import Drawn
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
@@ -45,10 +46,11 @@ def test_the_bars_of_a_predicted_run_lead_from_the_napkin_to_its_days() -> None:
     assert "sharded over 8" in view["notes"][0]
     assert view["fields"]["mfu"]["text"].endswith("%")
     found = answers.answer("time", PREDICTED)
-    bars = found["figures"]["Where the time goes"]["data"][0]
-    assert sum(bars["x"][:-1]) == pytest.approx(bars["x"][-1])
+    drawn = Drawn(found["figures"]["Where the time goes"])
+    boxes, scale = sorted(drawn.boxes, key=lambda each: each.y), drawn.scale("x")
+    assert boxes[-1].right == max(each.right for each in boxes)
     days = next(each["value"] for each in found["headlines"] if each["name"] == "days")
-    assert bars["x"][-1] == pytest.approx(days)
+    assert scale.value(boxes[-1].right) == pytest.approx(days, abs=scale.pixel)
 
 
 def test_tokens_at_a_predicted_mfu_lead_back_to_the_days() -> None:

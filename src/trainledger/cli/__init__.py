@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "runs": ("Measure", "the runs so far", "measure"),
 }
 _EXTRAS = (
-    dict.fromkeys(("plotly", "kaleido", "fastapi", "uvicorn"), "web")
+    dict.fromkeys(("resvg_py", "fastapi", "uvicorn"), "web")
     | {"transformers": "", "torchao": "quantize"}
     | dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train")
 )

@@ -6,11 +6,12 @@ standard output, figures in a file). `records` gives a table to pandas or polars
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
+from trainledger.report.chart import Chart
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import (
     format_count,
@@ -21,7 +22,6 @@ from trainledger.spec.units import (
     format_seconds,
 )
 
-Figure = dict[str, Any]  # of Plotly: data and layout
 Number = int | float | Fraction
 
 
@@ -204,15 +204,15 @@ class Section:
 class Document:
     """One answer, ready to be written.
 
-    ``about`` are the sentences that a page of figures has above them. ``data`` makes what JSON holds, ``figures`` the
-    Plotly figures by title; both are made only on request.
+    ``about`` are the sentences that a page of charts has above them. ``data`` makes what JSON holds, ``figures`` the
+    charts; both are made only on request.
     """
 
     title: str
     sections: tuple[Section, ...]
     about: tuple[str, ...] = ()
     data: Callable[[], Mapping[str, Any]] = dict
-    figures: Callable[[], Mapping[str, Figure]] = dict
+    figures: Callable[[], Sequence[Chart]] = tuple
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 
+from trainledger.report.chart import COLOURS, Chart
 from trainledger.report.document import (
     Bars,
     Code,
     Document,
     Facts,
-    Figure,
     Items,
     Listing,
     Part,
@@ -21,15 +21,12 @@ from trainledger.report.document import (
     shown,
     signed,
 )
-from trainledger.report.style import COLOURS, key_of, titled, untitled
-from trainledger.report.svg import STYLE, svg
-from trainledger.report.svg.elements import element
-from trainledger.report.svg.paint import paint
+from trainledger.report.draw.chart import drawing
+from trainledger.report.draw.elements import STYLE, element, paint
 from trainledger.spec.units import format_percent
 
 # Nothing is fetched and no script runs, whatever the data contains: the policy forbids it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_NARROW = 380  # pixels of a drawing for a telephone
 
 _STYLE = (
     """
@@ -159,8 +156,8 @@ def _bars(part: Bars) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
-    """A page that opens offline and has no scripts: parts of HTML, then figures under their titles."""
+def page(title: str, parts: Iterable[str], charts: Iterable[Chart]) -> str:
+    """A page that opens offline and has no scripts: parts of HTML, then charts under their titles."""
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -168,23 +165,10 @@ def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
         *parts,
     ]
-    for name, figure in drawn.items():
-        own = figure["layout"].get("title", {}).get("text") or name
-        heading = "" if own == title else f"<h2>{escape(own)}</h2>"
-        lines.append(f"{heading}{drawing(own, figure)}")
+    for chart in charts:
+        heading = "" if chart.title == title else f"<h2>{escape(chart.title)}</h2>"
+        lines.append(f"{heading}{drawing(chart)}")
     return "\n".join([*lines, "</body></html>\n"])
-
-
-def drawing(name: str, figure: Figure) -> str:
-    """A figure for a page, drawn for a screen and for a telephone (a style shows one), with what its numbers name.
-
-    The classes of its colours are those of `svg.STYLE`.
-    """
-    named = figure | {"layout": titled(untitled(figure["layout"]), name)}
-    sizes = (("broad", svg(named)), ("narrow", svg(named, _NARROW)))
-    drawings = "".join(f'<div class="{which}">{each}</div>' for which, each in sizes)
-    key = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
-    return f"<figure>{drawings}{f'<figcaption><ol>{key}</ol></figcaption>' if key else ''}</figure>"
 
 
 def paragraphs(sentences: Sequence[str]) -> list[str]:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainledger.report.document import Document, Section, Text
+from trainledger.report.draw.chart import svg
 from trainledger.report.html import parts, table_html
-from trainledger.report.style import key_of
-from trainledger.report.svg import svg
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.units import (
@@ -77,7 +76,8 @@ def answer(
         {
             "calculator": calculator.name, "query": dict(query.given), "verdict": reply.verdict, "tone": reply.tone,
             "headlines": [_headline_data(each) for each in reply.headlines],
-            "data": dict(reply.document.data()), "figures": {each.title: each.figure for each in reply.drawings},
+            "data": dict(reply.document.data()),
+            "figures": {each.chart.title: svg(each.chart) for each in reply.drawings},
             "notes": list(reply.notes), "paste": _paste(reply),
         }
     )  # fmt: skip
@@ -96,8 +96,8 @@ def view(
         "sections": [_section_data(each) for each in _sections(reply)],
         "drawings": [
             {
-                "title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table),
-                "key": key_of(each.figure["layout"]),
+                "title": each.chart.title, "svg": svg(each.chart, width), "table": table_html(each.table),
+                "key": list(each.chart.key),
             }
             for each in reply.drawings
         ],

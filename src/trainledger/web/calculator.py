@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from trainledger.report.document import Document, Figure, Number, Table, shown
+from trainledger.report.chart import Chart
+from trainledger.report.document import Document, Number, Table, shown
 from trainledger.spec.frozen import frozen
 from trainledger.web.field import Field, Query
 
@@ -93,10 +94,9 @@ class Remedy:
 
 @frozen(kw_only=True)
 class Drawing:
-    """A figure, and the table of what it shows."""
+    """A chart, and the table of what it shows."""
 
-    title: str
-    figure: Figure
+    chart: Chart
     table: Table
 
 

@@ -1,5 +1,7 @@
-from trainledger.answers.pages.copy_times import IN_MEMORY, document
+from drawn import marks
+from trainledger.answers.pages.copy_times import document
 from trainledger.observe.measure.rates import CopyTimes
+from trainledger.report.chart import Line
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import CopyTime
 
@@ -31,6 +33,6 @@ def test_strided_against_contiguous_and_pinned_against_pageable_are_said():
 
 def test_json_has_the_rates_and_the_figure_the_points():
     assert document(FOUND).data()["device"][1]["bytes_per_second"] == 2e10
-    lines = {each["name"]: each for each in document(FOUND).figures()[IN_MEMORY]["data"]}
-    assert lines["copy, contiguous"]["y"] == [10.0, 10.0]
+    lines = {each.name: each.ys for each in marks(document(FOUND).figures()[0], Line)}
+    assert lines["copy, contiguous"] == [10.0, 10.0]
     assert lines.keys() == {"copy, contiguous", "copy of x.t()"}

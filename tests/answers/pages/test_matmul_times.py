@@ -1,7 +1,9 @@
 import pytest
 
-from trainledger.answers.pages.matmul_times import ROOFLINE, SWEEP, document, figures
+from drawn import marks
+from trainledger.answers.pages.matmul_times import document, figures
 from trainledger.observe.measure.rates import MatmulTimes
+from trainledger.report.chart import Line
 from trainledger.report.document import records
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import STRAIGHT, MatmulTime
@@ -43,14 +45,14 @@ def test_the_table_has_the_share_of_the_best_of_each_dtype():
 
 
 def test_the_points_of_the_roofline_lie_where_they_were_measured_and_its_corner_at_the_ridge():
-    drawn = figures(FOUND)[ROOFLINE]["data"]
-    roofs = {each["name"]: each for each in drawn if each["mode"] == "lines"}
+    chart = figures(FOUND)[0]
+    roofs = {each.name: each for each in marks(chart, Line) if each.width}
     assert roofs.keys() == {"fp32", "bf16"}
     best = FOUND.best("fp32")
-    assert roofs["fp32"]["x"][1] == pytest.approx(best / 1e10)
-    assert roofs["fp32"]["y"][-1] == pytest.approx(best / 1e12)
-    dots = next(each for each in drawn if each["name"] == "fp32, factors by rows")
-    assert list(zip(dots["x"], dots["y"], strict=True)) == [
+    assert roofs["fp32"].xs[1] == pytest.approx(best / 1e10)
+    assert roofs["fp32"].ys[-1] == pytest.approx(best / 1e12)
+    (dots,) = marks(chart, Line, "fp32, factors by rows")
+    assert list(zip(dots.xs, dots.ys, strict=True)) == [
         (each.intensity, each.flops_per_second / 1e12)
         for each in FOUND.matmuls
         if each.dtype == "fp32" and each.factors == STRAIGHT
@@ -59,8 +61,7 @@ def test_the_points_of_the_roofline_lie_where_they_were_measured_and_its_corner_
 
 def test_a_sweep_is_drawn_over_the_size_that_moves():
     rows = times(*(matmul(64, 0.01, rows=each) for each in (1, 2, 3)))
-    assert figures(rows)[SWEEP]["layout"]["xaxis"]["title"]["text"] == "m"
     widths = times(*(matmul(each, 0.01, rows=5) for each in (64, 128, 256)))
-    assert figures(widths)[SWEEP]["layout"]["xaxis"]["title"]["text"] == "n = k"
-    assert SWEEP not in figures(FOUND)
-    assert SWEEP not in figures(times(*(matmul(each, 0.01) for each in (64, 128, 256))))
+    assert [figures(each)[1].x.title for each in (rows, widths)] == ["m", "n = k"]
+    assert len(figures(FOUND)) == 1
+    assert len(figures(times(*(matmul(each, 0.01) for each in (64, 128, 256))))) == 1

@@ -8,34 +8,31 @@ import pytest
 
 import trainledger as tl
 from trainledger.answers.cost import plan
-from trainledger.answers.pages.memory import memory_lanes
+from trainledger.answers.pages.memory import memory_chart
 from trainledger.answers.pages.plan import about
 from trainledger.answers.pages.plan_figures import figures
 from trainledger.forecast.plan.plan import Plan
-from trainledger.report.document import Figure
-
-GIVES = "85.02 GB usable"
+from trainledger.report.chart import Band, Bars, Chart
 
 
-def _made(model: str, **recipe: Any) -> tuple[Plan, list[Figure], list[str]]:
+def _made(model: str, **recipe: Any) -> tuple[Plan, list[Chart]]:
     steps = {"seq_len": 1024, "global_batch": 1, "steps": 1, "precision": "bf16-mixed", **recipe}
     made = plan(tl.load({"model": {"preset": model}, "recipe": steps, "cluster": {"device": "h100-sxm"}}))
-    drawn = figures(made)
-    return made, list(drawn.values()), list(drawn)
+    return made, figures(made)
 
 
-def _lines(figure: Figure) -> list[float]:
-    return [each["y0"] for each in figure["layout"]["shapes"] if each["line"].get("dash") == "dash"]
+def _lines(chart: Chart) -> list[Band]:
+    return [each for each in chart.marks if isinstance(each, Band) and each.axis == "y"]
 
 
 def test_a_run_that_does_not_fit_is_drawn_with_what_the_device_gives() -> None:
-    made, (waterfall, memory, step), names = _made("llama-3-8b")
+    made, charts = _made("llama-3-8b")
     assert made.forecast.fits is False
     assert made.forecast.usable_nbytes is not None
-    assert _lines(memory) == [made.forecast.usable_nbytes / 1e9]
-    assert GIVES in [each["text"] for each in memory["layout"]["annotations"]]
-    for each in (waterfall["layout"]["title"]["text"], names[1], step["layout"]["title"]["text"]):
-        assert each.endswith(" (it does NOT fit)")
+    (line,) = _lines(charts[1])
+    assert (line.start, line.text) == (made.forecast.usable_nbytes / 1e9, "85.02 GB usable")
+    assert len(charts) == 3
+    assert all(each.title.endswith(" (it does NOT fit)") for each in charts)
     said = about(made)
     assert "llama-3-8b: 8,030,261,248 parameters" in said[0]
     assert "A step: 1 sequence of 1,024 tokens" in said
@@ -45,9 +42,9 @@ def test_a_run_that_does_not_fit_is_drawn_with_what_the_device_gives() -> None:
 
 
 def test_a_run_far_below_what_the_device_gives_has_no_line() -> None:
-    made, (waterfall, memory, _), names = _made("gpt2")
+    made, (waterfall, memory, _) = _made("gpt2")
     assert _lines(memory) == []
-    assert "NOT" not in waterfall["layout"]["title"]["text"] + names[1]
+    assert "NOT" not in waterfall.title + memory.title
     assert about(made)[-1].startswith("Memory: fits (chance ")
 
 
@@ -62,17 +59,14 @@ def test_a_layout_is_said() -> None:
 
 
 def test_a_step_is_drawn_as_long_as_the_waterfall_says() -> None:
-    made, (_, _, step), _ = _made("gpt2")
+    made, (_, _, step) = _made("gpt2")
     assert made.forecast.step_seconds is not None
-    ends = [
-        start + length
-        for each in step["data"]
-        for start, length in zip(each.get("base", each["x"]), each["x"], strict=True)
-    ]
-    assert max(ends) == pytest.approx(1e3 * made.forecast.step_seconds)
-    assert step["layout"]["xaxis"]["range"][1] == pytest.approx(max(ends))
+    bars = [each for each in step.marks if isinstance(each, Bars)]
+    last = max(end for each in bars for end in each.ends)
+    assert last == pytest.approx(1e3 * made.forecast.step_seconds)
+    assert step.x.ends == (0, pytest.approx(last))
     # Most of a small step is waiting for the program, which no span has.
-    assert step["data"][-1]["name"] == "waiting, anywhere in the step"
+    assert bars[-1].name == "waiting, anywhere in the step"
 
 
 def test_the_line_is_drawn_on_the_scale_of_the_memory() -> None:
@@ -81,7 +75,7 @@ def test_the_line_is_drawn_on_the_scale_of_the_memory() -> None:
     )
     peak = ledger.peak().nbytes
     for usable, drawn in ((peak // 2, True), (2 * peak, True), (3 * peak, False), (None, False)):
-        figure = memory_lanes([("predicted", ledger)], usable)
-        top = figure["layout"]["yaxis"]["range"][1]
-        assert len(_lines(figure)) == drawn
-        assert all(each < top for each in _lines(figure))
+        chart = memory_chart(ledger, usable_nbytes=usable)
+        assert len(_lines(chart)) == drawn
+        assert chart.y.ends is not None
+        assert all(each.start < chart.y.ends[1] for each in _lines(chart))

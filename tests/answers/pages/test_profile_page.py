@@ -1,6 +1,5 @@
 """The page of a profile: it opens offline, draws what there is, and has every kernel and matmul in its tables."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from offline import CHROMIUM, opened
 
 from trainledger.observe.profiler.profile import profile_of
+from trainledger.report.draw.chart import svg
 
 TRACES = Path(__file__).parents[2] / "observe" / "profiler" / "traces"
 TRACE = TRACES / "h100_qwen_forward.json.gz"
@@ -58,4 +58,4 @@ def test_pieces_of_the_step_sum_to_its_parts():
         assert {part: sum(each) for part, each in found.pieces.items()} == dict(found.step.parts_ns)
         together = [sum(each) for each in zip(*found.pieces.values(), strict=True)]
         assert max(together) - min(together) <= 2
-        json.dumps(found.document().figures())
+        assert all(svg(each) for each in found.document().figures())

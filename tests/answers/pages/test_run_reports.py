@@ -12,10 +12,18 @@ import pytest
 from make_run import STEPS, make_run
 from offline import CHROMIUM, opened
 
-from trainledger.answers.pages.memory import memory_timeline
-from trainledger.answers.pages.reconciliation import figures, html, loss_curve, table_of, write_html
+from drawn import marks
+from trainledger.answers.pages.reconciliation import (
+    figures,
+    html,
+    loss_curve,
+    step_time_distribution,
+    table_of,
+    write_html,
+)
 from trainledger.answers.pages.record import FILES, read_run
 from trainledger.cli import main
+from trainledger.report.chart import Area, Band, Bars, Line
 
 pytestmark = pytest.mark.sweep
 
@@ -234,32 +242,35 @@ def test_a_page_is_only_written_where_a_file_can_be(copy, capsys, named):
 # Figures
 
 
-def test_the_figures_are_figures_to_plotly(run_dir):
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    drawn = figures(read_run(run_dir))
-    forecast = "Forecast: where the time goes"
-    assert list(drawn) == ["Memory over one step", "Loss", "Step time", "Time by phase", forecast]
-    for each in drawn.values():
-        graph_objects.Figure(each).to_json()
+def test_a_run_has_the_charts_of_its_data(run_dir):
+    assert [each.title for each in figures(read_run(run_dir))] == [
+        "Memory over one step, predicted", "Memory over one step, measured", "Loss", "Step time", "Time by phase",
+        "Forecast: where the time goes",
+    ]  # fmt: skip
 
 
-def test_the_memory_figure_shows_the_peak_of_both_sides(run_dir):
+def test_the_memory_charts_show_the_peak_of_both_sides(run_dir):
     record = read_run(run_dir)
-    drawn = memory_timeline(record.predicted_ledger, record.measured_ledger)
-    for lane in ("predicted", "measured"):
-        columns = [each["y"] for each in drawn["data"] if each.get("stackgroup") == lane]
-        assert max(map(sum, zip(*columns, strict=True))) == pytest.approx(record.forecast.peak_nbytes / 1e3)
+    for chart in figures(record)[:2]:
+        (area,) = marks(chart, Area)
+        assert max(list(area.sums())[-1]) == pytest.approx(record.forecast.peak_nbytes / 1e3)
 
 
-def test_the_loss_figure_has_the_unigram_entropy(run_dir):
-    drawn = loss_curve(read_run(run_dir))
-    assert [each["name"] for each in drawn["data"]] == ["training", "validation"]
-    assert "3.900" in drawn["layout"]["annotations"][0]["text"]
+def test_the_loss_chart_has_the_unigram_entropy(run_dir):
+    chart = loss_curve(read_run(run_dir))
+    assert [each.name for each in marks(chart, Line)] == ["training", "validation"]
+    assert "3.900" in marks(chart, Band)[0].text
+
+
+def test_the_steps_are_all_counted_in_the_distribution(run_dir):
+    record = read_run(run_dir)
+    (bars,) = marks(step_time_distribution(record), Bars)
+    assert sum(bars.ends) == len(record.steps)
 
 
 def test_a_run_without_steps_has_no_curves(copy):
     (copy / "metrics.jsonl").write_text("")
-    assert "Loss" not in figures(read_run(copy))
+    assert "Loss" not in [each.title for each in figures(read_run(copy))]
 
 
 # The page
@@ -284,8 +295,8 @@ def test_the_page_opens_offline_and_draws(run_dir, tmp_path):
     shown, asked = opened(page, tmp_path / "profile")
     assert asked == []
     body = shown.partition("</table>")[2]
-    assert body.count("<figure>") == 5
-    assert body.count("<svg") == 10
+    assert body.count("<figure>") == 6
+    assert body.count("<svg") == 12
     assert body.count("<summary>Every operation of the ") == 2
     assert all(escape(each.name) in body for each in read_run(run_dir).predicted_ledger)
     assert "unigram entropy" in body

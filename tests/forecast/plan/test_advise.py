@@ -9,10 +9,13 @@ import pytest
 from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
 
 import trainledger as tl
+from drawn import Drawn, marks
 from trainledger.answers.pages.advise import document
 from trainledger.cli import main
 from trainledger.forecast.plan.advise import Advice, Advised
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, SAME, Change, changes, made
+from trainledger.report.chart import Band, Line
+from trainledger.report.draw.chart import svg
 from trainledger.report.table import commands
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
@@ -207,29 +210,22 @@ def test_a_list_is_quoted_for_the_shell() -> None:
     assert shlex.split(commands(["layout.stage_layers=[2,2]"])) == ["--set", "layout.stage_layers=[2,2]"]
 
 
-def test_the_figure_has_each_change_and_the_plan(case: tuple[Table, Advice]) -> None:
+def test_the_chart_has_each_change_numbered_and_the_line_is_within(case: tuple[Table, Advice]) -> None:
     advice = case[1]
-    (figure,) = document(advice).figures().values()
-    drawn = sum(len(each["x"]) for each in figure["data"] if each["name"] in EFFECTS.values())
-    assert drawn == sum(each.seconds[1] is not None for each in advice.alone)
-    assert [each["x"] for each in figure["data"] if each["name"] == "as planned"]
-
-
-def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: tuple[Table, Advice]) -> None:
-    advice = case[1]
-    (figure,) = document(advice).figures().values()
-    layout = figure["layout"]
+    (chart,) = document(advice).figures()
     points = {
-        int(number): (name[0], x)
-        for each in figure["data"]
-        if each["mode"] == "markers+text"
-        for number, name, x in zip(each["text"], each["customdata"], each["x"], strict=True)
+        int(number): (said.split("\n")[0], x or 0.0)
+        for each in marks(chart, Line)
+        if each.name in EFFECTS.values()
+        for number, said, x in zip(each.texts, each.said or (), each.xs, strict=True)
     }
-    assert [points[number + 1][0] for number in range(len(points))] == layout["meta"]["key"]
-    low, high = layout["xaxis"]["range"]
-    (gives,) = (each["x0"] for each in layout["shapes"])
-    assert gives == pytest.approx((advice.forecast.usable_nbytes or 0) / 1e9)
-    assert all(0 <= low < x < high for x in (gives, *(x for _, x in points.values())))
+    assert len(points) == sum(each.seconds[1] is not None for each in advice.alone)
+    assert [points[number + 1][0] for number in range(len(points))] == list(chart.key)
+    assert marks(chart, Line, "as planned")
+    ((usable, *_),) = [(each.start,) for each in marks(chart, Band)]
+    assert usable == pytest.approx((advice.forecast.usable_nbytes or 0) / 1e9)
+    scale = Drawn(svg(chart)).scale("x")
+    assert all(0 <= x <= scale.last * 1.2 for x in (usable, *(x for _, x in points.values())))
     assert ("does NOT fit" in " ".join(document(advice).about)) == (case[0] is TOO_LARGE)
 
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from planned_runs import ALONE, SHARDED
 
 import trainledger as tl
+from drawn import marks
 from trainledger.answers.pages.compare import about, document, figures
 from trainledger.cli import main
 from trainledger.forecast.plan.compare import compare, reasons
 from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
+from trainledger.report.chart import Band, Bars
 from trainledger.report.document import signed
 from trainledger.report.terminal import text
 from trainledger.spec.run_text import as_override, differences, overrides
@@ -152,11 +154,11 @@ def test_a_difference_too_small_to_show_has_no_sign() -> None:
 
 def test_the_figures_hold_both_sides() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
-    time, memory = figures(found, ("one", "other")).values()
-    assert [each["name"] for each in time["data"]] == ["a: one", "b: other"]
-    *parts, whole = memory["data"][0]["x"]
+    time, memory = figures(found, ("one", "other"))
+    assert [each.name for each in marks(time, Bars)] == ["a: one", "b: other"]
+    *parts, whole = marks(memory, Bars)[0].ends
     assert sum(parts) == pytest.approx(sum(each.a for each in found.memory) / 1e9) == whole
-    assert memory["layout"]["shapes"] == []  # both fit
+    assert marks(memory, Band) == []  # both fit
 
 
 def test_what_does_not_fit_is_drawn_and_said() -> None:
@@ -165,11 +167,10 @@ def test_what_does_not_fit_is_drawn_and_said() -> None:
         table["recipe"] = {**ALONE["recipe"], "micro_batch": 64, "global_batch": 64}
     found = tl.compare(tl.load(small), tl.load(large))
     assert (found.forecast_a.fits, found.forecast_b.fits) == (False, True)
-    memory = list(figures(found).values())[1]["layout"]
+    lines = marks(figures(found)[1], Band)
     given = [each.usable_nbytes for each in (found.forecast_a, found.forecast_b)]
-    assert [each["x0"] for each in memory["shapes"]] == [each / 1e9 for each in given if each]
-    assert [each["text"][:3] for each in memory["annotations"][-2:]] == ["a: ", "b: "]
-    assert all(memory["xaxis"]["range"][0] <= each["x0"] < memory["xaxis"]["range"][1] for each in memory["shapes"])
+    assert [each.start for each in lines] == [each / 1e9 for each in given if each]
+    assert [each.text[:3] for each in lines] == ["a: ", "b: "]
     said = " ".join(about(found, ("one", "other")))
     assert "a: one" in said
     assert "1 x l4" in said

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import trainledger as tl
+from drawn import marks
 from trainledger.answers.layout import with_layout
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
@@ -26,6 +27,7 @@ from trainledger.forecast.plan.layouts.result import AS_QUICK
 from trainledger.forecast.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.forecast.plan.layouts.stages import Pipelines
 from trainledger.forecast.plan.layouts.states import States
+from trainledger.report.chart import Band, Line
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -310,13 +312,11 @@ def test_nothing_on_the_front_is_beaten_by_what_is_on_it() -> None:
     assert seconds == sorted(seconds)
     assert nbytes == sorted(nbytes, reverse=True)
     assert found.best in found.pareto
-    (figure,) = figures(found).values()
-    layout, front = figure["layout"], figure["data"][-1]
-    assert front["text"] == [f"{at + 1}" for at in range(len(found.pareto))]
-    assert layout["meta"]["key"] == [each.title for each in found.pareto]  # what the numbers name
-    assert [each["text"] for each in layout["annotations"]] == ["85.02 GB usable"]
-    low, high = layout["xaxis"]["range"]
-    assert all(low < x < high for x in (*front["x"], layout["shapes"][0]["x0"]))
+    (chart,) = figures(found)
+    (front,) = marks(chart, Line, "Pareto front")
+    assert front.texts == [f"{at + 1}" for at in range(len(found.pareto))]
+    assert list(chart.key) == [each.title for each in found.pareto]  # what the numbers name
+    assert [each.text for each in marks(chart, Band)] == ["85.02 GB usable"]
 
 
 def test_the_front_of_points_is_what_no_other_beats() -> None:

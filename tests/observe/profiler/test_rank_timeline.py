@@ -2,14 +2,17 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from test_ranks import LATE_US, written
 
-from trainledger.answers.pages.rank_figures import rank_figure
+from drawn import marks
+from trainledger.answers.pages.rank_figures import rank_charts
 from trainledger.observe.profiler.ranks import WAITS, Ranks, ranks_of
 from trainledger.observe.profiler.step_time import EXPOSED
-from trainledger.report.html import drawing
+from trainledger.report.chart import Area
+from trainledger.report.draw.chart import drawing
 
 AHEAD_US = 5e6
 
@@ -53,18 +56,20 @@ def test_the_pieces_of_a_rank_sum_to_its_step_with_waits_apart(found):
         }
 
 
-def test_the_late_rank_is_named_and_the_others_wait_in_the_figure(found):
-    ((title, figure),) = rank_figure(found).items()
-    assert found.timeline.step in title
-    names = [figure["layout"][f"yaxis{at or ''}"]["ticktext"][0] for at in ("", 2, 3)]
-    assert names == ["rank 0", "rank 1, late", "rank 2"]
-    waiting = {each["yaxis"] for each in figure["data"] if each["name"] == WAITS}
-    assert waiting == {"y", "y3"}
-    for axis, row in zip(("y", "y2", "y3"), found.timeline.rows, strict=True):
-        bars = [each for each in figure["data"] if each["yaxis"] == axis]
-        drawn_ms = sum(share * wide for each in bars for share, wide in zip(each["y"], each["width"], strict=True))
+def test_the_late_rank_is_named_and_the_others_wait(found):
+    (chart,) = rank_charts(found)
+    assert found.timeline.step in chart.title
+    assert chart.y.names == ("rank 0", "rank 1, late", "rank 2")
+    rows = marks(chart, Area)
+    assert [WAITS in each.layers for each in rows] == [True, False, True]
+    for area, row in zip(rows, found.timeline.rows, strict=True):
+        heights = [area.floor - top for top in list(area.sums())[-1]]
+        drawn_ms = sum(
+            height / 0.78 * (after - before)
+            for height, (before, after) in zip(heights, pairwise(area.xs), strict=False)
+        )
         assert drawn_ms == pytest.approx(row.nanoseconds / 1e6, rel=0.01)
-    shown = drawing(title, figure)
+    shown = drawing(chart)
     assert shown.count("<svg") == 2
     assert "rank 1, late" in shown
 
@@ -72,9 +77,8 @@ def test_the_late_rank_is_named_and_the_others_wait_in_the_figure(found):
 def test_without_a_shared_collective_rows_begin_together(found):
     rows = tuple(replace(row, begin_ns=0) for row in found.timeline.rows)
     apart = replace(found, timeline=replace(found.timeline, rows=rows, is_aligned=False))
-    (figure,) = rank_figure(apart).values()
-    assert "each from when its step begins" in figure["layout"]["xaxis3"]["title"]["text"]
-    assert rank_figure(replace(found, timeline=None)) == {}
+    assert "each from when its step begins" in rank_charts(apart)[0].x.title
+    assert rank_charts(replace(found, timeline=None)) == []
 
 
 def test_of_many_ranks_the_late_one_is_drawn(found):
@@ -82,8 +86,7 @@ def test_of_many_ranks_the_late_one_is_drawn(found):
     ranks = tuple(replace(found.ranks[each % 3], rank=each) for each in range(40))
     late = replace(found.ranks[1], rank=37, caused_ns=10**12)
     many = replace(found, ranks=(*ranks[:37], late, *ranks[38:]), timeline=replace(found.timeline, rows=rows))
-    ((title, figure),) = rank_figure(many).items()
-    assert "16 of 40 ranks" in title
-    names = [each["ticktext"][0] for name, each in figure["layout"].items() if name.startswith("yaxis")]
-    assert "rank 37, late" in names
-    assert len(names) == 16
+    (chart,) = rank_charts(many)
+    assert "16 of 40 ranks" in chart.title
+    assert "rank 37, late" in chart.y.names
+    assert len(chart.y.names) == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainledger.answers.pages.heading import found_layout_section, of_run
@@ -10,8 +11,8 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan import impossible, on_one
 from trainledger.forecast.plan.advise import Advice, Advised, before_and_after
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
-from trainledger.report.document import Document, Figure, Item, Items, Section, notes, section, sections
-from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
+from trainledger.report.chart import AXIS, COLOURS, Axis, Chart, Line, Mark, usable_memory
+from trainledger.report.document import Document, Item, Items, Section, notes, section, sections
 from trainledger.report.table import commands, sentence
 from trainledger.spec.run_text import found_layout, pasted_overrides
 from trainledger.spec.units import GIGA, format_nbytes, format_percent, format_seconds
@@ -152,52 +153,42 @@ def _change_data(each: Advised) -> dict[str, Any]:
     return {**data, "means": EFFECTS[each.effect], "step_seconds": each.forecast.step_seconds}
 
 
-def figures(advice: Advice, title: str) -> dict[str, Figure]:
+def figures(advice: Advice, title: str) -> list[Chart]:
     """Time against memory of every change that helps, numbered, and the path of those together."""
     drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
     listed = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
     if not listed:
-        return {}
+        return []
     scale, unit = _unit(max(each.seconds[0] or 0.0 for each in listed))
-    data = []
+
+    def marks_of(some: Sequence[Advised], **style: Any) -> Line:
+        sets = [" ".join(f"--set {one}" for one in each.sets) for each in some]
+        nbytes, seconds = [each.nbytes[1] or 0 for each in some], [each.seconds[1] or 0.0 for each in some]
+        said = [
+            f"{each.what}\n{flags}\n{time / scale:.4g} {unit}, {memory / GIGA:.4g} GB".replace("\n\n", "\n")
+            for each, flags, time, memory in zip(some, sets, seconds, nbytes, strict=True)
+        ]
+        return Line([each / GIGA for each in nbytes], [each / scale for each in seconds], said=said, **style)
+
+    marks: list[Mark] = []
     for effect, meaning in EFFECTS.items():
-        of_effect = [(number, each) for number, each in enumerate(listed, 1) if each.effect == effect]
-        if of_effect:
-            data.append(_markers(meaning, of_effect, _COLOUR_OF[effect], scale, unit))
-    start, first = listed[0].nbytes[0] or 0, listed[0].seconds[0] or 0.0
+        numbered = [(number, each) for number, each in enumerate(listed, 1) if each.effect == effect]
+        if numbered:
+            texts = [f"{number}" for number, _ in numbered]
+            own = [each for _, each in numbered]
+            marks.append(
+                marks_of(own, name=meaning, colour=_COLOUR_OF[effect], width=0, symbol="circle", size=11, texts=texts)
+            )
+    start, first = (listed[0].nbytes[0] or 0) / GIGA, (listed[0].seconds[0] or 0.0) / scale
     way = [each for each in advice.together if each.seconds[1] is not None and each.nbytes[1] is not None]
     if way:
-        x = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in way)]
-        y = [first / scale, *((each.seconds[1] or 0.0) / scale for each in way)]
-        texts = ["as planned", *(" ".join(f"--set {one}" for one in each.sets) for each in way)]
-        style = {"line": {"color": "#999999", "dash": "dot"}, "marker": {"size": 6, "color": "#999999"}}
-        hover = "%{text}<extra></extra>"
-        data.append(points("together, in order", x, y, "lines+markers", text=texts, **style, hovertemplate=hover))
-    star, hover = {"size": 15, "symbol": "star", "color": "#000000"}, "as planned<extra></extra>"
-    data.append(points("as planned", [start / GIGA], [first / scale], marker=star, hovertemplate=hover))
-    layout = arranged(
-        title, "memory of the peak rank (GB)", f"time ({unit})", height=450, hovermode="closest",
-        meta={"key": [each.what for each in listed]},
-    )  # fmt: skip
-    memory = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in (*listed, *way))]
-    mark_usable(layout, advice.forecast.usable_nbytes, memory)
-    return {title: {"data": data, "layout": layout}}
-
-
-def _markers(
-    name: str, numbered: Sequence[tuple[int, Advised]], colour: str, scale: float, unit: str
-) -> dict[str, object]:
-    found = [each for _, each in numbered]
-    x = [(each.nbytes[1] or 0) / GIGA for each in found]
-    y = [(each.seconds[1] or 0.0) / scale for each in found]
-    amounts = f"%{{y:.4g}} {unit}, %{{x:.4g}} GB"
-    return points(
-        name, x, y, "markers+text", cliponaxis=False, text=[f"{number}" for number, _ in numbered],
-        textposition=by_turns(number for number, _ in numbered),
-        customdata=[[each.what, " ".join(f"--set {one}" for one in each.sets)] for each in found],
-        marker={"size": 11, "color": colour, "line": {"width": 1, "color": "white"}},
-        hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}<br>{amounts}<extra></extra>",
-    )  # fmt: skip
+        path = marks_of(way, name="together, in order", colour=AXIS, dash="dot", symbol="circle", size=6)
+        xs, ys, said = (start, *path.xs), (first, *path.ys), ("as planned", *(path.said or ()))
+        marks.append(replace(path, xs=xs, ys=ys, said=said))
+    star: dict[str, Any] = {"symbol": "star", "size": 15, "colour": "#000000", "said": ["as planned"]}
+    marks += [Line([start], [first], "as planned", width=0, **star), *usable_memory(advice.forecast.usable_nbytes)]
+    x, key = Axis("memory of the peak rank (GB)"), tuple(each.what for each in listed)
+    return [Chart(title, tuple(marks), x, Axis(f"time ({unit})"), key, height=360)]
 
 
 def _unit(seconds: float) -> tuple[float, str]:

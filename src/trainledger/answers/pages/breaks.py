@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from math import log10
+from math import log2
 from typing import Any
 
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.forecast.plan.other_layouts import ContextRanks
-from trainledger.report.document import Document, Figure, Section, Table, Text, section, sections, shown
-from trainledger.report.style import COLOURS, GREY, arranged
+from trainledger.report.chart import COLOURS, SYMBOLS, Axis, Chart, Line
+from trainledger.report.document import Document, Section, Table, Text, section, sections, shown
 from trainledger.report.table import sentence
 from trainledger.spec.run_text import found_layout
 from trainledger.spec.units import counted
@@ -130,40 +130,40 @@ def _break_data(each: Break) -> dict[str, Any]:
     return data
 
 
-def figures(found: Breaks) -> dict[str, Figure]:
-    """How far each axis can grow before which limit breaks, by title."""
-    names = list(dict.fromkeys(one.limit for each in found.along for one in each.breaks))
-    if not names:
-        return {}
+def figures(found: Breaks) -> list[Chart]:
+    """How far each axis can grow before which limit breaks."""
     rows = [each for each in found.along if each.breaks]
-    data = []
-    for at, name in enumerate(names):
-        points = [(each, one) for each in rows for one in each.breaks if one.limit == name]
-        # By turns above and below, as neighbours in a row may lie close together.
-        sides = ["bottom center" if each.breaks.index(one) % 2 else "top center" for each, one in points]
-        data.append(
-            {
-                "type": "scatter", "mode": "markers+text", "name": name,
-                "x": [one.factor for _, one in points], "y": [f"{each.axis}<br>{each.start:,}" for each, _ in points],
-                "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides, "cliponaxis": False,
-                "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
-                "textfont": {"size": 11, "color": GREY},
-                "customdata": [
-                    [one.limit, one.field, f"{one.holds:,}" if one.holds else "-", f"{one.breaks:,}", _figures(one)]
-                    for _, one in points
-                ],
-                "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}: holds at %{customdata[2]}, "
-                                 "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",
-            }
-        )  # fmt: skip
-    layout = arranged(
-        f"What breaks when {found.run.model.name} grows", "times the planned value", height=130 + 70 * len(rows)
+    broken = [(row, one) for row, each in enumerate(rows) for one in each.breaks]
+    if not broken:
+        return []
+    marks = []
+    for at, limit in enumerate(dict.fromkeys(one.limit for _, one in broken)):
+        own = [(row, one) for row, one in broken if one.limit == limit]
+        said = [
+            f"{limit}\n{one.field}: holds at {one.holds or '-':,}, not at {one.breaks:,}\n{_figures(one)}"
+            for _, one in own
+        ]
+        marks.append(
+            Line(
+                [one.factor for _, one in own],
+                [row for row, _ in own],
+                limit,
+                COLOURS[at % len(COLOURS)],
+                width=0,
+                symbol=SYMBOLS[at % len(SYMBOLS)],
+                size=13,
+                said=said,
+                texts=[f"{one.breaks:,}" for _, one in own],
+            )
+        )
+    farthest = max(log2(one.factor) for _, one in broken)
+    every = max(1, round(farthest / 6))
+    # A label may be as wide as a telephone's tenth, on both sides of its point.
+    x = Axis(
+        "times the planned value",
+        log=True,
+        ends=(2 ** (-0.12 * (farthest + 0.3)), 2 ** (1.15 * farthest + 0.3)),
+        ticks={2.0**power: f"{2**power:,}" for power in range(0, int(1.15 * farthest + 0.3) + 1, every)},
     )
-    farthest = max(log10(each.factor) for row in rows for each in row.breaks)
-    layout["xaxis"] |= {
-        "type": "log", "dtick": 0.30103 * max(1, round(farthest / 0.30103 / 6)), "tickformat": ",~r",
-        # A label may be as wide as a telephone's tenth, on both sides of its point.
-        "range": [-0.12 * (farthest + 0.1), 1.15 * farthest + 0.1],
-    }  # fmt: skip
-    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
-    return {"What breaks": {"data": data, "layout": layout}}
+    y = Axis(names=tuple(f"{each.axis}\n{each.start:,}" for each in rows))
+    return [Chart(f"What breaks when {found.run.model.name} grows", tuple(marks), x, y, height=70 * len(rows))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainledger.answers.pages.plain_data import plain
 from trainledger.forecast.predict.clock import LinkFit, bus_factor, link_fits
 from trainledger.observe.measure.rates import CollectiveTimes
-from trainledger.report.document import Cell, Document, Figure, Table, section, sections
-from trainledger.report.style import COLOURS, arranged, points
+from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.document import Cell, Document, Table, section, sections
 from trainledger.spec.calibration import CollectiveTime
 from trainledger.spec.units import GIGA, format_percent
 
@@ -37,7 +37,7 @@ def document(found: CollectiveTimes) -> Document:
         data=lambda: plain(found)
         | {"times": [plain(each) | {"bus_bytes_per_second": _bus(each)} for each in found.times]}
         | {"fits": plain(fits, more={LinkFit: ("bus_bytes_per_second",)})},
-        figures=lambda: {BUS: _figure(found)},
+        figures=lambda: [_chart(found)],
     )  # fmt: skip
 
 
@@ -67,21 +67,12 @@ def _words(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _figure(found: CollectiveTimes) -> Figure:
+def _chart(found: CollectiveTimes) -> Chart:
     """GB/s over bytes, a line for each collective over each group."""
-    data = []
-    groups = list(dict.fromkeys((each.name, each.ranks) for each in found.times))
-    for at, (name, ranks) in enumerate(groups):
+    marks = []
+    for at, (name, ranks) in enumerate(dict.fromkeys((each.name, each.ranks) for each in found.times)):
         own = [each for each in found.times if (each.name, each.ranks) == (name, ranks)]
         title, colour = f"{_words(name)}, {ranks} ranks", COLOURS[at % len(COLOURS)]
-        data.append(
-            points(
-                title, [each.nbytes for each in own], [_bus(each) / GIGA for each in own], "lines+markers",
-                line={"color": colour}, marker={"color": colour},
-                hovertemplate=f"{title}: %{{x:.3s}}B, %{{y:.3g}} GB/s<extra></extra>",
-            )
-        )  # fmt: skip
-    layout = arranged(BUS, "bytes", "GB/s")
-    layout["xaxis"] |= {"type": "log"}
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+        rates = [_bus(each) / GIGA for each in own]
+        marks.append(Line([each.nbytes for each in own], rates, title, colour, symbol="circle"))
+    return Chart(BUS, tuple(marks), Axis("bytes", log=True), Axis("GB/s", zero=True))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainledger.answers.pages.heading import of_run
 from trainledger.answers.pages.interval import chance, ends, fits
 from trainledger.answers.pages.plain_data import named, plain, run_data
 from trainledger.forecast.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
+from trainledger.report.chart import Band, Chart, bar_chart, beside, significant, usable_memory
 from trainledger.report.document import (
     Amount,
     Cell,
     Content,
     Document,
-    Figure,
     Section,
     Table,
     section,
@@ -22,7 +23,6 @@ from trainledger.report.document import (
     shown,
     signed,
 )
-from trainledger.report.style import COLOURS, around, bar_figure, bars, folded, mark
 from trainledger.report.table import sentence
 from trainledger.spec.units import GIGA, counted, format_nbytes, format_percent
 
@@ -172,37 +172,32 @@ def _whole(parts: tuple[Part, ...]) -> Part:
     return Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
 
 
-def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figure]:
-    """The causes of the time and the categories of memory, a and b, by title."""
-    drawn = {}
+def figures(found: Comparison, names: Sequence[str] = _NAMES) -> list[Chart]:
+    """The causes of the time and the categories of memory, a and b."""
+    charts = []
     if found.times:
         largest = max(sum(each.a for each in found.times), sum(each.b for each in found.times)) * _NANO
         scale, unit = next(
             (each for each in ((86400.0, "days"), (3600.0, "hours"), (1.0, "seconds")) if largest >= each[0]),
             (1e-3, "milliseconds"),
         )
-        drawn[f"Time of {found.of}"] = _bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale)
+        charts.append(_bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale))
     if found.memory:
-        title = "Memory of the peak rank"
-        drawn[title] = _bars(title, "GB", found.memory, names, 1 / GIGA)
-        _draw_devices(drawn[title], found)
-    return drawn
+        usable = (
+            list(_usable(found)) if any(each.fits is False for each in (found.forecast_a, found.forecast_b)) else []
+        )
+        charts.append(_bars("Memory of the peak rank", "GB", found.memory, names, 1 / GIGA, usable))
+    return charts
 
 
-def _draw_devices(figure: Figure, found: Comparison) -> None:
-    """The usable memory of the devices where one side does not fit."""
-    layout, forecasts = figure["layout"], (found.forecast_a, found.forecast_b)
-    if all(each.fits is not False for each in forecasts):
+def _usable(found: Comparison) -> Iterator[Band]:
+    """The usable memory of the devices, once where both have the same."""
+    a, b = found.forecast_a.usable_nbytes, found.forecast_b.usable_nbytes
+    if a == b:
+        yield from usable_memory(a)
         return
-    usable: dict[int, list[str]] = {}
-    for letter, each in zip("ab", forecasts, strict=True):
-        if each.usable_nbytes is not None:
-            usable.setdefault(each.usable_nbytes, []).append(letter)
-    reach = [each for side in figure["data"] for each in side["x"]]
-    layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in usable)])}
-    for nbytes, letters in usable.items():
-        whose = "" if len(letters) == len(forecasts) else f"{letters[0]}: "
-        mark(layout, "v", nbytes / GIGA, f"{whose}{format_nbytes(nbytes)} usable")
+    for letter, nbytes in (("a", a), ("b", b)):
+        yield from (replace(each, text=f"{letter}: {each.text}") for each in usable_memory(nbytes))
 
 
 def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
@@ -218,13 +213,19 @@ def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
     return lines
 
 
-def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float) -> Figure:
+def _bars(
+    title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float, more: Sequence[Band] = ()
+) -> Chart:
     shown = [*(each for each in parts if each.a or each.b), _whole(parts)]
-    rows, differences = [each.name for each in shown], [each.difference * scale for each in shown]
-    hover = f"%{{y}}: %{{x:.4g}} {unit}<br>b - a: %{{customdata:+.4g}} {unit}<extra></extra>"
-    data = [
-        bars(folded(f"{letter}: {name}"), rows, [getattr(each, letter) * scale for each in shown], COLOURS[at], hover,
-             customdata=differences)
-        for at, (letter, name) in enumerate(zip("ab", names, strict=True))
-    ]  # fmt: skip
-    return bar_figure(title, unit, rows, data, barmode="group")
+    sides = {
+        f"a: {names[0]}": [each.a * scale for each in shown],
+        f"b: {names[1]}": [each.b * scale for each in shown],
+    }
+
+    def said(side: str, row: int) -> str:
+        part = shown[row]
+        difference = significant(abs(part.difference) * scale)
+        sign = "-" if part.difference < 0 else "+"
+        return f"{side}\n{part.name}: {significant(sides[side][row])} {unit}\nb - a: {sign}{difference} {unit}"
+
+    return bar_chart(title, unit, [each.name for each in shown], [*beside(sides, said), *more])

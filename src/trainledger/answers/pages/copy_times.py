@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from trainledger.answers.pages.plain_data import plain
 from trainledger.observe.measure.rates import CopyTimes
-from trainledger.report.document import Document, Figure, Table, section, sections
-from trainledger.report.style import COLOURS, arranged, points
+from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.document import Document, Table, section, sections
 from trainledger.spec.calibration import CopyTime
 from trainledger.spec.units import GIGA, format_nbytes
 
@@ -26,7 +26,7 @@ def document(found: CopyTimes) -> Document:
             (f"Note: {each}." for each in found.notes),
         ),
         data=lambda: plain(found, more={CopyTime: ("bytes_per_second",)}),
-        figures=lambda: {IN_MEMORY: _figure(found.memory)},
+        figures=lambda: [_chart(found.memory)],
     )
 
 
@@ -60,18 +60,11 @@ def _pinned(rows: Sequence[CopyTime]) -> Iterator[str]:
             yield f"From pinned memory {way} is {pageable / pinned:.2f} times as fast as from pageable memory."
 
 
-def _figure(rows: Sequence[CopyTime]) -> Figure:
+def _chart(rows: Sequence[CopyTime]) -> Chart:
     """GB/s over bytes, a line for each layout: caches are steps down."""
-    data = []
+    marks = []
     for at, what in enumerate(dict.fromkeys(each.what for each in rows if each.nbytes)):
         own = [each for each in rows if each.what == what and each.bytes_per_second is not None]
         rates = [(each.bytes_per_second or 0.0) / GIGA for each in own]
-        colour, hover = COLOURS[at % len(COLOURS)], f"{what}: %{{x:.3s}}B, %{{y:.3g}} GB/s<extra></extra>"
-        data.append(
-            points(what, [each.nbytes for each in own], rates, "lines+markers",
-                   line={"color": colour}, marker={"color": colour}, hovertemplate=hover)
-        )  # fmt: skip
-    layout = arranged(IN_MEMORY, "bytes read and written", "GB/s")
-    layout["xaxis"] |= {"type": "log"}
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+        marks.append(Line([each.nbytes for each in own], rates, what, COLOURS[at % len(COLOURS)], symbol="circle"))
+    return Chart(IN_MEMORY, tuple(marks), Axis("bytes read and written", log=True), Axis("GB/s", zero=True))

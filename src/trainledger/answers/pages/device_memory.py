@@ -9,8 +9,8 @@ from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, DeviceMemory, of_a_device
 from trainledger.ledger.entry import CATEGORIES, Int
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import GREY, bar_figure, bars, mark_usable
+from trainledger.report.chart import Chart, bar_chart, stacked, usable_memory
+from trainledger.report.document import Table
 from trainledger.report.table import sentence
 from trainledger.spec.units import GIGA, format_nbytes
 
@@ -62,22 +62,17 @@ def device_table(by_category: Mapping[str, int], device: DeviceMemory | None) ->
     )  # fmt: skip
 
 
-def device_figure(by_category: Mapping[str, int], device: DeviceMemory | None, usable_nbytes: int | None) -> Figure:
+def device_chart(
+    by_category: Mapping[str, int], device: DeviceMemory | None, usable_nbytes: int | None, title: str
+) -> Chart:
     """One bar of a device's memory at the peak, by category and outside the tensors, and its usable memory."""
-    parts = {name: by_category[name] for name in _ordered(by_category)}
+    parts = {name: [by_category[name] / GIGA] for name in _ordered(by_category)}
     outside = sum(int(each.nbytes) for each in _outside(device))
     if outside:
-        parts[_OUTSIDE] = outside
-    total = sum(parts.values())
-    row = f"{format_nbytes(total)} at the peak"
-    data = [
-        bars(name, [row], [nbytes / GIGA], COLOUR_OF.get(name, GREY), f"%{{x:.2f}} GB of {name}<extra></extra>")
-        for name, nbytes in parts.items()
-    ]
-    figure = bar_figure("", "memory of the peak rank (GB)", [row], data, barmode="stack")
-    figure["layout"]["legend"] |= {"traceorder": "normal"}
-    mark_usable(figure["layout"], usable_nbytes, [0.0, total / GIGA])
-    return figure
+        parts[_OUTSIDE] = [outside / GIGA]
+    row = f"{format_nbytes(sum(by_category.values()) + outside)} at the peak"
+    bars = stacked(parts, COLOUR_OF, lambda name, _: f"{parts[name][0]:.2f} GB of {name}")
+    return bar_chart(title, "memory of the peak rank (GB)", [row], [*bars, *usable_memory(usable_nbytes)])
 
 
 _OUTSIDE = "outside the tensors"

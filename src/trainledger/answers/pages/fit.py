@@ -12,8 +12,8 @@ from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_ba
 from trainledger.forecast.plan.memory_check import MemoryUse
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.ledger.model.parameters import parameters
-from trainledger.report.document import Amount, Cell, Document, Figure, Section, Table, section, sections
-from trainledger.report.style import COLOURS, GREY, bar_figure, bars, mark_usable
+from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory
+from trainledger.report.document import Amount, Cell, Document, Section, Table, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.run import Run
 from trainledger.spec.units import GIGA, counted, format_count, format_nbytes
@@ -187,37 +187,32 @@ def _memory_data(use: MemoryUse | None) -> Any:
     return plain(use, more={MemoryUse: ("fits", "category", "rank")})
 
 
-def figures(fit: Fit) -> dict[str, Figure]:
+def figures(fit: Fit) -> list[Chart]:
     """The memory that each recipe needs and what is usable, and the largest that fits of each."""
     uses = {row.name: found.memory for row in fit.rows if (found := row.answers.get("memory")) and found.memory}
-    drawn = {"memory": _memory_figure(fit, uses or {fit.rows[0].name: fit.memory})}
+    charts = [_memory_chart(fit, uses or {fit.rows[0].name: fit.memory})]
     for name in _DETAILED:
         sizes = [row.answers[name].size or 0 for row in fit.rows if name in row.answers]
         if any(sizes):
-            drawn[name] = _sizes_figure(name, [row.name for row in fit.rows], sizes)
-    return drawn
+            charts.append(_sizes_chart(name, [row.name for row in fit.rows], sizes))
+    return charts
 
 
-def _memory_figure(fit: Fit, uses: dict[str, MemoryUse]) -> Figure:
-    categories = list(dict.fromkeys(name for each in uses.values() for name in each.by_category))
-    parts = {name: [each.by_category.get(name, 0) for each in uses.values()] for name in categories}
-    parts["outside the tensors"] = [each.nbytes - each.peak_nbytes for each in uses.values()]
-    data = [
-        bars(name, list(uses), [each / GIGA for each in nbytes], COLOUR_OF.get(name, GREY),
-             "%{x:.2f} GB of " + name + "<extra>%{y}</extra>")
-        for name, nbytes in parts.items()
-        if any(nbytes)
-    ]  # fmt: skip
+def _memory_chart(fit: Fit, uses: dict[str, MemoryUse]) -> Chart:
+    categories = dict.fromkeys(name for each in uses.values() for name in each.by_category)
+    parts = {name: [each.by_category.get(name, 0) / GIGA for each in uses.values()] for name in categories}
+    parts["outside the tensors"] = [(each.nbytes - each.peak_nbytes) / GIGA for each in uses.values()]
+    parts = {name: sizes for name, sizes in parts.items() if any(sizes)}
+    names = list(uses)
+    bars = stacked(parts, COLOUR_OF, lambda name, row: f"{names[row]}: {parts[name][row]:.2f} GB of {name}")
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
-    figure = bar_figure(title, "memory of the peak rank (GB)", uses, data, barmode="stack")
-    figure["layout"]["legend"] |= {"traceorder": "normal"}
-    mark_usable(figure["layout"], fit.memory.usable_nbytes, [0.0, *(each.nbytes / GIGA for each in uses.values())])
-    return figure
+    line = usable_memory(fit.memory.usable_nbytes)
+    return bar_chart(title, "memory of the peak rank (GB)", names, [*bars, *line])
 
 
-def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
+def _sizes_chart(question: str, names: list[str], sizes: list[int]) -> Chart:
     texts = [_thing(question, size) if size else "none fits" for size in sizes]
+    said = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
     unit = "parameters" if question == "model" else f"{_THINGS[question]}s"
-    style = {"text": texts, "textposition": "auto", "textangle": 0, "showlegend": False}
-    data = bars("", names, sizes, COLOURS[0], "%{text}<extra>%{y}</extra>", **style)
-    return bar_figure(QUESTIONS[question], unit, names, [data])
+    bars = Bars(range(len(sizes)), [0] * len(sizes), sizes, said=said, texts=texts)
+    return bar_chart(QUESTIONS[question], unit, names, [bars])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainledger.report.cells import Cell, cell_figure
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS, arranged, points
+from trainledger.answers.pages.cells import Cell, cell_chart
+from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.document import Table
 from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded
 from trainledger.spec.units import ceil_div
 from trainledger.tensors.blocks import InBlock
@@ -16,25 +16,23 @@ from trainledger.tensors.number import WHOLE, Whole
 COLUMNS = 32  # bits in a row of cells
 SIGN, EXPONENT, MANTISSA, INTEGER = "sign", "exponent", "mantissa", "integer"
 _HUES = {SIGN: COLOURS[5], EXPONENT: COLOURS[1], MANTISSA: COLOURS[0], INTEGER: COLOURS[2]}
-_STEP_TITLE = "How finely formats step"
 _LOW, _HIGH, _AROUND = 2.0**-32, 2.0**20, 8  # magnitudes that the figure of steps shows; and around the number
 _FINEST = 1e-8  # a step over its magnitude
 
 Bits = tuple[str, list[tuple[str, str, str]]]  # the name of a row; of each bit its group, 0 or 1, and what it says
 
 
-def bits_figure(
+def bits_chart(
     number: float, formats: Sequence[NumberFormat], whole: Sequence[Whole], blocks: Sequence[InBlock], title: str
-) -> Figure:
+) -> Chart:
     """The bits of a number in each format, sign, exponent and mantissa in their colours; each says what it is worth."""
     cells, names, row = [], {}, 0
     for name, bits in _rows(number, formats, whole, blocks):
         names[row] = name
         for at, (group, bit, said) in enumerate(bits):
-            place = row + at // COLUMNS
-            cells.append(Cell(at % COLUMNS, place, _HUES[group], bit, f"{name}, {said}", group))
+            cells.append(Cell(at % COLUMNS, row + at // COLUMNS, _HUES[group], bit, f"{name}, {said}", group))
         row += ceil_div(len(bits), COLUMNS)
-    return cell_figure(title, "bits, the sign first", cells, COLUMNS, names)
+    return cell_chart(title, "bits, the sign first", cells, COLUMNS, names)
 
 
 def bits_table(
@@ -85,40 +83,37 @@ def _integer(bits: str, *, signed: bool) -> Iterator[tuple[str, str, str]]:
         yield INTEGER, bit, f"bit worth {minus}{worth:,}"
 
 
-def steps_figure(formats: Sequence[NumberFormat], number: float | None = None) -> Figure:
+def steps_chart(formats: Sequence[NumberFormat], number: float | None = None) -> Chart:
     """The step to the next value as a share of the value, over its magnitude, from the smallest value to the largest.
 
     A format steps evenly below its smallest normal value, so that the share grows until all is rounded to zero; above
     it is at most machine epsilon. Where ``number`` is given, a point shows its own step in each format that holds it.
-    Of several formats those that step more finely than the figure shows are left out.
+    Of several formats those that step more finely than the chart shows are left out.
     """
     size = abs(number) if number else 1.0
     low, high = min(_LOW, size / _AROUND), max(_HIGH, size * _AROUND)
     drawn = [each for each in formats if each.epsilon >= _FINEST] or formats
-    data = []
+    marks = []
     for at, one in enumerate(drawn):
         corners = (one.smallest_subnormal, one.smallest_normal, one.largest)
         sizes = [min(max(each, low), high) for each in corners]
         colour = COLOURS[at % len(COLOURS)]
-        data.append(
-            points(
-                one.name, sizes, [max(one.epsilon, one.smallest_subnormal / each) for each in sizes], "lines",
-                line={"color": colour},
-                hovertemplate=f"{one.name}: steps of at most %{{y:.3g}} of %{{x:.3g}}<extra></extra>",
-            )
-        )  # fmt: skip
+        steps = [max(one.epsilon, one.smallest_subnormal / each) for each in sizes]
+        said = [
+            f"{one.name}: steps of at most {step:.3g} of {each:.3g}" for step, each in zip(steps, sizes, strict=True)
+        ]
+        marks.append(Line(sizes, steps, one.name, colour, said=said))
         if number and (held := one.rounded(number)).fate not in ("overflow", "underflow"):
-            said = f"{number:g} in {one.name}: {held.value:.9g}, {held.fate}, step {held.spacing:.4g}"
-            data.append(
-                points(
-                    one.name, [size], [held.spacing / size], marker={"color": colour, "size": 9}, showlegend=False,
-                    hovertemplate=f"{said}<extra></extra>",
-                )
-            )  # fmt: skip
-    layout = arranged(_STEP_TITLE, "magnitude", "step / magnitude")
-    for axis in ("xaxis", "yaxis"):
-        layout[axis] |= {"type": "log", "exponentformat": "power"}
-    return {"data": data, "layout": layout}
+            words = f"{number:g} in {one.name}: {held.value:.9g}, {held.fate}, step {held.spacing:.4g}"
+            marks.append(
+                Line([size], [held.spacing / size], one.name, colour, 0, symbol="circle", size=9, said=[words])
+            )
+    return Chart(
+        "How finely each format steps, from its smallest value to its largest",
+        tuple(marks),
+        Axis("magnitude", log=True),
+        Axis("step / magnitude", log=True),
+    )
 
 
 def uses_table(formats: Sequence[NumberFormat]) -> Table:

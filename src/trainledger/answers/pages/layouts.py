@@ -10,8 +10,8 @@ from trainledger import catalog
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
-from trainledger.report.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
-from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
+from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
+from trainledger.report.document import Cell, Code, Document, Section, Table, notes, section, sections
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.device import SHARE
 from trainledger.spec.layout import Layout, overlaps
@@ -238,27 +238,21 @@ def _layout_data(each: ScoredLayout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def figures(found: Layouts) -> dict[str, Figure]:
+def figures(found: Layouts) -> list[Chart]:
     """Step time against memory: the ranked layouts, and the Pareto front, numbered, with what its layouts are."""
     if not found.ranked:
-        return {}
-    data = [
-        _points("quickest", found.ranked, COLOURS[4], "markers"),
-        _points("Pareto front", found.pareto, COLOURS[0], "lines+markers+text"),
-    ]
-    numbers = range(1, len(found.pareto) + 1)
-    data[1] |= {"text": [f"{each}" for each in numbers], "textposition": by_turns(numbers)}
-    layout = arranged(
-        f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the peak rank (GB)",
-        "step (seconds)", meta={"key": [each.title for each in found.pareto]},
-    )  # fmt: skip
-    memory = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
-    mark_usable(layout, found.usable_nbytes, memory)
-    return {"Step time against memory": {"data": data, "layout": layout}}
+        return []
+    numbers = [f"{number}" for number in range(1, len(found.pareto) + 1)]
+    marks: list[Mark] = [
+        _points("quickest", found.ranked, COLOURS[4]), _points("Pareto front", found.pareto, COLOURS[0], 2, numbers),
+        *usable_memory(found.usable_nbytes),
+    ]  # fmt: skip
+    title = f"Step time against memory: {found.run.model.name} on {found.devices:,} x {found.device}"
+    x, key = Axis("memory of the peak rank (GB)"), tuple(each.title for each in found.pareto)
+    return [Chart(title, tuple(marks), x, Axis("step (seconds)"), key)]
 
 
-def _points(name: str, some: Sequence[ScoredLayout], colour: str, mode: str) -> dict[str, Any]:
+def _points(name: str, some: Sequence[ScoredLayout], colour: str, width: int = 0, texts: Sequence[str] = ()) -> Line:
     x, y = [each.device_nbytes / GIGA for each in some], [each.seconds for each in some]
-    style = {"marker": {"color": colour, "size": 8}, "line": {"color": colour}, "cliponaxis": False}
-    hover = "%{customdata}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>"
-    return points(name, x, y, mode, customdata=[each.title for each in some], **style, hovertemplate=hover)
+    said = [f"{name}: {each.title}\n{each.seconds:.4g} s, {each.device_nbytes / GIGA:.4g} GB" for each in some]
+    return Line(x, y, name, colour, width, symbol="circle", said=said, texts=texts)

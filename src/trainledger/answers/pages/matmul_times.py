@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from trainledger.answers.pages.einsum_figures import measured_roofline, sweep_figure
+from trainledger.answers.pages.einsum_figures import INTENSITY, LEAST, MOST, RATE, ROOM, roof, sweep_chart
 from trainledger.answers.pages.plain_data import plain
 from trainledger.observe.measure.rates import MatmulTimes
-from trainledger.report.document import Cell, Document, Facts, Figure, Table, section, sections
+from trainledger.report.chart import COLOURS, Chart, Line
+from trainledger.report.document import Cell, Document, Facts, Table, section, sections
 from trainledger.spec.calibration import STRAIGHT, MatmulTime
-from trainledger.spec.units import GIGA, format_flops_per_second, format_nbytes, format_percent
+from trainledger.spec.units import GIGA, TERA, format_flops_per_second, format_nbytes, format_percent
 
 ROOFLINE, SWEEP = "Measured matmuls under the roofline", "The rate over the size"
 _NEAR = 0.03  # cubes of two sizes as near as this are compared: 1001 and 1024
@@ -48,9 +49,9 @@ def times_table(found: MatmulTimes) -> Table:
     return Table("matmuls", columns, tuple(rows), ("", "", "", "seconds", "", "share"), align="lllrrrrr")
 
 
-def figures(found: MatmulTimes) -> dict[str, Figure]:
+def figures(found: MatmulTimes) -> list[Chart]:
     """The roofline with the measured points, and of a sweep the rate over the size."""
-    drawn = {ROOFLINE: measured_roofline(found, ROOFLINE)}
+    charts = [_roofline(found)]
     swept = _swept(found)
     if swept is not None:
         dim, at = swept
@@ -59,8 +60,30 @@ def figures(found: MatmulTimes) -> dict[str, Figure]:
             for dtype in _dtypes(found)
         }
         best = max(_straight(found, _dtypes(found)[0]), key=lambda each: each.flops_per_second)
-        drawn[SWEEP] = sweep_figure(rates, dim, best.shape[at], SWEEP)
-    return drawn
+        charts.append(sweep_chart(rates, dim, best.shape[at], SWEEP))
+    return charts
+
+
+def _roofline(found: MatmulTimes) -> Chart:
+    """FLOP/s over FLOPs per byte of measured matmuls, under the roof of each dtype: its best matmul, a large copy."""
+    low = min(LEAST, *(each.intensity / ROOM for each in found.matmuls))
+    high = max(MOST, *(each.intensity * ROOM for each in found.matmuls))
+    marks = []
+    for at, dtype in enumerate(dict.fromkeys(each.dtype for each in found.matmuls)):
+        colour = COLOURS[at % len(COLOURS)]
+        marks.append(roof(dtype, found.title, found.best(dtype), found.memory_bytes_per_second, (low, high), colour))
+        for name, straight, symbol in (("factors by rows", True, "circle"), ("others", False, "circle-open")):
+            own = [each for each in found.matmuls if each.dtype == dtype and (each.factors == STRAIGHT) == straight]
+            if own:
+                said = [
+                    f"{' x '.join(map(str, each.shape))}, {each.factors}: "
+                    f"{format_flops_per_second(each.flops_per_second)}"
+                    for each in own
+                ]
+                rates = [each.flops_per_second / TERA for each in own]
+                places = [each.intensity for each in own]
+                marks.append(Line(places, rates, f"{dtype}, {name}", colour, 0, symbol=symbol, said=said))
+    return Chart(ROOFLINE, tuple(marks), INTENSITY, RATE)
 
 
 def _dtypes(found: MatmulTimes) -> list[str]:

@@ -1,23 +1,18 @@
-"""Memory over the operations of a step as figures: live bytes by category with the peak marked, and what it is made of.
-
-``plotly.graph_objects.Figure(memory_figure(ledger))`` opens one in a notebook; `report.plot.write_plot` makes a file.
-"""
+"""Memory over the operations of a step as charts: live bytes by category, the peak, and what it is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import groupby
 from math import prod
-from typing import Any
 
 from trainledger.answers.pages.peak import place, tensors_at_peak
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS, DARK, GREY, arranged, bar_figure, bars, folded, line, mark, points
+from trainledger.report.chart import COLOURS, DARK, GREY, PALE, Area, Axis, Band, Bars, Chart, Line, Mark, bar_chart
+from trainledger.report.document import Table
 from trainledger.spec.units import GIGA, KILO, MEGA, ceil_div, counted, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
@@ -26,97 +21,72 @@ _MOST_UNROLLED = 40_000  # the most operations of an unrolled loop
 _GAP, _WIDE_GAP = 12, 1  # rounds that are not drawn take a twelfth of the room of those drawn, or as much
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
-_LINE = 100  # characters of a line below the figure
-_BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
+_MOST_BANDS, _NAMED = 200, 0.06  # phases that are drawn; of the whole step, one that is named
 _NEAR = 2  # usable memory is drawn up to so many times the peak
 _PART_OF = {"recompute": "backward"}  # phases that alternate with another within one stretch of the step
 
 
-def memory_figure(ledger: Ledger) -> Figure:
-    """Live bytes over the operations of a step, stacked by category: phases shaded, the peak marked, and on each
-    operation's hover its module and line.
-
-    A loop of at most 40,000 operations is unrolled; of a longer one the first and the last round are drawn. Of many
-    operations those with the most live bytes among their neighbours are drawn, the peak always. Raises ValueError for
-    a ledger without entries.
-    """
-    return memory_lanes([("live", ledger)])
-
-
-def memory_lanes(
-    sides: Sequence[tuple[str, Ledger]],
+def memory_chart(
+    ledger: Ledger,
+    title: str = "Memory over one step",
     usable_nbytes: int | None = None,
     moments: Sequence[Moment] | None = None,
-) -> Figure:
-    """The same of several ledgers, by name, one above the other on one scale.
+) -> Chart:
+    """Live bytes over the operations of a step, stacked by category: phases shaded, the peak marked, and under the
+    pointer an operation's module and line.
 
-    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it. Of the ``moments`` of a single
-    ledger (`timeline`) the figure is drawn in milliseconds: it has the first and the last round of each loop, and a
-    quarter of the points.
+    A loop of at most 40,000 operations is unrolled; of a longer one the first and the last round are drawn. Of many
+    operations those with the most live bytes among their neighbours are drawn, the peak always. ``usable_nbytes`` is
+    the memory of the device: a line, unless all is far below it. Of its ``moments`` (`timeline`) a chart is drawn in
+    milliseconds: it has the first and the last round of each loop, and a quarter of the points. Raises ValueError for
+    a ledger without entries.
     """
+    return memory_charts([(title, ledger)], usable_nbytes, moments)[0]
+
+
+def memory_charts(
+    sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None, moments: Sequence[Moment] | None = None
+) -> list[Chart]:
+    """The same of several ledgers, by title, on one scale."""
     lanes = [lane_of(ledger, moments) for _, ledger in sides]
-    highest = max(each.totals[each.peak] for each in lanes)
+    highest = max((max(each.totals) for each in lanes), default=0)
     scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
     usable = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
-    top = 1.3 * max(highest, usable or 0) / scale
-    layout = arranged(height=380 if len(lanes) == 1 else 80 + 240 * len(lanes), hovermode="x unified")
-    layout["annotations"] = []
-    data = []
-    shown: set[str] = set()
-    gap = 0.12 if len(lanes) > 1 else 0.0
-    for at, ((name, _), lane) in enumerate(zip(sides, lanes, strict=True)):
-        axis = str(at + 1) if at else ""
-        axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
-        for category, nbytes in lane.live.items():
-            style: dict[str, Any] = {
-                "line": {"width": 0.5, "color": COLOUR_OF.get(category, GREY), "shape": lane.shape},
-                **axes,
-            }
-            style |= {"legendgroup": category, "showlegend": category not in shown, "stackgroup": name}
-            y, hover = [each / scale for each in nbytes], f"%{{y:.4f}} {unit}"
-            data.append(points(category, lane.x, y, "lines", **style, hovertemplate=hover))
-            shown.add(category)
-        style = {"line": {"width": 1.0, "color": DARK, "shape": lane.shape}, "showlegend": False, **axes}
-        y, hover = [each / scale for each in lane.totals], f"%{{y:.4f}} {unit}<br>%{{text}}"
-        data.append(points("all", lane.x, y, "lines", text=lane.texts, **style, hovertemplate=hover))
-        highs, lows = 1 - at / len(lanes), 1 - (at + 1) / len(lanes)
-        layout[f"yaxis{axis}"] = {
-            "title": {"text": f"{name} ({unit})"}, "domain": [lows + gap / 2, highs - gap / 2], "range": [0, top],
-            "anchor": f"x{axis}", "gridcolor": "#e4e4e4",
-        }  # fmt: skip
-        layout[f"xaxis{axis}"] = {
-            "anchor": f"y{axis}", "range": [0, lane.end], "showgrid": False, "automargin": True
-        }  # fmt: skip
-        if lane.ticks:
-            values, numbers = zip(*lane.ticks, strict=True)
-            layout[f"xaxis{axis}"] |= {"tickvals": values, "ticktext": [f"{each:,}" for each in numbers]}
-        _draw_phases(layout, lane, axis)
-        _draw_gaps(layout, lane, axis)
-        layout["annotations"].append(_peak_mark(lane, axis, scale))
+    top = 1.25 * max(highest, usable or 0) / scale
+    charts = []
+    for (title, ledger), lane in zip(sides, lanes, strict=True):
+        totals = [nbytes / scale for nbytes in lane.totals]
+        layers = {category: [each / scale for each in nbytes] for category, nbytes in lane.live.items()}
+        said = [
+            "\n".join(
+                [
+                    *(f"{category}: {layer[at]:.4f} {unit}" for category, layer in layers.items() if layer[at]),
+                    f"all: {totals[at]:.4f} {unit}",
+                    words,
+                ]
+            )
+            for at, words in enumerate(lane.texts)
+        ]
+        x, y, says = lane.x[lane.peak], totals[lane.peak], f"peak {format_nbytes(lane.totals[lane.peak])}"
+        colours = [COLOUR_OF.get(category, GREY) for category in layers]
+        marks: list[Mark] = [
+            *_bands(lane),
+            Area(lane.x, layers, colours, said, step=lane.has_steps),
+            Line(lane.x, totals, colour=DARK, width=1, said=(), step=lane.has_steps),
+            Line([x], [y], colour=DARK, symbol="circle", size=5, texts=[says], said=[f"{says}\n{lane.peak_text}"]),
+        ]
         if usable is not None:
-            mark(layout, "h", usable / scale, f"{format_nbytes(usable)} usable", axis)
-    every = max(each.every for each in lanes)
-    notes = ["operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")]
-    alike = len({each.peak_text for each in lanes}) == 1
-    peaks = [
-        f"peak{'' if alike else f' {name}'}: {each.peak_text}" for (name, _), each in zip(sides, lanes, strict=True)
-    ]
-    notes += dict.fromkeys(peaks)
-    notes += [f"PARTIAL: {each.partial}" for _, each in sides if each.partial]
-    below = "<br>".join(folded(escape(each), _LINE) for each in notes)
-    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": below, "standoff": 10}
-    return {"data": data, "layout": layout}
-
-
-def memory_timeline(
-    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None
-) -> Figure | None:
-    """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
-
-    ``usable_nbytes`` is the memory of the device, where that is known.
-    """
-    sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
-    return memory_lanes(sides, usable_nbytes) if sides else None
+            marks.append(Band("y", usable / scale, text=f"{format_nbytes(usable)} usable"))
+        below = [
+            "operations of one optimizer step"
+            + (f" (each point the highest of {lane.every})" if lane.every > 1 else ""),
+            f"peak: {lane.peak_text}",
+            *([f"PARTIAL: {ledger.partial}"] if ledger.partial else ()),
+        ]
+        ticks = {float(at): f"{number:,}" for at, number in lane.ticks} or None
+        across = Axis("\n".join(below), ends=(0, lane.end), ticks=ticks)
+        charts.append(Chart(title, tuple(marks), across, Axis(f"live bytes ({unit})", ends=(0, top))))
+    return charts
 
 
 def phases_table(moments: Sequence[Moment]) -> Table:
@@ -130,31 +100,30 @@ def phases_table(moments: Sequence[Moment]) -> Table:
     return Table("phases", ("phase", "most live", "at"), rows, units=("", "nbytes"), align="lrl")
 
 
-def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
+def peak_chart(ledger: Ledger, top: int = 20) -> Chart | None:
     """The largest tensors live at the peak, those alike as one bar, and the rest; None without tensors."""
     peak = tensors_at_peak(ledger)
     if not peak.live:
         return None
     scale, unit = next((each for each in _SCALES if peak.nbytes >= each[0]), _SCALES[-1])
     shown, rest = peak.live[:top], peak.live[top:]
-    labels = [each.label for each in shown]
-    data = []
-    for category in CATEGORIES:
-        found = [(at, each) for at, each in enumerate(shown) if each.category == category]
-        if found:
-            sizes, texts = [each.nbytes / scale for _, each in found], [escape(each.sentence) for _, each in found]
-            more = {"text": texts, "textposition": "none"}
-            hover = f"%{{x:.4f}} {unit}<br>%{{text}}<extra></extra>"
-            data.append(bars(category, [at for at, _ in found], sizes, COLOUR_OF[category], hover, **more))
+    rows = [(each.label, each.category, each.nbytes, each.sentence) for each in shown]
     left = peak.nbytes - sum(each.nbytes for each in shown)
     if left:
-        labels.append(f"{sum(each.count for each in rest):,} others" if rest else "not listed one by one")
-        hover = f"%{{x:.4f}} {unit}<extra></extra>"
-        data.append(bars("the rest", [len(shown)], [left / scale], "#dddddd", hover))
-    x = f"{unit} at the peak of {format_nbytes(peak.nbytes)}"
-    figure = bar_figure("", x, map(escape, labels), data, barmode="stack")
-    figure["layout"]["legend"] |= {"traceorder": "normal"}
-    return figure
+        rows.append(
+            (f"{sum(each.count for each in rest):,} others" if rest else "not listed one by one", "the rest", left, "")
+        )
+    marks = []
+    for category in dict.fromkeys((*CATEGORIES, "the rest")):
+        own = [(row, nbytes, said) for row, (_, of, nbytes, said) in enumerate(rows) if of == category]
+        if own:
+            sizes = [nbytes / scale for _, nbytes, _ in own]
+            said = [f"{nbytes / scale:.4f} {unit}\n{sentence}".strip() for _, nbytes, sentence in own]
+            numbers = [row for row, _, _ in own]
+            marks.append(Bars(numbers, [0] * len(own), sizes, category, COLOUR_OF.get(category, PALE), said))
+    return bar_chart(
+        "The peak", f"{unit} at the peak of {format_nbytes(peak.nbytes)}", [label for label, *_ in rows], marks
+    )
 
 
 @dataclass(frozen=True)
@@ -179,9 +148,9 @@ class Lane:
     end: int
 
     @property
-    def shape(self) -> str:
+    def has_steps(self) -> bool:
         """Live bytes change at operations and not between; across rounds that are not drawn they change evenly."""
-        return "linear" if self.gaps else "hv"
+        return not self.gaps
 
 
 def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
@@ -214,7 +183,7 @@ def lane_of(ledger: Ledger, moments: Sequence[Moment] | None = None) -> Lane:
     }
     return Lane(
         x=x, live=live, totals=[sizes[at] for at in kept],
-        texts=[f"operation {numbers[at]:,}: {escape(place(moments[at].entry))}" for at in kept], peak=peak,
+        texts=[f"operation {numbers[at]:,}: {place(moments[at].entry)}" for at in kept], peak=peak,
         peak_text=place(moments[highest].entry), phases=phases, gaps=gaps,
         ticks=sorted({(places[at], numbers[at]) for at in marked}), every=every, end=end,
     )  # fmt: skip
@@ -312,50 +281,10 @@ def _phases(moments: Sequence[Moment], places: Sequence[int]) -> list[tuple[int,
     return [(start, end, name) for (start, name), end in zip(starts, ends, strict=True)]
 
 
-def _draw_phases(layout: Figure, lane: Lane, axis: str) -> None:
-    """Shades each second stretch, and names those that are long enough for a name."""
-    if len(lane.phases) > 200:  # very many micro-batches: stripes that no eye can distinguish
-        return
-    for at, (start, end, name) in enumerate(lane.phases):
-        layout["shapes"].append(
-            {
-                "type": "rect", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": start, "x1": end, "y0": 0,
-                "y1": 1, "fillcolor": _BANDS[at % 2], "line": {"width": 0}, "layer": "below",
-            }
-        )  # fmt: skip
-        if at:
-            layout["shapes"].append(line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
+def _bands(lane: Lane) -> Iterator[Band]:
+    """The phases, each second one shaded (none of very many), and the rounds that are left out."""
+    for at, (start, end, name) in enumerate(lane.phases if len(lane.phases) <= _MOST_BANDS else ()):
         left_out = sum(min(end, last) - first for first, last, _ in lane.gaps if start <= first < end)
-        if end - start - left_out > 0.06 * lane.end:
-            layout["annotations"].append(
-                {
-                    "x": start, "y": 1, "xref": f"x{axis}", "yref": f"y{axis} domain", "text": name,
-                    "showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11, "color": GREY},
-                }
-            )  # fmt: skip
-
-
-def _draw_gaps(layout: Figure, lane: Lane, axis: str) -> None:
-    """Says where rounds of a loop are left out that go on as their neighbours do."""
+        yield Band("x", start, end, name if end - start - left_out > _NAMED * lane.end else "", "" if at % 2 else DARK)
     for start, end, text in lane.gaps:
-        if end - start > 0.06 * lane.end:
-            layout["annotations"].append(
-                {
-                    "x": (start + end) / 2, "y": 0.02, "xref": f"x{axis}", "yref": f"y{axis} domain",
-                    "text": escape(text), "showarrow": False, "yanchor": "bottom", "font": {"size": 11, "color": DARK},
-                    "bgcolor": "rgba(255,255,255,0.7)",
-                }
-            )  # fmt: skip
-
-
-def _peak_mark(lane: Lane, axis: str, scale: float) -> Figure:
-    """An arrow at the peak with its bytes, turned to where there is room."""
-    x = lane.x[lane.peak]
-    left = x < lane.end / 2
-    return {
-        "x": x, "y": lane.totals[lane.peak] / scale, "xref": f"x{axis}", "yref": f"y{axis}",
-        "text": f"peak {format_nbytes(lane.totals[lane.peak])}", "showarrow": True, "arrowhead": 2, "arrowsize": 0.8,
-        "arrowcolor": DARK,
-        "ax": 14 if left else -14, "ay": -18, "xanchor": "left" if left else "right", "yanchor": "bottom",
-        "font": {"size": 11, "color": DARK}, "bgcolor": "rgba(255,255,255,0.8)",
-    }  # fmt: skip
+        yield Band("x", start, end, text if end - start > _NAMED * lane.end else "", "")

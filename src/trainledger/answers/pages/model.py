@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log10
 
 from trainledger.ledger.model.parameters import MTP, SCORES
-from trainledger.report.document import Cell, Figure, Table
-from trainledger.report.style import COLOURS, GREY, arranged, bar_figure, bars, mark, points
+from trainledger.report.chart import COLOURS, GREY, Area, Axis, Band, Chart, bar_chart, stacked
+from trainledger.report.document import Cell, Table
 from trainledger.spec.units import format_count
 
 # In the order in which a token meets them, those at both ends of the model at the ends.
@@ -41,46 +40,33 @@ def components_table(parameters: Mapping[str, int], flops: Mapping[str, int]) ->
     return Table("components", columns, tuple(rows), units=("", "count", "share", "flops", "share"), align="lrrrr")
 
 
-def components_figure(parameters: Mapping[str, int], flops: Mapping[str, int]) -> Figure:
+def components_chart(parameters: Mapping[str, int], flops: Mapping[str, int], title: str) -> Chart:
     """The shares of the components of all parameters and of all forward FLOPs."""
     rows = {"parameters": parameters, "forward FLOPs": flops}
-    data = [
-        bars(
-            title_of(name), list(rows), [100 * each.get(name, 0) / sum(each.values()) for each in rows.values()],
-            _COLOUR_OF[name], f"%{{x:.1f}} % {title_of(name)}<extra>%{{y}}</extra>",
-        )
+    parts = {
+        title_of(name): [100 * each.get(name, 0) / sum(each.values()) for each in rows.values()]
         for name in ordered(*rows.values())
-    ]  # fmt: skip
-    figure = bar_figure("", "share (%)", rows, data, barmode="stack")
-    figure["layout"]["xaxis"] |= {"range": [0, 100]}
-    figure["layout"]["legend"] |= {"traceorder": "normal"}
-    return figure
+    }
+    colours = {title_of(name): colour for name, colour in _COLOUR_OF.items()}
+    bars = stacked(parts, colours, lambda name, row: f"{[*rows][row]}: {parts[name][row]:.1f} % {name}")
+    return bar_chart(title, Axis("share (%)", ends=(0, 100)), rows, bars)
 
 
-def shares_figure(sizes: Sequence[int], amounts: Sequence[Mapping[str, int]], x: str, y: str, marked: int) -> Figure:
+def shares_chart(
+    sizes: Sequence[int], amounts: Sequence[Mapping[str, int]], x: str, y: str, marked: int, title: str
+) -> Chart:
     """The shares of the components over a growing size, stacked to 100 %, and the requested size."""
-    data = []
-    for name in ordered(*amounts):
-        values = [100 * each.get(name, 0) / sum(each.values()) for each in amounts]
-        data.append(
-            points(
-                title_of(name), list(sizes), values, "lines", stackgroup="all",
-                line={"width": 0.5, "color": _COLOUR_OF[name]}, hovertemplate="%{y:.1f} %",
-            )
-        )  # fmt: skip
-    layout = arranged("", x, f"share of {y} (%)", height=320, hovermode="x unified")
-    layout["yaxis"] |= {"range": [0, 100]}
-    layout["xaxis"] |= {"type": "log", "range": [sizes[0], sizes[-1]]}
-    mark(layout, "v", marked, f"{marked:,}" if marked < 10**7 else format_count(marked))
-    _in_powers(layout)
-    return {"data": data, "layout": layout}
-
-
-def _in_powers(layout: Figure) -> None:
-    """Plotly takes the range of a logarithmic axis, and the place of words on it, as powers of ten."""
-    layout["xaxis"]["range"] = [log10(each) for each in layout["xaxis"]["range"]]
-    for each in layout["annotations"]:
-        each["x"] = log10(each["x"])
+    names = ordered(*amounts)
+    layers = {title_of(name): [100 * each.get(name, 0) / sum(each.values()) for each in amounts] for name in names}
+    said = [
+        "\n".join([f"{x}: {size:,}", *(f"{name}: {layer[at]:.1f} %" for name, layer in layers.items())])
+        for at, size in enumerate(sizes)
+    ]
+    marks = (
+        Area(sizes, layers, [_COLOUR_OF[name] for name in names], said),
+        Band("x", marked, text=f"{marked:,}" if marked < 10**7 else format_count(marked)),
+    )
+    return Chart(title, marks, Axis(x, log=True, ends=(sizes[0], sizes[-1])), Axis(f"share of {y} (%)", ends=(0, 100)))
 
 
 def shares_table(name: str, sizes: Sequence[int], amounts: Sequence[Mapping[str, int]], first: str) -> Table:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import exp, log, log10
-from typing import Any, NamedTuple
+from math import exp, log
+from typing import NamedTuple
 
 from trainledger.catalog import trained_models
 from trainledger.forecast.plan.optimal import Optimal
 from trainledger.forecast.plan.scaling_law import LossLaw
 from trainledger.ledger.rules_of_thumb import training_flops
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS, DARK, GREY, arranged, by_turns, points
+from trainledger.report.chart import COLOURS, DARK, SYMBOLS, Area, Axis, Chart, Line, Mark
+from trainledger.report.document import Table
 from trainledger.spec.units import format_count
 
 SHORT = {
@@ -19,57 +19,51 @@ SHORT = {
     "chinchilla-3": "Chinchilla 3: as published", "besiroglu": "Chinchilla 3: refitted", "kaplan": "Kaplan 2020",
     "muennighoff": "Muennighoff 2023",
 }  # fmt: skip
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+_LOSS = "loss (nats per token)"
 
 
-def figures(answer: Optimal) -> dict[str, Figure]:
+def figures(answer: Optimal) -> list[Chart]:
     """Loss against model size at this budget, the frontier over budgets, and size against data; bands are errors.
 
     All have what else was asked: the named model, the one to serve, on repeated data, and the affordable one.
     """
-    return {
-        "Loss of models of one budget": _iso_flop(answer),
-        "The least loss of a budget": _frontier(answer),
-        "Model size against data": _plane(answer),
-    }
+    return [_iso_flop(answer), _frontier(answer), _plane(answer)]
 
 
-def _markers(answer: Optimal, along: Callable[[Point], float]) -> Iterator[dict[str, object]]:
-    """A larger, hollow point for each other requested model, at the place that ``along`` says."""
+def _markers(answer: Optimal, place: Callable[[Point], tuple[float, float]]) -> Iterator[Line]:
+    """A larger, hollow point for each other requested model, at its place."""
     for at, (name, each) in enumerate(besides(answer)):
-        marker = {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}}
-        hover = f"{name}: {size_of(each)}, loss %{{y:.3f}}<extra></extra>"
-        yield points(name, [along(each)], [each.loss], marker=marker, hovertemplate=hover)
+        said = f"{name}: {size_of(each)}, loss {each.loss:.3f}"
+        x, y = place(each)
+        yield Line([x], [y], name, DARK, width=0, symbol=f"{SYMBOLS[at]}-open", size=14, said=[said])
 
 
-def _iso_flop(answer: Optimal) -> Figure:
-    flops, middle = answer.budget.flops, answer.loss_law.parameters(answer.budget.flops).value
+def _iso_flop(answer: Optimal) -> Chart:
+    flops, law = answer.budget.flops, answer.loss_law
+    middle = law.parameters(flops).value
     sizes = [middle * exp(each / 20 * log(30)) for each in range(-20, 21)]
-    law = answer.loss_law
-    data = _band(law, sizes, [flops / (6 * each) for each in sizes], sizes)
+    marks = list(_band(law, sizes, [flops / (6 * each) for each in sizes], sizes))
     for at, each in enumerate(answer.choices):
         size = each.parameters.value
         if sizes[0] <= size <= sizes[-1]:
-            marker = {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]}
             name, loss = SHORT.get(each.law.name, each.law.name), law.loss(size, flops / (6 * size))
-            data.append(points(name, [size], [loss], marker=marker))
-    data += _markers(answer, lambda each: each.parameters)
-    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)")
-    layout["xaxis"] |= {"type": "log", "dtick": 1}
-    return {"data": data, "layout": layout}
+            colour = COLOURS[(at + 1) % len(COLOURS)]
+            marks.append(Line([size], [loss], name, colour, width=0, symbol=SYMBOLS[at], size=11))
+    marks += _markers(answer, lambda each: (each.parameters, each.loss))
+    x = Axis(f"parameters, each with the tokens of {flops:.3g} FLOP", log=True)
+    return Chart("Loss of models of one budget", tuple(marks), x, Axis(_LOSS))
 
 
-def _frontier(answer: Optimal) -> Figure:
+def _frontier(answer: Optimal) -> Chart:
     flops, law = answer.budget.flops, answer.loss_law
     budgets = [flops * 10 ** (each / 10) for each in range(-20, 21)]
     best = [law.parameters(each).value for each in budgets]
-    data = _band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets)
+    marks = list(_band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets))
     least = law.loss(best[20], flops / (6 * best[20]))
-    data.append(points("this budget", [flops], [least], marker={"color": COLOURS[1], "size": 10}))
-    data += _markers(answer, lambda each: 6 * each.parameters * each.tokens)
-    layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
-    layout["xaxis"] |= {"type": "log", "dtick": 1}
-    return {"data": data, "layout": layout}
+    marks.append(Line([flops], [least], "this budget", COLOURS[1], width=0, symbol="circle", size=10))
+    marks += _markers(answer, lambda each: (6 * each.parameters * each.tokens, each.loss))
+    x = Axis("training FLOPs (6 N D)", log=True)
+    return Chart("The least loss of a budget: what more compute is worth", tuple(marks), x, Axis(_LOSS))
 
 
 def trained_table(answer: Optimal) -> Table:
@@ -89,41 +83,36 @@ def trained_table(answer: Optimal) -> Table:
     return Table("published models", columns, tuple(rows), units=units, align="lrrrrrrl")
 
 
-def _plane(answer: Optimal) -> Figure:
+def _plane(answer: Optimal) -> Chart:
     """N against D: lines of equal FLOPs and of equal loss around this budget, and published models."""
     flops, law = answer.budget.flops, answer.loss_law
-    trained = trained_models()
+    trained, chosen = trained_models(), answer.chosen
     sizes = _spread([*(each.parameters for each in trained), *(each.parameters.value for each in answer.choices)])
     tokens = _spread([*(each.tokens for each in trained), *(each.tokens for each in answer.choices)])
-    low, high = min(tokens), max(tokens)
-    data = []
+    marks = []
     for at, times in enumerate((0.01, 1, 100)):
         budget = flops * times
-        name = "this budget" if times == 1 else f"{times:g} x this budget"
-        width = {"color": COLOURS[1], "width": 2 if times == 1 else 1, "dash": "solid" if times == 1 else "dot"}
-        kept = [(each, budget / (6 * each)) for each in sizes]
-        data.append(_within(f"{name}: {budget:.2g} FLOP", kept, low, high, width))
+        name = f"{'this budget' if times == 1 else f'{times:g} x this budget'}: {budget:.2g} FLOP"
+        width, dash = (2, "solid") if times == 1 else (1, "dot")
+        marks.append(Line(sizes, [budget / (6 * each) for each in sizes], name, COLOURS[1], width, dash))
         loss = law.loss(law.parameters(budget).value, law.tokens(budget))
-        width = {"color": COLOURS[at + 2], "width": 2, "dash": "solid"}
-        equal = [(each, law.tokens_at_loss(each, loss)) for each in sizes]
-        data.append(_within(f"loss {loss:.3f}", equal, low, high, width))
-    hover = "%{text}: %{x:.3g} parameters, %{y:.3g} tokens<extra></extra>"
-    published = points(
-        "published models", [each.parameters for each in trained], [each.tokens for each in trained],
-        "markers+text", text=[each.title for each in trained], textposition=by_turns(range(len(trained))),
-        textfont={"size": 10, "color": GREY}, marker={"color": COLOURS[0], "size": 7}, hovertemplate=hover,
+        equal = [law.tokens_at_loss(each, loss) for each in sizes]
+        marks.append(Line(sizes, equal, f"loss {loss:.3f}", COLOURS[at + 2]))
+    marks.append(
+        Line([each.parameters for each in trained], [each.tokens for each in trained], "published models", width=0,
+             symbol="circle", size=7, texts=[each.title for each in trained],
+             said=[f"{each.title}: {each.parameters:.3g} parameters, {each.tokens:.3g} tokens" for each in trained])
     )  # fmt: skip
-    chosen = answer.chosen
-    marker = {"color": COLOURS[5], "size": 12, "symbol": "star"}
-    name = SHORT.get(chosen.law.name, chosen.law.name)
-    data += [published, points(f"best by {name}", [chosen.parameters.value], [chosen.tokens], marker=marker)]
-    for at, (name, each) in enumerate(besides(answer)):
-        hollow = {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}}
-        data.append(points(name, [each.parameters], [each.tokens], marker=hollow))
-    layout = arranged("Size against data", "parameters N", "tokens D", height=460)
-    for axis, ends in (("xaxis", sizes), ("yaxis", tokens)):
-        layout[axis] |= {"type": "log", "dtick": 1, "range": [log10(min(ends)), log10(max(ends))]}
-    return {"data": data, "layout": layout}
+    name = f"best by {SHORT.get(chosen.law.name, chosen.law.name)}"
+    marks.append(
+        Line([chosen.parameters.value], [chosen.tokens], name, COLOURS[5], width=0, symbol="star", size=12)
+    )  # fmt: skip
+    marks += _markers(answer, lambda each: (each.parameters, each.tokens))
+    x, y = (
+        Axis(title, log=True, ends=(min(ends), max(ends)))
+        for title, ends in (("parameters N", sizes), ("tokens D", tokens))
+    )
+    return Chart("Model size against data", tuple(marks), x, y, height=370)
 
 
 def _spread(values: list[float]) -> list[float]:
@@ -132,30 +121,14 @@ def _spread(values: list[float]) -> list[float]:
     return [exp(low + (high - low) * each / 60) for each in range(61)]
 
 
-def _within(
-    name: str, line: list[tuple[float, float]], low: float, high: float, style: dict[str, Any]
-) -> dict[str, Any]:  # fmt: skip
-    """The part of a line between two heights."""
-    kept = [(x, y) for x, y in line if low <= y <= high]
-    return points(name, [x for x, _ in kept], [y for _, y in kept], "lines", line=style)
-
-
-def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: list[float]) -> list[dict[str, object]]:
+def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: list[float]) -> Iterator[Mark]:
     """The loss along a line of models, and the band of its error where one is known."""
     found = [law.loss_between(n, d) for n, d in zip(parameters, tokens, strict=True)]
-    lines: list[dict[str, object]] = []
-    low, high = [each.low for each in found], [each.high for each in found]
-    if all(each is not None for each in low):
-        filled: dict[str, Any] = {
-            "fill": "toself",
-            "fillcolor": "rgba(0,114,178,0.18)",
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-        }
-        around = ([*along, *reversed(along)], [*high, *reversed(low)])
-        lines.append(points(found[0].means, *around, "lines", **filled))
-    losses = [each.value for each in found]
-    return [*lines, points(law.title, along, losses, "lines", line={"color": COLOURS[0], "width": 2})]
+    ends = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
+    if len(ends) == len(found):
+        heights = [high - low for low, high in ends]
+        yield Area(along, {found[0].means: heights}, floor=[low for low, _ in ends], opacity=0.18)
+    yield Line(along, [each.value for each in found], law.title)
 
 
 def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:

@@ -19,13 +19,13 @@ from trainledger.forecast.predict.predict import ALONE
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
+from trainledger.report.chart import Chart
 from trainledger.report.document import (
     Amount,
     Bars,
     Code,
     Document,
     Facts,
-    Figure,
     Section,
     Table,
     notes,
@@ -355,7 +355,7 @@ def _rank_data(rank: RankAccount) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _figures(plan: Plan) -> dict[str, Figure]:
+def _figures(plan: Plan) -> list[Chart]:
     from trainledger.answers.pages.plan_figures import figures  # a plan that is printed needs none of them
 
     return figures(plan)

@@ -3,75 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from trainledger.answers.pages.memory import memory_timeline
+from trainledger.answers.pages.memory import memory_chart
 from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.forecast import NAPKIN, Bar
 from trainledger.forecast.predict.parallel_step import spans
 from trainledger.forecast.predict.streams import Span
 from trainledger.ledger.ranks import RankAccount
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS, around, arranged, bar_figure
+from trainledger.report.chart import COLOURS, FAINT, PALE, WHITE, Axis, Bars, Chart, Line, Mark, bar_chart, significant
+from trainledger.report.document import Table
 from trainledger.spec.units import format_percent, format_seconds
 
 _COLOUR_OF = {
     "forward": COLOURS[0], "backward": COLOURS[2], "weights": COLOURS[4], "update": COLOURS[3],
-    "communication": COLOURS[1], "more": "#dddddd",
+    "communication": COLOURS[1], "more": PALE,
 }  # fmt: skip
 _NAME_OF = {"weights": "gradients of weights", "more": "more rounds, of several kinds"}
 _PALER = 0.5  # opacity of a bar for many rounds
 _WAITING = "waiting, anywhere in the step"
 _LEAST = 1e-3  # of a step: less at its end is not drawn
-_SMALL = ((1.0, "seconds"), (1e-3, "milliseconds"), (1e-6, "microseconds"))
-_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_UNITS = (
+    (86400.0, "days"),
+    (3600.0, "hours"),
+    (60.0, "minutes"),
+    (1.0, "seconds"),
+    (1e-3, "milliseconds"),
+    (1e-6, "microseconds"),
+)
+_LANE = 0.75  # of the row of a stream
 
 
-def figures(plan: Plan) -> dict[str, Figure]:
-    """What there is to draw of a plan, by title; the waterfall first where times are known."""
+def figures(plan: Plan) -> list[Chart]:
+    """The charts of a plan; the waterfall first where times are known."""
     forecast = plan.forecast
     unfit = " (it does NOT fit)" if forecast.fits is False else ""
-    drawn: dict[str, Figure] = {}
+    charts: list[Chart | None] = []
     if forecast.waterfall:
         whole = forecast.total_seconds
-        title = ("Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go") + unfit
-        drawn[title] = waterfall(forecast.waterfall, title)
+        title = "Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go"
+        charts.append(waterfall(forecast.waterfall, title + unfit))
     usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
-    memory = memory_timeline(plan.heaviest, None, usable)
-    if memory is not None:
+    if plan.heaviest is not None:
         device = " of the peak rank" if plan.ranks else ""
-        drawn[f"Memory{device} over one step{unfit}"] = memory
+        charts.append(memory_chart(plan.heaviest, f"Memory{device} over one step{unfit}", usable))
     if plan.machine is not None and forecast.step_seconds is not None:
         one = RankAccount(0, 0, 1, plan.run.model.n_layers, True, True, 1, plan.ledger)
-        step = step_timeline(spans(plan.run, plan.ranks or (one,), plan.machine), forecast.step_seconds, unfit)
-        if step is not None:
-            drawn["One step as it runs"] = step
-    return drawn
+        charts.append(step_timeline(spans(plan.run, plan.ranks or (one,), plan.machine), forecast.step_seconds, unfit))
+    return [each for each in charts if each is not None]
 
 
-def waterfall(bars: Sequence[Bar], title: str) -> Figure:
+def waterfall(bars: Sequence[Bar], title: str) -> Chart:
     """The causes of a time as bars, each beginning where the one before ended, in the unit that suits the whole."""
     total = sum(each.nanoseconds for each in bars) / 10**9
-    scale, unit = next(
-        (each for each in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")) if total >= 2 * each[0]),
-        next((each for each in _SMALL if total >= each[0]), _SMALL[-1]),
-    )
-    drawn = [each for each in bars if each.nanoseconds]
-    names = [*(each.cause for each in drawn), "in all"]
-    data = {
-        "type": "waterfall", "orientation": "h", "y": names,
-        "x": [*(each.seconds / scale for each in drawn), total / scale],
-        "measure": [*("absolute" if each.cause == NAPKIN else "relative" for each in drawn), "total"],
-        "showlegend": False,
-        "hovertemplate": f"%{{y}}: %{{delta:.4g}} {unit}<extra></extra>",
-        "connector": {"line": {"color": "#bbb", "width": 1}},
-        "increasing": {"marker": {"color": COLOURS[5]}}, "decreasing": {"marker": {"color": COLOURS[2]}},
-        "totals": {"marker": {"color": COLOURS[0]}},
-        "text": [*(format_percent(each.seconds / total) for each in drawn), ""] if total else None,
-        "textposition": "outside", "cliponaxis": False,
-    }  # fmt: skip
-    figure = bar_figure(title, unit, names, [data])
-    figure["layout"]["xaxis"] |= {"range": around([0.0, 1.1 * _highest(bars) / 10**9 / scale]) if total else None}
-    return figure
+    scale, unit = next((each for each in _UNITS if total >= each[0] * (2 if each[0] > 1 else 1)), _UNITS[-1])
+    shown, ends = [each for each in bars if each.nanoseconds], [0.0]
+    for each in shown:
+        ends.append(each.seconds / scale if each.cause == NAPKIN else ends[-1] + each.seconds / scale)
+    names = [*(each.cause for each in shown), "in all"]
+    steps = [(start, end) for start, end in pairwise(ends)]
+    last = [(0.0, total / scale)]
+    marks: list[Mark] = [
+        Line([end, end], [row, row + 1], colour=FAINT, width=1, said=()) for row, end in enumerate(ends[1:])
+    ]
+    for colour, kind in ((COLOURS[5], "longer"), (COLOURS[2], "shorter"), (COLOURS[0], "whole")):
+        rows = [
+            (row, start, end)
+            for row, (start, end) in enumerate([*steps, *last])
+            if kind == ("whole" if row == len(steps) else "longer" if end >= start else "shorter")
+        ]
+        marks.append(
+            Bars(
+                [row for row, _, _ in rows],
+                [start for _, start, _ in rows],
+                [end for _, _, end in rows],
+                colour=colour,
+                said=[f"{names[row]}: {significant(end - start)} {unit}" for row, start, end in rows],
+                texts=[
+                    "" if row == len(steps) else format_percent((end - start) * scale / total)
+                    for row, start, end in rows
+                ],
+            )
+        )
+    axis = Axis(unit, ends=(0.0, 1.12 * max(ends)))
+    return bar_chart(title, axis, names, marks)
 
 
 def waterfall_table(bars: Sequence[Bar]) -> Table:
@@ -82,16 +97,7 @@ def waterfall_table(bars: Sequence[Bar]) -> Table:
     return Table("time", columns, (*rows, ("in all", whole, 1.0)), units=units, align="lrr")
 
 
-def _highest(bars: Sequence[Bar]) -> int:
-    """The largest sum of the first bars."""
-    at = most = 0
-    for each in bars:
-        at += each.nanoseconds
-        most = max(most, at)
-    return most
-
-
-def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") -> Figure | None:
+def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") -> Chart | None:
     """What runs when in a step (`forecast.predict.parallel_step.spans`); None where nothing is known of it.
 
     Many rounds that are alike are one bar: paler where a round is of one kind, grey where it is of several. What
@@ -102,44 +108,45 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
         return None
     busy = max(each.end for each in spans)
     last = max(busy, step_seconds)
-    scale, unit = next((each for each in _SCALES if last >= each[0]), _SCALES[-1])
+    scale, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if last >= each[0]), (1e-6, "us"))
     lanes = list(dict.fromkeys(each.stream for each in spans))
-    data: list[dict[str, object]] = []
+    marks = []
     for what, colour in _COLOUR_OF.items():
-        own = [each for each in spans if each.what.removeprefix("more ") == what]
-        if own:
-            folded = [each.what != what for each in own]
-            data.append(
-                {
-                    "type": "bar", "orientation": "h", "name": _NAME_OF.get(what, what),
-                    "base": [each.start / scale for each in own],
-                    "x": [(each.end - each.start) / scale for each in own], "y": [each.stream for each in own],
-                    "marker": {"color": colour, "opacity": [_PALER if each else 1.0 for each in folded],
-                               "line": {"color": "#ffffff", "width": 0.4}},
-                    "text": [f"{each.name}, {format_seconds(each.end - each.start)}" for each in own],
-                    "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
-                }
-            )  # fmt: skip
-    if any(each.what.startswith("more ") for each in spans):  # a bar without length: the legend says what paler is
-        data.append(
-            {
-                "type": "bar", "orientation": "h", "name": "paler: many rounds, alike", "x": [0], "y": lanes[:1],
-                "marker": {"color": _COLOUR_OF["forward"]}, "opacity": _PALER, "hoverinfo": "skip",
-            }
-        )  # fmt: skip
+        for kind, opacity in ((what, 1.0), (f"more {what}", _PALER)):
+            own = [each for each in spans if each.what == kind]
+            if own:
+                marks.append(
+                    Bars(
+                        [lanes.index(each.stream) for each in own],
+                        [each.start / scale for each in own],
+                        [each.end / scale for each in own],
+                        _NAME_OF.get(what, what),
+                        colour,
+                        [f"{each.name}, {format_seconds(each.end - each.start)}" for each in own],
+                        thick=_LANE,
+                        opacity=opacity,
+                        edge=WHITE,
+                    )
+                )
+    if any(each.what.startswith("more ") for each in spans):  # no bar: the legend says what paler is
+        marks.append(Bars((), (), (), "paler: many rounds, alike", COLOURS[0], opacity=_PALER))
     if last - busy > _LEAST * last:
-        data.append(
-            {
-                "type": "bar", "orientation": "h", "name": _WAITING, "base": [busy / scale] * len(lanes),
-                "x": [(last - busy) / scale] * len(lanes), "y": lanes,
-                "marker": {"color": "#ffffff", "line": {"width": 0},
-                           "pattern": {"shape": "/", "size": 7, "fgcolor": "#aaaaaa"}},
-                "hovertemplate": f"{format_seconds(last - busy)} of waiting for the program and for slower devices: "
-                                 "somewhere in the step, drawn at its end<extra></extra>",
-            }
-        )  # fmt: skip
+        said = (
+            f"{format_seconds(last - busy)} of waiting for the program and for slower devices: "
+            "somewhere in the step, drawn at its end"
+        )
+        count = len(lanes)
+        marks.append(
+            Bars(
+                range(count),
+                [busy / scale] * count,
+                [last / scale] * count,
+                _WAITING,
+                WHITE,
+                [said] * count,
+                thick=_LANE,
+                edge=FAINT,
+            )
+        )
     title = f"One optimizer step: {format_seconds(last)}{note}"
-    layout = arranged(title, f"time ({unit})", height=130 + 34 * len(lanes), barmode="overlay", bargap=0.25)
-    layout["xaxis"] |= {"range": [0, last / scale]}
-    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": lanes[::-1], "gridcolor": "rgba(0,0,0,0)"}
-    return {"data": data, "layout": layout}
+    return Chart(title, tuple(marks), Axis(f"time ({unit})", ends=(0, last / scale)), Axis(names=tuple(lanes)))

@@ -12,8 +12,8 @@ from trainledger.answers.pages.profile import document as of_profile
 from trainledger.answers.pages.profile import short_name
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.observe.profiler.against import Against, Changed, Changes
-from trainledger.observe.profiler.profile import Profile
-from trainledger.report.document import Document, Facts, Figure, Section, Table, notes, section, sections, shown
+from trainledger.report.chart import Chart
+from trainledger.report.document import Document, Facts, Section, Table, notes, section, sections, shown
 from trainledger.spec.units import format_percent
 
 MOST_ROWS, _SENTENCES = 12, 3
@@ -94,13 +94,13 @@ def changes_data(found: Changes) -> dict[str, Any]:
     return {each.name: plain(list(getattr(found, each.name)), more=more) for each in fields(found)}
 
 
-def _figures(found: Against) -> dict[str, Figure]:
-    return dict(_waterfall(name, each) for name, each in (("before", found.before), ("after", found.after)))
-
-
-def _waterfall(name: str, found: Profile) -> tuple[str, Figure]:
-    title = f"Where a step goes, {name}: {found.path}"
-    return title, waterfall([Bar(each.title, each.nanoseconds) for each in found.waterfall], title)
+def _figures(found: Against) -> list[Chart]:
+    return [
+        waterfall(
+            [Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], f"Where a step goes, {name}: {each.path}"
+        )
+        for name, each in (("before", found.before), ("after", found.after))
+    ]
 
 
 def _data(found: Against) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from trainledger.answers.pages.profile_ranks import document as of_ranks
 from trainledger.forecast.plan.changes import EFFECTS
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.observe.profiler.beside_forecast import Operation, ProfileBeside
-from trainledger.report.document import Bars, Document, Facts, Figure, Item, Items, Table, notes, section, sections
+from trainledger.report.chart import Chart
+from trainledger.report.document import Bars, Document, Facts, Item, Items, Table, notes, section, sections
 from trainledger.report.table import commands
 from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds
 
@@ -114,13 +115,10 @@ def _row(each: Operation) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _figures(found: ProfileBeside) -> dict[str, Figure]:
-    drawn = figures(found.profile, found.waterfall)
+def _figures(found: ProfileBeside) -> list[Chart]:
+    charts = figures(found.profile, found.waterfall)
     before = [Bar(each.cause, each.predicted_ns) for each in found.bars if each.predicted_ns is not None]
-    if before:
-        forecast = "Where a step goes, forecast"
-        drawn[forecast] = waterfall(before, forecast)
-    return drawn
+    return [*charts, waterfall(before, "Where a step goes, forecast")] if before else charts
 
 
 def _data(found: ProfileBeside) -> dict[str, Any]:

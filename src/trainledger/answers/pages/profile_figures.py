@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from trainledger.answers.pages.einsum_figures import roof
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.predict.forecast import UNEXPLAINED, Bar
 from trainledger.observe.profiler.causes import LAUNCH, MEMORY_BOUND, MOVING_MEMORY, MeasuredBar
@@ -21,121 +22,96 @@ from trainledger.observe.profiler.step_time import (
     WAIT_FOR_DATA,
 )
 from trainledger.observe.profiler.step_work import COMPUTE_PARTS
-from trainledger.report.document import Figure
-from trainledger.report.style import COLOURS, arranged, line, points
-from trainledger.spec.units import GIGA, TERA, format_flops_per_second, format_nbytes
+from trainledger.report.chart import AXIS, COLOURS, FAINT, PALE, Area, Axis, Band, Chart, Line, Mark
+from trainledger.spec.units import GIGA, TERA, format_flops_per_second
 
 GROUPS = (
     ("matmuls, attention, convolutions", COLOURS[0], COMPUTE_PARTS), (RECOMPUTATION, COLOURS[2], (RECOMPUTATION,)),
     (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY), ("communication and copies", COLOURS[1], (EXPOSED, COPY)),
     ("data, evaluation, checkpoints", COLOURS[3], (WAIT_FOR_DATA, EVALUATION, CHECKPOINTS)),
-    (LAUNCH, "#aaaaaa", (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
+    (LAUNCH, FAINT, (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
 )  # fmt: skip
-UNEXPLAINED_COLOUR = "#dddddd"
 _ROOM = 4  # a factor around the matmuls of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def figures(found: Profile, bars: Sequence[MeasuredBar]) -> dict[str, Figure]:
-    """What there is to draw of a profile, by title; ``bars`` are those of its waterfall."""
+def figures(found: Profile, bars: Sequence[MeasuredBar]) -> list[Chart]:
+    """The charts of a profile; ``bars`` are those of its waterfall."""
     step = found.step.step.name
-    title = f"Where step {step} goes"
-    drawn: dict[str, Figure | None] = {
-        title: waterfall([Bar(each.title, each.nanoseconds) for each in bars], title),
-        f"What runs when in step {step}": _timeline(found),
-        f"The matmuls of step {step}": _roofline(found),
-        f"Memory over step {step}": _memory(found),
-    }
-    return {name: each for name, each in drawn.items() if each is not None}
+    charts = [
+        waterfall([Bar(each.title, each.nanoseconds) for each in bars], f"Where step {step} goes"),
+        _timeline(found, f"What runs when in step {step}"),
+        _roofline(found, f"The matmuls of step {step}"),
+        _memory(found, f"Memory over step {step}"),
+    ]
+    return [each for each in charts if each is not None]
 
 
-def _timeline(found: Profile) -> Figure | None:
+def _timeline(found: Profile, title: str) -> Chart | None:
     """Of each piece of the step, how much of it each cause has."""
     if not found.pieces or not found.step.nanoseconds:
         return None
     count = len(next(iter(found.pieces.values())))
     width_ms = found.step.nanoseconds / count / 1e6
-    at = [(each + 0.5) * width_ms for each in range(count)]
-    left = [width_ms] * count
-    data = []
-    for name, colour, parts in GROUPS:
-        own = [sum(found.pieces[part][each] for part in parts) / 1e6 for each in range(count)]
-        left = [before - each for before, each in zip(left, own, strict=True)]
-        if any(own):
-            data.append(_stacked(name, colour, at, own, width_ms))
-    if any(each > 1e-6 * width_ms for each in left):
-        data.append(_stacked(UNEXPLAINED, UNEXPLAINED_COLOUR, at, [max(each, 0.0) for each in left], width_ms))
-    layout = arranged("", "milliseconds of the step", "share", barmode="stack", bargap=0.0)
-    layout["yaxis"] |= {"range": [0, 1]}
-    return {"data": data, "layout": layout}
+    shares = {
+        name: [sum(found.pieces[part][at] for part in parts) / 1e6 / width_ms for at in range(count)]
+        for name, _, parts in GROUPS
+    }
+    shares[UNEXPLAINED] = [max(1 - sum(each), 0.0) for each in zip(*shares.values(), strict=True)]
+    colour_of = {name: colour for name, colour, _ in GROUPS} | {UNEXPLAINED: PALE}
+    layers = {name: [*each, each[-1]] for name, each in shares.items() if max(each) > 1e-6}
+    xs = [at * width_ms for at in range(count + 1)]
+    said = [
+        "\n".join(
+            [f"at {x:.4g} ms", *(f"{name}: {each[at]:.0%}" for name, each in layers.items() if each[at] >= 0.005)]
+        )
+        for at, x in enumerate(xs)
+    ]
+    mark = Area(xs, layers, [colour_of[name] for name in layers], said, step=True)
+    return Chart(title, (mark,), Axis("milliseconds of the step"), Axis("share", ends=(0, 1)))
 
 
-def _stacked(name: str, colour: str, at: list[float], own: list[float], width_ms: float) -> dict[str, object]:
-    return {
-        "type": "bar", "name": name, "x": at, "y": [each / width_ms for each in own], "width": [width_ms] * len(at),
-        "marker": {"color": colour, "line": {"width": 0}},
-        "hovertemplate": f"{name}: %{{y:.0%}} at %{{x:.4g}} ms<extra></extra>",
-    }  # fmt: skip
-
-
-def _roofline(found: Profile) -> Figure | None:
+def _roofline(found: Profile, title: str) -> Chart | None:
     """FLOP/s over FLOPs per byte of each matmul whose sizes are known, under the roofs of its device."""
     known = [each for each in found.matmuls if each.intensity and each.flops_per_second]
     if not known:
         return None
     values = [each.intensity or 0.0 for each in known]
-    low, high = min(values) / _ROOM, max(values) * _ROOM
-    data = _roofs(found, [each.dtype for each in known], low, high)
-    for at, dtype in enumerate(dict.fromkeys(each.dtype for each in known)):
+    ends = min(values) / _ROOM, max(values) * _ROOM
+    dtypes = list(dict.fromkeys(each.dtype for each in known))
+    rate = None if found.device is None else found.device.memory_bytes_per_second
+    marks = []
+    for at, dtype in enumerate(each for each in dtypes if each in found.peaks and rate is not None):
+        dash = _DASHES[at % len(_DASHES)]
+        marks.append(
+            roof(f"peak in {dtype}", dtype, found.peaks[dtype], rate or 0.0, ends, COLOURS[at % len(COLOURS)], dash)
+        )
+    for at, dtype in enumerate(dtypes):
         own = [each for each in known if each.dtype == dtype]
-        texts = [
+        said = [
             f"{each.kind} {each.shape}: {format_flops_per_second(each.flops_per_second or 0)}, {each.count} runs"
             for each in own
         ]
-        data.append(
-            points(
-                f"matmuls in {dtype or 'an unknown format'}", [each.intensity for each in own],
-                [(each.flops_per_second or 0) / TERA for each in own], text=texts,
-                marker={"color": COLOURS[at % len(COLOURS)], "size": 8}, hovertemplate="%{text}<extra></extra>",
-            )
-        )  # fmt: skip
-    layout = arranged("", "FLOPs per byte, each operand read and written once", "TFLOP/s")
-    for axis in ("xaxis", "yaxis"):
-        layout[axis] |= {"type": "log"}
-    return {"data": data, "layout": layout}
+        name = f"matmuls in {dtype or 'an unknown format'}"
+        rates = [(each.flops_per_second or 0) / TERA for each in own]
+        colour = COLOURS[at % len(COLOURS)]
+        marks.append(Line([each.intensity for each in own], rates, name, colour, width=0, symbol="circle", said=said))
+    x = Axis("FLOPs per byte, each operand read and written once", log=True)
+    return Chart(title, tuple(marks), x, Axis("TFLOP/s", log=True))
 
 
-def _roofs(found: Profile, dtypes: Sequence[str], low: float, high: float) -> list[dict[str, object]]:
-    rate = None if found.device is None else found.device.memory_bytes_per_second
-    if rate is None:
-        return []
-    roofs = []
-    for at, dtype in enumerate(each for each in dict.fromkeys(dtypes) if each in found.peaks):
-        peak = found.peaks[dtype]
-        corners = sorted({low, min(max(peak / rate, low), high), high})
-        said = f"{dtype}: {format_flops_per_second(peak)}, memory {format_nbytes(rate)}/s<extra></extra>"
-        style = {"color": COLOURS[at % len(COLOURS)], "dash": _DASHES[at % len(_DASHES)]}
-        roof = [min(peak, rate * each) / TERA for each in corners]
-        roofs.append(points(f"peak in {dtype}", corners, roof, "lines", line=style, hovertemplate=said))
-    return roofs
-
-
-def _memory(found: Profile) -> Figure | None:
+def _memory(found: Profile, title: str) -> Chart | None:
     """What PyTorch's allocator has handed out, and what it has reserved, over the step."""
     memory = found.memory
     if memory is None:
         return None
-    curves: Mapping[str, Sequence[int]] = {"allocated": memory.allocated_nbytes, "reserved": memory.reserved_nbytes}
     at = [each / 1e6 for each in memory.times_ns]
-    data = [
-        points(
-            name, at, [each / GIGA for each in nbytes], "lines", line={"color": COLOURS[number]},
-            hovertemplate=f"{name}: %{{y:.4g}} GB at %{{x:.4g}} ms<extra></extra>",
+    marks: list[Mark] = [
+        Line(at, [each / GIGA for each in nbytes], name, colour)
+        for name, nbytes, colour in (
+            ("allocated", memory.allocated_nbytes, COLOURS[0]), ("reserved", memory.reserved_nbytes, COLOURS[1])
         )
-        for number, (name, nbytes) in enumerate(curves.items())
         if any(nbytes)
     ]  # fmt: skip
-    layout = arranged("", "milliseconds of the step, on the host", "GB")
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    layout["shapes"].append(line("h", memory.peak_nbytes / GIGA, "#999999", "x domain", "y", dash="dot"))
-    return {"data": data, "layout": layout}
+    marks.append(Band("y", memory.peak_nbytes / GIGA, colour=AXIS, dash="dot"))
+    return Chart(title, tuple(marks), Axis("milliseconds of the step, on the host"), Axis("GB", zero=True))

@@ -10,11 +10,12 @@ from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.profile import causes_of, short_bars
 from trainledger.answers.pages.profile import document as of_profile
-from trainledger.answers.pages.rank_figures import rank_figure
+from trainledger.answers.pages.rank_figures import rank_charts
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.observe.profiler.ranks import RankProfile, Ranks
 from trainledger.observe.profiler.step_time import EXPOSED
-from trainledger.report.document import Bars, Document, Facts, Figure, Table, notes, section, sections, shown
+from trainledger.report.chart import Chart
+from trainledger.report.document import Bars, Document, Facts, Table, notes, section, sections, shown
 from trainledger.spec.units import format_count, format_percent
 
 
@@ -49,7 +50,7 @@ def document(found: Ranks, *, most: int = 0) -> Document:
             notes((*found.doubts, *dict.fromkeys(said for each in found.ranks for said in each.profile.doubts))),
         ),
         data=lambda: _data(found),
-        figures=lambda: rank_figure(found) | _figures(shown_ranks),
+        figures=lambda: [*rank_charts(found), *_figures(shown_ranks)],
     )
 
 
@@ -92,12 +93,11 @@ def _table(found: Ranks) -> Table:
     )
 
 
-def _figures(some: list[RankProfile]) -> dict[str, Figure]:
-    titles = [f"Where a step of rank {each.rank} goes" for each in some]
-    return {
-        title: waterfall([Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], title)
-        for title, each in zip(titles, some, strict=True)
-    }
+def _figures(some: list[RankProfile]) -> list[Chart]:
+    return [
+        waterfall([Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], f"Where a step of rank {each.rank} goes")
+        for each in some
+    ]
 
 
 def _data(found: Ranks) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from trainledger.answers.pages.profile_against import (
 from trainledger.answers.pages.profile_ranks import document as of_ranks
 from trainledger.observe.profiler.against import RanksAgainst
 from trainledger.observe.profiler.ranks import WAITS, RankProfile, Ranks
-from trainledger.report.document import Document, Facts, Figure, Table, notes, section, sections, shown
-from trainledger.report.style import COLOURS, arranged, bar_figure, bars
+from trainledger.report.chart import COLOURS, Axis, Chart, bar_chart, beside, stacked
+from trainledger.report.document import Document, Facts, Table, notes, section, sections, shown
 from trainledger.spec.units import format_percent
 
 _DRAWN_PARTS, _DRAWN_RANKS = 10, 16
@@ -127,23 +127,17 @@ def _waits(rank: RankProfile) -> int:
     return sum(rank.waited_in_median_ns.values())
 
 
-def _figures(found: RanksAgainst) -> dict[str, Figure]:
+def _figures(found: RanksAgainst) -> list[Chart]:
     """Parts before and after beside each other, and of each rank its own work and its waiting."""
     parts = sorted(found.changes.parts, key=lambda each: -max(each.before_ns, each.after_ns))[:_DRAWN_PARTS]
-    rows = [each.name for each in parts]
-    times = (
-        ("before", _BEFORE, [each.before_ns for each in parts]),
-        ("after", _AFTER, [each.after_ns for each in parts]),
-    )
-    data = [bars(name, rows, [each / 1e6 for each in own], colour, _HOVER) for name, colour, own in times]
+    times = {"before": [each.before_ns / 1e6 for each in parts], "after": [each.after_ns / 1e6 for each in parts]}
+    bars = beside(times, lambda name, row: f"{name}: {times[name][row]:.4g} ms of {parts[row].name}")
     title = "Parts of a step before and after, median over ranks"
-    drawn = {title: bar_figure(title, "milliseconds", rows, data, barmode="group")}
-    if found.shared:
-        drawn["The ranks before and after"] = _of_ranks(found)
-    return drawn
+    charts = [bar_chart(title, "milliseconds", [each.name for each in parts], bars)]
+    return [*charts, _of_ranks(found)] if found.shared else charts
 
 
-def _of_ranks(found: RanksAgainst) -> Figure:
+def _of_ranks(found: RanksAgainst) -> Chart:
     """A pair of bars for each rank that both have (of many those whose own work changed most)."""
     some = sorted(found.shared, key=lambda pair: -abs(pair[1].own_ns - pair[0].own_ns))[:_DRAWN_RANKS]
     lanes = [
@@ -151,19 +145,18 @@ def _of_ranks(found: RanksAgainst) -> Figure:
         for pair in sorted(some, key=lambda pair: pair[1].rank)
         for when, each in zip(("before", "after"), pair, strict=True)
     ]
-    names = [name for name, _ in lanes]
-    data = [
-        bars(name, names, [of(each) / 1e6 for _, each in lanes], colour, _HOVER)
-        for name, of, colour in (("its own work and gaps", _own, COLOURS[0]), (WAITS, _waits, COLOURS[5]))
-    ]
-    title = "The ranks before and after" + (
-        f", {len(some)} of {len(found.shared)}" if len(some) < len(found.shared) else ""
+    parts = {
+        "its own work and gaps": [_own(each) / 1e6 for _, each in lanes],
+        WAITS: [_waits(each) / 1e6 for _, each in lanes],
+    }
+    colours = dict(zip(parts, (COLOURS[0], COLOURS[5]), strict=True))
+    bars = stacked(
+        parts, colours, lambda name, row: f"{lanes[row][0]}: {parts[name][row]:.4g} ms of {name}", thick=0.75
     )
-    layout = arranged(
-        title, "milliseconds of the median step", height=130 + 26 * len(lanes), barmode="stack", bargap=0.25
-    )
-    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "gridcolor": "rgba(0,0,0,0)"}
-    return {"data": data, "layout": layout}
+    few = f", {len(some)} of {len(found.shared)}" if len(some) < len(found.shared) else ""
+    names = tuple(name for name, _ in lanes)
+    x = Axis("milliseconds of the median step")
+    return Chart(f"The ranks before and after{few}", tuple(bars), x, Axis(names=names), height=26 * len(lanes))
 
 
 def _data(found: RanksAgainst) -> dict[str, Any]:

@@ -3,59 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from trainledger.answers.pages.profile_figures import GROUPS, UNEXPLAINED_COLOUR
+from trainledger.answers.pages.profile_figures import GROUPS
 from trainledger.forecast.predict.forecast import UNEXPLAINED
 from trainledger.observe.profiler.ranks import WAITS, RankRow, Ranks
-from trainledger.report.document import Figure
-from trainledger.report.style import COLOURS, arranged
+from trainledger.report.chart import COLOURS, PALE, Area, Axis, Chart
 from trainledger.spec.units import format_percent
 
 _MOST, _FINE = 16, 8  # ranks that are drawn, and drawn in all pieces
-_ROW, _AROUND, _GAP = 40, 130, 0.22  # pixels of a rank and of what is around all; of a row, what is empty
+_ROW, _THICK = 40, 0.78  # pixels of a rank; its part of a row
 _ALIKE = 0.08  # of a piece: neighbours whose groups differ by less are drawn as one
 _GROUPS = (*GROUPS[:4], (WAITS, COLOURS[5], (WAITS,)), *GROUPS[4:])
+_COLOUR_OF = {name: colour for name, colour, _ in _GROUPS} | {UNEXPLAINED: PALE}
 _LEAST = 0.004  # of a piece: less is not drawn
 Run = tuple[int, int, list[float]]  # the first piece, the one behind the last, and the share of each group
 
 
-def rank_figure(found: Ranks) -> dict[str, Figure]:
-    """The timeline under its title; empty where the ranks have no step in common."""
+def rank_charts(found: Ranks) -> list[Chart]:
+    """The timeline of the ranks; none where they have no step in common."""
     timeline = found.timeline
     if timeline is None:
-        return {}
+        return []
     late = {each.rank for each in found.stragglers}
     rows = _drawn(timeline.rows, late)
     some = f"{len(rows)} of {len(timeline.rows):,} ranks" if len(rows) < len(timeline.rows) else "the ranks"
-    title = f"What {some} do when in step {timeline.step}"
     clocks = "clocks set by the ends of shared collectives" if timeline.is_aligned else "each from when its step begins"
-    layout = arranged(title, height=_AROUND + _ROW * len(rows), barmode="stack", bargap=0.0)
+    names = tuple(f"rank {row.rank}, late" if row.rank in late else f"rank {row.rank}" for row in rows)
     end_ms = max(each.begin_ns + each.nanoseconds for each in rows) / 1e6
-    for at, row in enumerate(rows):
-        number, low = _axis(at), 1 - (at + 1) / len(rows)
-        words = f"rank {row.rank}, late" if row.rank in late else f"rank {row.rank}"
-        layout[f"xaxis{number}"] = layout["xaxis"] | {
-            "range": [0, end_ms], "anchor": f"y{number}", "showticklabels": False, "zeroline": False,
-        }  # fmt: skip
-        layout[f"yaxis{number}"] = layout["yaxis"] | {
-            "range": [0, 1], "domain": [low + _GAP / 2 / len(rows), low + (1 - _GAP / 2) / len(rows)],
-            "anchor": f"x{number}", "tickvals": [0.5], "ticktext": [words], "showgrid": False, "zeroline": False,
-        }  # fmt: skip
-    layout[f"xaxis{_axis(len(rows) - 1)}"] |= {
-        "showticklabels": True, "title": {"text": f"milliseconds ({clocks})", "standoff": 10},
-    }  # fmt: skip
-    # Bars of a row are stacked in the order of the groups.
-    runs = [list(_runs(row, 1 if len(rows) <= _FINE else 2)) for row in rows]
-    data = []
-    for group, (name, colour, _) in enumerate([*_GROUPS, (UNEXPLAINED, UNEXPLAINED_COLOUR, ())]):
-        own = [bars for at, row in enumerate(rows) if (bars := _bars(row, runs[at], group, name, colour, _axis(at)))]
-        data += [each | {"showlegend": at == 0} for at, each in enumerate(own)]
-    return {title: {"data": data, "layout": layout}}
-
-
-def _axis(at: int) -> str:
-    return "" if at == 0 else str(at + 1)
+    together = 1 if len(rows) <= _FINE else 2
+    marks = tuple(_area(at, row, list(_runs(row, together))) for at, row in enumerate(rows))
+    x = Axis(f"milliseconds ({clocks})", ends=(0, end_ms))
+    return [Chart(f"What {some} do when in step {timeline.step}", marks, x, Axis(names=names), height=_ROW * len(rows))]
 
 
 def _drawn(rows: Sequence[RankRow], late: set[int]) -> list[RankRow]:
@@ -69,20 +47,29 @@ def _drawn(rows: Sequence[RankRow], late: set[int]) -> list[RankRow]:
     return [row for row in rows if row.rank in numbers]
 
 
-def _bars(row: RankRow, runs: Sequence[Run], group: int, name: str, colour: str, axis: str) -> dict[str, Any] | None:
-    """The bars of one group of a rank; None where it has none."""
-    own = [(begin, end, shares[group]) for begin, end, shares in runs if shares[group] > _LEAST]
-    if not own:
-        return None
+def _area(at: int, row: RankRow, runs: Sequence[Run]) -> Area:
+    """The groups of a rank stacked in its row."""
     piece_ms, first_ms = row.nanoseconds / _count(row) / 1e6, row.begin_ns / 1e6
-    return {
-        "type": "bar", "name": name, "legendgroup": name, "xaxis": f"x{axis}", "yaxis": f"y{axis}",
-        "x": [first_ms + (begin + end) / 2 * piece_ms for begin, end, _ in own],
-        "y": [share for *_, share in own], "width": [(end - begin) * piece_ms for begin, end, _ in own],
-        "marker": {"color": colour, "line": {"width": 0}},
-        "text": [f"{format_percent(share)} of {(end - begin) * piece_ms:.4g} ms" for begin, end, share in own],
-        "textposition": "none", "hovertemplate": f"rank {row.rank}: {name}, %{{text}}<extra></extra>",
-    }  # fmt: skip
+    said = [
+        "\n".join(
+            [
+                f"rank {row.rank}, {(end - begin) * piece_ms:.4g} ms",
+                *(
+                    f"{name}: {format_percent(share)}"
+                    for name, share in zip(_COLOUR_OF, shares, strict=True)
+                    if share > _LEAST
+                ),
+            ]
+        )
+        for begin, end, shares in runs
+    ]
+    layers = {
+        name: [-_THICK * shares[group] for _, _, shares in [*runs, runs[-1]]] for group, name in enumerate(_COLOUR_OF)
+    }
+    xs = [*(first_ms + begin * piece_ms for begin, _, _ in runs), first_ms + runs[-1][1] * piece_ms]
+    used = {name: heights for name, heights in layers.items() if min(heights) < -_THICK * _LEAST}
+    colours = [_COLOUR_OF[name] for name in used]
+    return Area(xs, used, colours, [*said, said[-1]], floor=at + _THICK / 2, step=True)
 
 
 def _runs(row: RankRow, together: int) -> Iterator[Run]:

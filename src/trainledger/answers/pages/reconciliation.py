@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from html import escape
+from math import ceil, floor, log10
 from typing import Any
 
-from trainledger.answers.pages.memory import memory_timeline
+from trainledger.answers.pages.memory import memory_charts
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.record import RunRecord
@@ -16,14 +17,14 @@ from trainledger.answers.pages.run_figures import operations_table, roofline
 from trainledger.ledger.measured import Spread
 from trainledger.ledger.ranks import RankFigures
 from trainledger.observe.reconcile import Part, Reconciliation, Row
-from trainledger.report.document import Amount, Cell, Document, Figure, Table, section, sections, signed
+from trainledger.report.chart import COLOURS, GREY, Axis, Band, Bars, Chart, Line, Mark, bar_chart, beside, significant
+from trainledger.report.document import Amount, Cell, Document, Table, section, sections, signed
 from trainledger.report.html import page, parts, table_html
-from trainledger.report.style import arranged, line
 from trainledger.report.table import sentence
 from trainledger.spec.plain import replace_file
 from trainledger.spec.units import format_seconds
 
-_PREDICTED, _MEASURED = "#E69F00", "#0072B2"
+_MEASURED = COLOURS[0]
 # These are always split; the others only where there is a difference to place.
 _ALWAYS_SPLIT = ("peak_nbytes", "step_seconds", "total_seconds")
 
@@ -45,7 +46,7 @@ def document(found: Reconciliation | RunRecord) -> Document:
             lines,
         ),
         data=lambda: _data(rows) | (_of_directory(record) if record else {}),
-        figures=lambda: figures(record) if record else {},
+        figures=lambda: figures(record) if record else [],
     )
 
 
@@ -140,97 +141,88 @@ def _whole(record: RunRecord) -> Iterator[str]:
             yield f"<details><summary>Every operation of the {whose}</summary>{table}</details>"
 
 
-def figures(record: RunRecord) -> dict[str, Figure]:
-    """The figures that a run directory has the data for, by title."""
-    rows = record.reconciliation
+def figures(record: RunRecord) -> list[Chart]:
+    """The charts that a run directory has the data for."""
     forecast, measured = record.forecast, record.measured_ledger
-    bars = () if forecast is None else forecast.waterfall
-    built = {
-        "Memory over one step": memory_timeline(record.predicted_ledger, record.measured_ledger),
-        "Loss": loss_curve(record),
-        "Step time": step_time_distribution(record),
-        "Time by phase": phase_times(rows),
-        "Forecast: where the time goes": waterfall(bars, "Forecast: where the time goes") if bars else None,
-        "Operations of the recorded step": (
-            None if measured is None or forecast is None else roofline(measured, forecast.peak_flops_per_second)
-        ),
-    }
-    return {title: each for title, each in built.items() if each is not None}
+    ledgers = (("predicted", record.predicted_ledger), ("measured", measured))
+    charts = [
+        *memory_charts([(f"Memory over one step, {name}", each) for name, each in ledgers if each is not None]),
+        loss_curve(record),
+        step_time_distribution(record),
+        phase_times(record.reconciliation),
+    ]
+    if forecast is not None:
+        if forecast.waterfall:
+            charts.append(waterfall(forecast.waterfall, "Forecast: where the time goes"))
+        if measured is not None:
+            charts.append(roofline(measured, forecast.peak_flops_per_second, "Operations of the recorded step"))
+    return [each for each in charts if each is not None]
 
 
-def loss_curve(record: RunRecord) -> Figure | None:
+def loss_curve(record: RunRecord) -> Chart | None:
     """Training and validation loss over steps, with the unigram entropy of the corpus."""
     steps, evaluations = record.steps, record.evaluations
     if not steps:
         return None
-    curves = [("training", steps, "loss", {"mode": "lines", "line": {"color": _MEASURED, "width": 1.2}})]
-    if evaluations:
-        style = {"mode": "lines+markers", "line": {"color": "#D55E00", "width": 2}}
-        curves.append(("validation", evaluations, "validation_loss", style))
-    data = [
-        {
-            "type": "scatter",
-            "name": name,
-            "x": [each["step"] for each in lines],
-            "y": [each[key] for each in lines],
-            **style,
-        }
-        for name, lines, key, style in curves
+    marks: list[Mark] = [
+        Line([each["step"] for each in steps], [each["loss"] for each in steps], "training", _MEASURED, 1.2)
     ]
-    layout = arranged(x="step", y="loss (nats per token)")
+    if evaluations:
+        losses = [each["validation_loss"] for each in evaluations]
+        marks.append(Line([each["step"] for each in evaluations], losses, "validation", COLOURS[5], symbol="circle"))
     entropy = record.state.get("unigram_entropy")
     if isinstance(entropy, int | float):
-        layout["shapes"].append(line("h", entropy, "#555", "x domain", "y", dash="dash"))
-        layout["annotations"] = [
-            {
-                "x": 1, "xref": "x domain", "y": entropy, "yref": "y", "text": f"unigram entropy {entropy:.3f}",
-                "showarrow": False, "xanchor": "right", "yanchor": "bottom", "font": {"color": "#555"},
-            }
-        ]  # fmt: skip
-        layout["yaxis"]["rangemode"] = "tozero"
-    return {"data": data, "layout": layout}
+        marks.append(Band("y", entropy, text=f"unigram entropy {entropy:.3f}", colour=GREY))
+    return Chart("Loss", tuple(marks), Axis("step"), Axis("loss (nats per token)", zero=entropy is not None))
 
 
-def step_time_distribution(record: RunRecord) -> Figure | None:
+def step_time_distribution(record: RunRecord) -> Chart | None:
     """How long the steps took, with the median and the forecast marked."""
     seconds = [each["seconds"] for each in record.steps if isinstance(each.get("seconds"), int | float)]
     if not seconds:
         return None
-    marks = []
-    if record.measured.step_seconds is not None:
-        marks.append(("median", record.measured.step_seconds.median, _MEASURED))
-    if record.forecast is not None and record.forecast.step_seconds is not None:
-        marks.append(("predicted", record.forecast.step_seconds, "#D55E00"))
-    layout = arranged(x="seconds per step", y="steps", bargap=0.02, showlegend=False)
-    layout["annotations"] = []
-    layout["margin"] |= {"t": 60}
-    for at, (name, value, colour) in enumerate(marks):
-        layout["shapes"].append(line("v", value, colour, "x", "y domain", dash="dash"))
-        layout["annotations"].append(
-            {
-                "x": value, "xref": "x", "y": 1 + 0.07 * at, "yref": "y domain", "xanchor": "left", "yanchor": "bottom",
-                "text": f" {name} {format_seconds(value)}", "showarrow": False, "font": {"color": colour},
-            }
-        )  # fmt: skip
-    bars = {"type": "histogram", "x": seconds, "nbinsx": 60, "marker": {"color": "#56B4E9"}, "name": "steps"}
-    return {"data": [bars], "layout": layout}
+    first, width, counts = binned(seconds, 60)
+    lows = [first + at * width for at in range(len(counts))]
+    said = [f"{significant(low)} to {significant(low + width)}: {n:,}" for low, n in zip(lows, counts, strict=True)]
+    bars = Bars([low + width / 2 for low in lows], [0] * len(counts), counts, colour=COLOURS[4], said=said,
+                thick=0.98 * width, upright=True)  # fmt: skip
+    marks: list[Mark] = [bars]
+    measured, forecast = record.measured.step_seconds, record.forecast
+    median = None if measured is None else measured.median
+    predicted = None if forecast is None else forecast.step_seconds
+    for name, value, colour in (("median", median, _MEASURED), ("predicted", predicted, COLOURS[5])):
+        if value is not None:
+            marks.append(Band("x", value, text=f"{name} {format_seconds(value)}", colour=colour))
+    return Chart("Step time", tuple(marks), Axis("seconds per step"), Axis("steps"))
 
 
-def phase_times(rows: Reconciliation) -> Figure | None:
+def binned(values: Sequence[float], most: int) -> tuple[float, float, list[int]]:
+    """The start of the first bin, the round width of all, and how many values each holds.
+
+    >>> binned([0.5, 1.5, 1.6, 3.2], 4)
+    (0.0, 1.0, [1, 2, 0, 1])
+    """
+    low, high = min(values), max(values)
+    rough = (high - low) / most or abs(low) / 10 or 1.0
+    power = 10.0 ** floor(log10(rough))
+    width = next(each * power for each in (1, 2, 5, 10) if each * power >= 0.999 * rough)
+    first = floor(low / width) * width
+    counts = [0] * max(1, ceil((high - first) / width + 1e-9))
+    for each in values:
+        counts[min(int((each - first) / width), len(counts) - 1)] += 1
+    return first, width, counts
+
+
+def phase_times(rows: Reconciliation) -> Chart | None:
     """Seconds by phase, predicted and measured: of the whole run, or of a step where the run is not whole."""
     row = next((each for each in (rows["total_seconds"], rows["step_seconds"]) if each.parts), None)
     if row is None:
         return None
     names = [each.name for each in row.parts]
-    sides = (
-        ("predicted", [each.predicted for each in row.parts], _PREDICTED),
-        ("measured", [each.measured for each in row.parts], _MEASURED),
-    )
-    data = [
-        {"type": "bar", "orientation": "h", "name": name, "y": names, "x": values, "marker": {"color": colour}}
-        for name, values, colour in sides
-    ]
+    sides = {
+        "measured": [float(each.measured or 0) for each in row.parts],
+        "predicted": [float(each.predicted or 0) for each in row.parts],
+    }
+    bars = beside(sides, lambda side, at: f"{names[at]}, {side}: {significant(sides[side][at])} s")
     what = "the whole run" if row.quantity == "total_seconds" else "one step"
-    layout = arranged(x=f"seconds of {what}", barmode="group")
-    layout["yaxis"] |= {"autorange": "reversed"}
-    return {"data": data, "layout": layout}
+    return bar_chart("Time by phase", f"seconds of {what}", names, bars)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainledger.answers.pages.einsum_figures import roof, roofline_layout
+from trainledger.answers.pages.einsum_figures import INTENSITY, RATE, roof
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS, points
+from trainledger.report.chart import COLOURS, GREY, Chart, Line
+from trainledger.report.document import Table
 from trainledger.spec.units import TERA, format_flops_per_second, format_seconds
 
 _LEAST_SHARE = 0.001  # of the step: what takes less is left out of the figure
@@ -56,7 +56,7 @@ def operations_table(ledger: Ledger) -> Table:
     return Table("operations", columns, rows, ("", "", "", "", "count", "flops", "nbytes", "seconds"))
 
 
-def roofline(ledger: Ledger, peak_flops_per_second: float | None) -> Figure | None:
+def roofline(ledger: Ledger, peak_flops_per_second: float | None, title: str) -> Chart | None:
     """FLOP/s over FLOPs per byte of each operation that was timed; None where none was.
 
     The roofs are the peak that MFU refers to, and the most bytes per second that any of these operations moved.
@@ -69,17 +69,12 @@ def roofline(ledger: Ledger, peak_flops_per_second: float | None) -> Figure | No
     memory = max(each.nbytes / each.seconds for each in shown)
     intensities = [each.flops / each.nbytes for each in shown]
     ends = min(intensities) / _ROOM, max(max(intensities), peak_flops_per_second / memory) * _ROOM
-    data = [roof("roof", "this machine", peak_flops_per_second, memory, ends, "#555555")]
+    marks = [roof("roof", "this machine", peak_flops_per_second, memory, ends, GREY)]
     for at, phase in enumerate(dict.fromkeys(each.phase for each in shown)):
         own = [each for each in shown if each.phase == phase]
-        data.append(
-            points(
-                phase, [each.flops / each.nbytes for each in own], [each.flops / each.seconds / TERA for each in own],
-                marker={"color": COLOURS[at % len(COLOURS)]}, text=list(_said(own)),
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )  # fmt: skip
-    return {"data": data, "layout": roofline_layout("Operations of the recorded step")}
+        places, rates = [each.flops / each.nbytes for each in own], [each.flops / each.seconds / TERA for each in own]
+        marks.append(Line(places, rates, phase, COLOURS[at % len(COLOURS)], 0, symbol="circle", said=list(_said(own))))
+    return Chart(title, tuple(marks), INTENSITY, RATE)
 
 
 def _said(some: list[Operation]) -> Iterator[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log10
 from typing import Any
 
 from trainledger.answers.pages.device_memory import memory_data, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
-from trainledger.report.document import Amount, Cell, Document, Figure, Section, Table, notes, section, sections
-from trainledger.report.style import COLOURS, GREY, arranged, mark
+from trainledger.report.chart import COLOURS, Axis, Chart, Line, stacked, usable_memory
+from trainledger.report.document import Amount, Cell, Document, Section, Table, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
 from trainledger.spec.units import (
@@ -20,7 +19,6 @@ from trainledger.spec.units import (
     KILO,
     counted,
     format_gigabytes,
-    format_nbytes,
     format_seconds,
 )
 
@@ -196,19 +194,14 @@ def _data(found: Inference) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def figures(found: Inference) -> dict[str, Figure]:
-    """By title: the time of a forward and the tokens per second of each batch, where times are known, and its memory.
+def figures(found: Inference) -> list[Chart]:
+    """The time of a forward and the tokens per second of each batch, where times are known, and its memory.
 
     Batches that do not fit have no times here; the first of them is drawn with the memory it would need.
     """
-    drawn: dict[str, Figure] = {}
     timed = [each for each in found.batches if each.time is not None and each.fits is not False]
-    if timed:
-        drawn["Batch and latency"] = _latency(found, timed)
-        drawn["Latency and tokens per second"] = _throughput(found, timed)
-    if found.batches:
-        drawn["Batch and memory"] = _memory_figure(found)
-    return drawn
+    charts = [_latency(found, timed), _throughput(found, timed)] if timed else []
+    return [*charts, _memory_chart(found)] if found.batches else charts
 
 
 def about(found: Inference) -> list[str]:
@@ -234,72 +227,60 @@ def _curves(found: Inference, rows: list[BatchRow]) -> Iterator[tuple[str, str, 
         yield "expected", _EXPECTED, [each * KILO for each in expected], rates
 
 
-def _latency(found: Inference, rows: list[BatchRow]) -> Figure:
+def _latency(found: Inference, rows: list[BatchRow]) -> Chart:
     batches = [each.batch for each in rows]
-    data = [
-        {
-            "type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True, "x": batches,
-            "y": milliseconds, "line": {"color": colour}, "customdata": rates,
-            "hovertemplate": "batch %{x:,}: %{y:.4g} ms, %{customdata:,.4g} tokens/s<extra></extra>",
-        }
+    marks = [
+        Line(batches, milliseconds, name, colour, symbol="circle", said=_batches_said(rows, milliseconds, rates))
         for name, colour, milliseconds, rates in _curves(found, rows)
-    ]  # fmt: skip
+    ]
     what = "one token of each sequence" if found.serving.phase == "decode" else "all tokens of all sequences"
-    layout = arranged(f"{found.run.model.name}: {what}", "sequences at once", "milliseconds")
     apart = [each for each, after in zip(batches, [*batches[1:], 0], strict=True) if not each < after < 1.5 * each]
-    layout["xaxis"] |= {"type": "log", "range": _room(batches), "tickvals": apart, "tickformat": ",d"}
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+    x = Axis("sequences at once", log=True, ticks={float(each): f"{each:,}" for each in apart})
+    title = f"Batch and latency: {found.run.model.name}, {what}"
+    return Chart(title, tuple(marks), x, Axis("milliseconds", zero=True))
 
 
-def _throughput(found: Inference, rows: list[BatchRow]) -> Figure:
-    places = ("top left", "bottom right")
-    data = [
-        {
-            "type": "scatter", "mode": "lines+markers+text", "name": name, "x": milliseconds, "y": rates,
-            "showlegend": True, "cliponaxis": False, "line": {"color": colour},
-            "text": [f"{each.batch:,}" for each in rows], "textposition": places[at],
-            "hovertemplate": "batch %{text}: %{x:.4g} ms, %{y:,.4g} tokens/s<extra></extra>",
-        }
-        for at, (name, colour, milliseconds, rates) in enumerate(_curves(found, rows))
-    ]  # fmt: skip
-    title = f"{found.run.model.name}: each point a batch"
-    layout = arranged(title, "milliseconds of a forward", "tokens per second of all sequences")
-    for axis in ("xaxis", "yaxis"):
-        layout[axis] |= {"rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+def _throughput(found: Inference, rows: list[BatchRow]) -> Chart:
+    texts = [f"{each.batch:,}" for each in rows]
+    marks = [
+        Line(
+            milliseconds,
+            rates,
+            name,
+            colour,
+            symbol="circle",
+            said=_batches_said(rows, milliseconds, rates),
+            texts=texts,
+        )
+        for name, colour, milliseconds, rates in _curves(found, rows)
+    ]
+    title = f"Latency and tokens per second: {found.run.model.name}, each point a batch"
+    x, y = Axis("milliseconds of a forward", zero=True), Axis("tokens per second of all sequences", zero=True)
+    return Chart(title, tuple(marks), x, y)
 
 
-def _memory_figure(found: Inference) -> Figure:
+def _batches_said(rows: list[BatchRow], milliseconds: list[float], rates: list[float]) -> list[str]:
+    return [
+        f"batch {each.batch:,}: {time:.4g} ms, {rate:,.0f} tokens/s"
+        for each, time, rate in zip(rows, milliseconds, rates, strict=True)
+    ]
+
+
+def _memory_chart(found: Inference) -> Chart:
     beyond = [at for at, each in enumerate(found.batches) if each.fits is False]
     rows = found.batches[: beyond[0] + 1] if beyond else found.batches
-    names = [f"{each.batch:,}" for each in rows]
+    outside = "activations, and outside the tensors"
     parts = {
-        "weights": [found.weights.nbytes for _ in rows],
-        "KV cache": [each.cache_nbytes for each in rows],
-        "activations, and outside the tensors": [
-            each.device_nbytes - each.cache_nbytes - found.weights.nbytes for each in rows
-        ],
+        "weights": [found.weights.nbytes / GIGA for _ in rows],
+        "KV cache": [each.cache_nbytes / GIGA for each in rows],
+        outside: [(each.device_nbytes - each.cache_nbytes - found.weights.nbytes) / GIGA for each in rows],
     }
-    colours = (COLOURS[0], COLOURS[1], GREY)
-    data = [
-        {
-            "type": "bar", "name": name, "x": names, "y": [each / GIGA for each in nbytes],
-            "marker": {"color": colour}, "hovertemplate": "%{y:.3f} GB of " + name + "<extra>batch %{x}</extra>",
-        }
-        for (name, nbytes), colour in zip(parts.items(), colours, strict=True)
-    ]  # fmt: skip
-    layout = arranged(f"{found.run.model.name}: memory", "sequences at once", "memory (GB)", barmode="stack")
-    layout["xaxis"] |= {"type": "category"}
-    layout["legend"] |= {"traceorder": "normal"}
-    if found.memory is not None and found.memory.usable_nbytes is not None:
-        usable = found.memory.usable_nbytes
-        mark(layout, "h", usable / GIGA, f"{format_nbytes(usable)} {of_a_device(found.memory)}")
-    return {"data": data, "layout": layout}
-
-
-def _room(values: list[int]) -> list[float]:
-    """The ends of a logarithmic axis with a little room on both sides, in powers of ten."""
-    low, high = log10(min(values)), log10(max(values))
-    room = max(high - low, 1.0) / 20
-    return [low - room, high + room]
+    colours = {"weights": COLOURS[0], "KV cache": COLOURS[1]}
+    bars = stacked(
+        parts, colours, lambda name, row: f"batch {rows[row].batch:,}: {parts[name][row]:.3f} GB of {name}", thick=0.8,
+        upright=True,
+    )  # fmt: skip
+    usable = None if found.memory is None else found.memory.usable_nbytes
+    line = [] if found.memory is None else usable_memory(usable, "y", of_a_device(found.memory))
+    x = Axis("sequences at once", names=tuple(f"{each.batch:,}" for each in rows))
+    return Chart(f"Batch and memory: {found.run.model.name}", (*bars, *line), x, Axis("memory (GB)"))

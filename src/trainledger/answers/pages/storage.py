@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from trainledger.report.cells import Cell, cell_figure
-from trainledger.report.document import Figure, Table
-from trainledger.report.style import COLOURS
+from trainledger.answers.pages.cells import Cell, cell_chart
+from trainledger.report.chart import COLOURS, Chart
+from trainledger.report.document import Table
 from trainledger.spec.units import ceil_div
 from trainledger.tensors.strided import list_text, row_of
 
@@ -47,7 +47,7 @@ def elements_table(one: Strided) -> Table:
     return Table("elements", ("element", "place", "byte"), rows, units=("", "integer", "integer"), align="lrr")
 
 
-def storage_figure(one: Strided, title: str) -> Figure:
+def storage_chart(one: Strided, title: str) -> Chart:
     """The storage as cells in memory order, in the colours of the tensor's rows.
 
     A cell says its place, its byte and which elements of the tensor it is; it shows the number of the element,
@@ -64,13 +64,13 @@ def storage_figure(one: Strided, title: str) -> Figure:
         for place in range(size) for found in [inside.get(place, [])]
     ]  # fmt: skip
     ticks = {row: str(row * wide) for row in range(ceil_div(size, wide))}
-    return cell_figure(title, "in memory order; next to each row its first place", cells, wide, ticks)
+    return cell_chart(title, "in memory order; next to each row its first place", cells, wide, ticks)
 
 
-def elements_figure(one: Strided, title: str) -> Figure:
+def elements_chart(one: Strided, title: str) -> Chart:
     """The tensor as cells by index, rows and columns being its last two dims; in each its place in the storage.
 
-    Dims before the last two are blocks below each other. Colours are those of `storage_figure`.
+    Dims before the last two are blocks below each other. Colours are those of `storage_chart`.
     """
     columns = one.shape[-1] if one.shape else 1
     cells: list[Cell] = []
@@ -81,7 +81,7 @@ def elements_figure(one: Strided, title: str) -> Figure:
         place = one.place(index)
         said = f"element {list_text(index)}: place {place}, byte {one.byte(index)}"
         cells.append(Cell(number % columns, row, _colour(one, [index]), str(place), said))
-    return cell_figure(title, "in each cell its place in the storage", cells, columns, ticks)
+    return cell_chart(title, "in each cell its place in the storage", cells, columns, ticks)
 
 
 def _size(one: Strided) -> int:

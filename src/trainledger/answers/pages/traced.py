@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.answers.pages.memory import memory_figure, peak_figure
+from trainledger.answers.pages.memory import memory_chart, peak_chart
 from trainledger.answers.pages.peak import peak_data, peak_sections, place
 from trainledger.forecast.predict.step import OnDevice
 from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import highest_by_category
-from trainledger.report.document import Amount, Cell, Document, Figure, Table, notes, section, sections
+from trainledger.report.chart import Chart
+from trainledger.report.document import Amount, Cell, Document, Table, notes, section, sections
 from trainledger.spec.units import counted
 
 SPLITS = ("phase", "kind", "path", "line", "category", "basis")
@@ -59,10 +60,10 @@ def document(
     )
 
 
-def figures(ledger: Ledger) -> dict[str, Figure]:
+def figures(ledger: Ledger) -> list[Chart]:
     """Memory over the step, and what the peak is made of."""
-    peak = peak_figure(ledger)
-    return {"Memory over one step": memory_figure(ledger), **({} if peak is None else {"The peak": peak})}
+    peak = peak_chart(ledger)
+    return [memory_chart(ledger), *([] if peak is None else [peak])]
 
 
 def totals(ledger: Ledger) -> Iterator[tuple[str, tuple[int, str]]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from trainledger.answers.pages.plain_data import named, plain, run_data
 from trainledger.forecast.plan.training_loop import Checkpointing, TrainingLoop
-from trainledger.report.document import Cell, Document, Figure, Table, notes, section, sections
-from trainledger.report.style import COLOURS, arranged, points
+from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.document import Cell, Document, Table, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_count, format_nbytes, format_seconds
 
@@ -50,12 +50,10 @@ def headline(answer: TrainingLoop) -> str:
     return f"{answer.run.model.name}: {steps}, {epochs}{every}"
 
 
-def figures(answer: TrainingLoop) -> dict[str, Figure]:
-    """What there is to draw, by title."""
-    found = {SCHEDULE: schedule_figure(answer)}
-    if answer.checkpointing is not None and answer.checkpointing.lost:
-        found[INTERVALS] = interval_figure(answer, answer.checkpointing)
-    return found
+def figures(answer: TrainingLoop) -> list[Chart]:
+    """The learning rate, and what an interval of checkpoints costs where that is known."""
+    saved = answer.checkpointing
+    return [schedule_chart(answer), *([interval_chart(answer, saved)] if saved is not None and saved.lost else ())]
 
 
 def corpus_table(answer: TrainingLoop) -> Table:
@@ -106,42 +104,27 @@ def interval_table(saved: Checkpointing) -> Table:
     return Table("intervals", columns, saved.lost, units=("seconds", "share"), align="rr")
 
 
-def schedule_figure(answer: TrainingLoop) -> Figure:
+def schedule_chart(answer: TrainingLoop) -> Chart:
     """The learning rate over the steps."""
     steps, rates = [each for each, _ in answer.learning_rates], [rate for _, rate in answer.learning_rates]
-    hover = "step %{x:,}: %{y:.4g}<extra></extra>"
-    data = [points("learning rate", steps, rates, "lines", hovertemplate=hover, showlegend=False)]
-    layout = arranged(SCHEDULE, "step", "learning rate", height=300)
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+    return Chart(SCHEDULE, (Line(steps, rates),), Axis("step"), Axis("learning rate", zero=True), height=210)
 
 
-def interval_figure(answer: TrainingLoop, saved: Checkpointing) -> Figure:
+def interval_chart(answer: TrainingLoop, saved: Checkpointing) -> Chart:
     """The time that checkpoints and interruptions add, over the interval between checkpoints, with the best marked."""
     hours = [interval / SECONDS_PER_HOUR for interval, _ in saved.lost]
     said = [f"every {format_seconds(interval)}: {100 * lost:.3g} % more time" for interval, lost in saved.lost]
-    data = [
-        points(
-            "time added", hours, [100 * lost for _, lost in saved.lost], "lines", text=said, showlegend=False,
-            line={"color": COLOURS[0]}, hovertemplate="%{text}<extra></extra>",
-        )
-    ]  # fmt: skip
-    layout = arranged(INTERVALS, "hours of work between checkpoints", "time added (%)", height=320)
-    layout["xaxis"] |= {"type": "log"}
-    layout["yaxis"] |= {"rangemode": "tozero"}
-    marks = {"Young": saved.young_seconds, "Daly": saved.daly_seconds}
+    marks = [Line(hours, [100 * lost for _, lost in saved.lost], "time added", said=said)]
+    intervals = [("Young", saved.young_seconds, COLOURS[1]), ("Daly", saved.daly_seconds, COLOURS[2])]
     if answer.checkpoint_every is not None and answer.step_seconds is not None:
-        marks["this run"] = answer.checkpoint_every * answer.step_seconds
-    colours = dict(zip(marks, (COLOURS[1], COLOURS[2], COLOURS[5]), strict=False))
-    for name, seconds in marks.items():
+        intervals.append(("this run", answer.checkpoint_every * answer.step_seconds, COLOURS[5]))
+    for name, seconds, colour in intervals:
         near = min(saved.lost, key=lambda each: abs(each[0] - seconds))
-        data.append(
-            points(
-                name, [seconds / SECONDS_PER_HOUR], [100 * near[1]], marker={"color": colours[name], "size": 9},
-                hovertemplate=f"{name}: every {format_seconds(seconds)}<extra></extra>",
-            )
-        )  # fmt: skip
-    return {"data": data, "layout": layout}
+        words = [f"{name}: every {format_seconds(seconds)}"]
+        place = [seconds / SECONDS_PER_HOUR]
+        marks.append(Line(place, [100 * near[1]], name, colour, 0, symbol="circle", size=9, said=words))
+    x = Axis("hours of work between checkpoints", log=True)
+    return Chart(INTERVALS, tuple(marks), x, Axis("time added (%)", zero=True), height=230)
 
 
 def _data(answer: TrainingLoop) -> dict[str, Any]:

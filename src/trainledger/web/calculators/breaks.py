@@ -54,9 +54,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         headlines=tuple(_headlines(found)),
         verdict=_verdict(found),
         tone=BAD if found.already else PLAIN if any(each.breaks for each in found.along) else UNKNOWN,
-        drawings=tuple(
-            Drawing(title=title, figure=each, table=_joined(tables)) for title, each in document.figures().items()
-        ),
+        drawings=tuple(Drawing(chart=each, table=_joined(tables)) for each in document.figures()),
         values={},
         unused=_unused(query),
         remedies=tuple(_remedies(found, query, flags)),

@@ -9,12 +9,10 @@ import trainledger as tl
 from trainledger.answers.defaults import sharded
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.pages.training_loop import (
-    INTERVALS,
-    SCHEDULE,
     headline,
-    interval_figure,
+    interval_chart,
     interval_table,
-    schedule_figure,
+    schedule_chart,
     schedule_table,
 )
 from trainledger.forecast.plan.training_loop import TrainingLoop
@@ -133,10 +131,10 @@ def _headlines(answer: TrainingLoop) -> Iterator[Headline]:
 
 
 def _drawings(answer: TrainingLoop) -> Iterator[Drawing]:
-    yield Drawing(title=SCHEDULE, figure=schedule_figure(answer), table=schedule_table(answer))
+    yield Drawing(chart=schedule_chart(answer), table=schedule_table(answer))
     saved = answer.checkpointing
     if saved is not None and saved.lost:
-        yield Drawing(title=INTERVALS, figure=interval_figure(answer, saved), table=interval_table(saved))
+        yield Drawing(chart=interval_chart(answer, saved), table=interval_table(saved))
 
 
 def _with_default(fields: Sequence[Field], name: str, default: str) -> Field:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainledger.answers.pages import formats as report
-from trainledger.answers.pages.format_figures import bits_figure, bits_table, steps_figure, uses_table
+from trainledger.answers.pages.format_figures import bits_chart, bits_table, steps_chart, uses_table
 from trainledger.spec.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
 from trainledger.tensors.blocks import InBlock, formats_and_blocks, in_block, is_format
 from trainledger.tensors.number import (
@@ -152,16 +152,12 @@ def _drawings(
     number: float | None, floating: Sequence[NumberFormat], whole: Sequence[Whole], inside: Sequence[InBlock]
 ) -> Iterator[Drawing]:
     if number is not None and (floating or inside):
-        title = f"The bits of {number!r}"
         yield Drawing(
-            title=title, figure=bits_figure(number, floating, whole, inside, title),
+            chart=bits_chart(number, floating, whole, inside, f"The bits of {number!r}"),
             table=bits_table(number, floating, whole, inside),
-        )  # fmt: skip
+        )
     if floating:
-        yield Drawing(
-            title="How finely each format steps, from its smallest value to its largest",
-            figure=steps_figure(floating, number), table=uses_table(floating),
-        )  # fmt: skip
+        yield Drawing(chart=steps_chart(floating, number), table=uses_table(floating))
 
 
 def _notes(inside: Sequence[InBlock]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     chosen = _chosen(found, query["choose"])
     plan = tl.plan(chosen.run)
     table = found.document().tables["ranked"]
-    drawn = [Drawing(title=title, figure=each, table=table) for title, each in found.document().figures().items()]
+    drawn = [Drawing(chart=each, table=table) for each in found.document().figures()]
     return replace(
         made,
         document=_with_chosen(found, chosen, plan),
@@ -167,8 +167,7 @@ def _of_chosen(plan: Plan) -> list[Drawing]:
     time = Table("time", ("cause", "seconds", "share"), causes, units=("", "seconds", "share"))
     memory = document.tables["memory"]
     return [
-        Drawing(title=title, figure=each, table=memory if title.startswith("Memory") else time)
-        for title, each in document.figures().items()
+        Drawing(chart=each, table=memory if each.title.startswith("Memory") else time) for each in document.figures()
     ]
 
 

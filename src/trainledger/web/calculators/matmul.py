@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainledger import catalog
 from trainledger.answers.einsum_times import devices_named, einsum_times
 from trainledger.answers.pages.einsum import causes_table, cut_text, einsum, times_table
-from trainledger.answers.pages.einsum_figures import roofline_figure, sweep_figure, sweep_table
+from trainledger.answers.pages.einsum_figures import roofline_chart, sweep_chart, sweep_table
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.plan.napkin import short
 from trainledger.forecast.plan.quantity import read
@@ -139,11 +139,11 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
     known = [each for each in times if each.bound_seconds is not None]
     if known and one.intensity:
         title = "The matmul under the roof of each device"
-        yield Drawing(title=title, figure=roofline_figure(one.intensity, known, title), table=times_table(times))
+        yield Drawing(chart=roofline_chart(one.intensity, known, title), table=times_table(times))
     for each in times[:1]:
         if each.bars:
             title = f"What leads from the peak to the prediction on {each.title}"
-            yield Drawing(title=title, figure=waterfall(each.bars, title), table=causes_table(each))
+            yield Drawing(chart=waterfall(each.bars, title), table=causes_table(each))
     shape = one.steps[0].matmul if len(one.steps) == 1 else None
     if shape is None or not dim:
         return
@@ -152,7 +152,7 @@ def _drawings(one: Einsum, times: Sequence[EinsumTime], devices: Sequence[Device
     if sweeps:
         title = f"Predicted FLOP/s as {dim} grows: steps of tiles and waves"
         size = shape[DIMS.index(dim)]
-        yield Drawing(title=title, figure=sweep_figure(sweeps, dim, size, title), table=sweep_table(sweeps, dim))
+        yield Drawing(chart=sweep_chart(sweeps, dim, size, title), table=sweep_table(sweeps, dim))
 
 
 def _notes(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[str]:

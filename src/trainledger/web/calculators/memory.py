@@ -13,9 +13,9 @@ from typing import Any
 import trainledger as tl
 from trainledger.answers.cost import planned, why_impossible
 from trainledger.answers.pages import interval
-from trainledger.answers.pages.device_memory import device_figure, device_table
+from trainledger.answers.pages.device_memory import device_chart, device_table
 from trainledger.answers.pages.explain import account_terms
-from trainledger.answers.pages.memory import memory_lanes, phases_table
+from trainledger.answers.pages.memory import memory_chart, phases_table
 from trainledger.answers.pages.peak import place
 from trainledger.answers.pages.published import NEAREST
 from trainledger.forecast.explain import account as explained
@@ -199,12 +199,12 @@ def _drawings(plan: Plan, moments: Sequence[Moment]) -> list[Drawing]:
     forecast = plan.forecast
     usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
     at_peak, device = forecast.peak_by_category, plan.device_memory
-    bar = Drawing(
-        title="Memory of a device at the peak", figure=device_figure(at_peak, device, usable),
-        table=device_table(at_peak, device),
-    )  # fmt: skip
-    over_time = memory_lanes([("predicted", plan.heaviest)], usable, moments)
-    return [bar, Drawing(title="Memory of the tensors over one step", figure=over_time, table=phases_table(moments))]
+    bar = device_chart(at_peak, device, usable, "Memory of a device at the peak")
+    over_time = memory_chart(plan.heaviest, "Memory of the tensors over one step", usable, moments)
+    return [
+        Drawing(chart=bar, table=device_table(at_peak, device)),
+        Drawing(chart=over_time, table=phases_table(moments)),
+    ]
 
 
 def _laid_out(run: Run) -> str:

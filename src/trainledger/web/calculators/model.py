@@ -9,10 +9,10 @@ import trainledger as tl
 from trainledger.answers.load import resolve
 from trainledger.answers.pages.explain import account_terms
 from trainledger.answers.pages.model import (
-    components_figure,
+    components_chart,
     components_table,
     ordered,
-    shares_figure,
+    shares_chart,
     shares_table,
     title_of,
 )
@@ -198,27 +198,27 @@ def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Dr
     totals, by_component = [each.total for each in sizes], [each.by_component for each in sizes]
     over_size = [forward_flops(each, tokens, attention=kernel) for each in models]
     what = "forward FLOPs"
+    own, lengths, grown = count.by_component, "Forward FLOPs as the context grows", "Forward FLOPs as the model grows"
     return [
         Drawing(
-            title="Parameters and forward FLOPs by component", figure=components_figure(count.by_component, flops),
-            table=components_table(count.by_component, flops),
+            chart=components_chart(own, flops, "Parameters and forward FLOPs by component"),
+            table=components_table(own, flops),
         ),
         Drawing(
-            title="Forward FLOPs as the context grows",
-            figure=shares_figure(_SEQUENCES, over_tokens, "tokens of a sequence", what, tokens),
+            chart=shares_chart(_SEQUENCES, over_tokens, "tokens of a sequence", what, tokens, lengths),
             table=shares_table("context", _SEQUENCES, over_tokens, "tokens"),
         ),
         Drawing(
-            title="Forward FLOPs as the model grows",
-            figure=shares_figure(totals, over_size, "parameters", what, count.total),
+            chart=shares_chart(totals, over_size, "parameters", what, count.total, grown),
             table=shares_table("model flops", totals, over_size, "parameters"),
         ),
         Drawing(
-            title="Parameters as the model grows",
-            figure=shares_figure(totals, by_component, "parameters", "parameters", count.total),
+            chart=shares_chart(
+                totals, by_component, "parameters", "parameters", count.total, "Parameters as the model grows"
+            ),
             table=shares_table("model parameters", totals, by_component, "parameters"),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _scaled(spec: ModelSpec, own: ParameterCount) -> Iterator[tuple[ModelSpec, ParameterCount]]:

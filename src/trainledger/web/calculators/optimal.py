@@ -42,8 +42,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         verdict=_verdict(answer),
         tone=PLAIN,
         drawings=tuple(
-            Drawing(title=title, figure=each, table=beside.get(title, tables["laws"]))
-            for title, each in document.figures().items()
+            Drawing(chart=each, table=beside.get(each.title, tables["laws"])) for each in document.figures()
         ),
         values={},
         unused=_unused(query),

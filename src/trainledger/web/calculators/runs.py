@@ -11,8 +11,8 @@ from trainledger.answers.pages.reconciliation import loss_curve
 from trainledger.answers.pages.record import RunRecord, is_run, read_run
 from trainledger.answers.pages.runs import document as listing_of
 from trainledger.observe.reconcile import Row
-from trainledger.report.document import Document, Figure, Table, shown
-from trainledger.report.style import COLOURS, arranged, line, points
+from trainledger.report.chart import COLOURS, Axis, Band, Chart, Line
+from trainledger.report.document import Document, Table, shown
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.runfile import read
 from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
@@ -125,29 +125,19 @@ def _drawings(record: RunRecord) -> list[Drawing]:
     rows = tuple((each["step"], each["loss"], each.get("seconds")) for each in steps[-_LAST:])
     last = Table("last steps", ("step", "loss", "time"), rows, units=("integer", "ratio", "seconds"))
     loss = loss_curve(record)
-    found = [] if loss is None else [Drawing(title="Loss", figure=loss, table=last)]
-    found.append(Drawing(title="Time of each step", figure=_step_times(record), table=last))
-    own = report_of(record)
-    quantities = own.tables["quantities"]
-    more = {title: each for title, each in own.figures().items() if title not in ("Loss", "Step time")}
-    return [*found, *(Drawing(title=title, figure=each, table=quantities) for title, each in more.items())]
+    charts = [*([] if loss is None else [loss]), _step_times(record)]
+    report = report_of(record)
+    quantities = report.tables["quantities"]
+    more = [
+        Drawing(chart=each, table=quantities) for each in report.figures() if each.title not in ("Loss", "Step time")
+    ]
+    return [*(Drawing(chart=each, table=last) for each in charts), *more]
 
 
-def _step_times(record: RunRecord) -> Figure:
+def _step_times(record: RunRecord) -> Chart:
     """Seconds of each step, with the forecast across them."""
     timed = [each for each in record.steps if isinstance(each.get("seconds"), int | float)]
-    curve = points(
-        "measured", [each["step"] for each in timed], [each["seconds"] for each in timed], "lines",
-        line={"color": COLOURS[0], "width": 1.2},
-    )  # fmt: skip
-    layout = arranged(x="step", y="seconds")
-    layout["yaxis"]["rangemode"] = "tozero"
-    if record.forecast is not None and record.forecast.step_seconds is not None:
-        layout["shapes"].append(line("h", record.forecast.step_seconds, COLOURS[1], "x domain", "y", dash="dash"))
-        layout["annotations"] = [
-            {
-                "x": 1, "xref": "x domain", "y": record.forecast.step_seconds, "yref": "y", "text": "forecast",
-                "showarrow": False, "xanchor": "right", "yanchor": "bottom", "font": {"color": COLOURS[1]},
-            }
-        ]  # fmt: skip
-    return {"data": [curve], "layout": layout}
+    curve = Line([each["step"] for each in timed], [each["seconds"] for each in timed], width=1.2)
+    predicted = None if record.forecast is None else record.forecast.step_seconds
+    line = [] if predicted is None else [Band("y", predicted, text="forecast", colour=COLOURS[1])]
+    return Chart("Time of each step", (curve, *line), Axis("step"), Axis("seconds", zero=True))

@@ -32,8 +32,8 @@ def _reply(query: Query, progress: Progress) -> Reply:
         verdict=_verdict(served),
         tone=UNKNOWN if served.fits is None else GOOD if served.fits else BAD,
         drawings=tuple(
-            Drawing(title=title, figure=each, table=tables["batches"] if served.batches else tables["memory"])
-            for title, each in document.figures().items()
+            Drawing(chart=each, table=tables["batches"] if served.batches else tables["memory"])
+            for each in document.figures()
         ),
         values={"context": str(served.serving.context), "compute": served.serving.compute},
         unused=of_pasted(query),

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from trainledger.answers.pages import tensors as report
 from trainledger.answers.pages.storage import (
-    elements_figure,
+    elements_chart,
     elements_table,
-    storage_figure,
+    storage_chart,
     storage_table,
     why_not_drawn,
 )
@@ -140,10 +140,10 @@ def _strides(chained: Chain) -> str:
 def _drawings(one: Strided, name: str) -> Iterator[Drawing]:
     if why_not_drawn(one):
         return
-    for title, figure, table in (
-        (f"The storage {name}", storage_figure, storage_table), (f"The tensor {name}", elements_figure, elements_table),
+    for title, chart, table in (
+        (f"The storage {name}", storage_chart, storage_table), (f"The tensor {name}", elements_chart, elements_table),
     ):  # fmt: skip
-        yield Drawing(title=f"{title}: {one.title}", figure=figure(one, title), table=table(one))
+        yield Drawing(chart=chart(one, f"{title}: {one.title}"), table=table(one))
 
 
 def _notes(one: Strided) -> Iterator[str]:

@@ -237,7 +237,7 @@ def _of_napkin(answer: Napkin) -> list[Headline]:
 
 
 def _drawing(bars: tuple[Bar, ...]) -> Drawing:
-    return Drawing(title=_WHERE, figure=waterfall(bars, _WHERE), table=waterfall_table(bars))
+    return Drawing(chart=waterfall(bars, _WHERE), table=waterfall_table(bars))
 
 
 TIME = Calculator(
