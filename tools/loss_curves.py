@@ -13,11 +13,9 @@ import math
 import tempfile
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import torch
 from torch import nn
-from trainledger.report.svg.drawing import standalone
 
 from trainledger.answers.load import load
 from trainledger.engine.data.loader import halves
@@ -28,6 +26,8 @@ from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.step import derive
+from trainledger.report.chart import COLOURS, Axis, Chart, Line
+from trainledger.report.draw.chart import standalone
 from trainledger.spec.run import Run
 
 FIELDS = {
@@ -39,7 +39,6 @@ MODEL = {
     "vocab_size": 512, "max_seq_len": 128,
 }  # fmt: skip
 LAST = 20  # losses that are averaged at the end of a run
-COLOURS = ("#0b6e99", "#c44e1b", "#4d7f17", "#7a4fa3", "#8a6d00")
 
 
 def plain(run: Run) -> list[float]:
@@ -75,18 +74,14 @@ def engine(run: Run, folder: Path) -> list[float]:
 
 def drawn(pairs: list[tuple[list[float], list[float]]]) -> str:
     """The pairs as curves: the engine's as lines, the plain loop's as points on them."""
-    data: list[dict[str, Any]] = []
+    marks = []
     for seed, (ours, theirs) in enumerate(pairs):
         steps, colour = list(range(1, len(ours) + 1)), COLOURS[seed % len(COLOURS)]
-        line = {"name": f"engine, seed {seed}", "x": steps, "y": ours, "line": {"color": colour}}
-        some = {"name": f"plain loop, seed {seed}", "x": steps[::10], "y": theirs[::10]}
-        data.append({"type": "scatter", "mode": "lines", **line})
-        data.append({"type": "scatter", "mode": "markers", "marker": {"color": colour, "size": 5}, **some})
-    layout = {
-        "title": {"text": "Loss of the engine and of a plain PyTorch loop"},
-        "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "loss, nats per token"}},
-    }  # fmt: skip
-    return standalone({"data": data, "layout": layout}, "loss curves")
+        marks.append(Line(steps, ours, f"engine, seed {seed}", colour))
+        points = steps[::10], theirs[::10]
+        marks.append(Line(*points, f"plain loop, seed {seed}", colour, width=0, symbol="circle", size=5))
+    title = "Loss of the engine and of a plain PyTorch loop"
+    return standalone(Chart(title, tuple(marks), Axis("step"), Axis("loss, nats per token")))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainledger.answers.pages.cells import Cell, cell_chart
+from trainledger.answers.pages.storage import Cell, cell_chart
 from trainledger.report.chart import COLOURS, Axis, Chart, Line
 from trainledger.report.document import Table
 from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded

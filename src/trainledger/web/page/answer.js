@@ -40,7 +40,7 @@ export function showAnswer(parts, view) {
   keep(parts.headlines, view.headlines, (each) => each.name, card, fill);
   keep(parts.notes, view.notes, (each) => each, () => element("li"), say);
   parts.notes.hidden = !view.notes.length;
-  keep(parts.drawings, view.drawings, (each) => each.title, drawing, redraw);
+  keep(parts.drawings, view.drawings, (_, at) => String(at), drawing, redraw);
   keep(parts.sections, view.sections, sectionKey, fold, unfold);
   parts.terminal.hidden = !view.paste.command;
   putCommand(parts.terminal.querySelector("code"), view.paste.command ?? "");

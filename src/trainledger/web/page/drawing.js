@@ -2,7 +2,7 @@
 import { element, keep, put, reachable, whole } from "./element.js";
 
 /** An empty figure with its switch between drawing and table. */
-export function drawing(each) {
+export function drawing() {
   const picture = element("div", { class: "picture" });
   const table = element("div", { class: "document", hidden: true });
   const toggle = element("button", {
@@ -13,17 +13,18 @@ export function drawing(each) {
       fill(table, figure.newest);
     },
   });
-  const head = element("figcaption", {}, element("h2", { text: each.title }), toggle);
+  const head = element("figcaption", {}, element("h2"), toggle);
   const key = element("ol", { class: "key" });
   const figure = element("figure", { class: "drawing" }, head, picture, key, table);
-  toggle.setAttribute("aria-label", `Table of: ${each.title}`);
   hover(picture);
   return figure;
 }
 
 /** Puts the newest picture and table in. */
 export function redraw(figure, each) {
-  const [, picture, key, table] = figure.children;
+  const [head, picture, key, table] = figure.children;
+  put(head.firstElementChild, each.title);
+  head.lastElementChild.setAttribute("aria-label", `Table of: ${each.title}`);
   keep(key, each.key, (said) => said, () => element("li"), (item, said) => put(item, said));
   key.hidden = !each.key.length;
   if (put(picture, each.svg ?? "", "innerHTML")) {
