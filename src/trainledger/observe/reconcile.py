@@ -127,29 +127,23 @@ def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
         return Row(quantity, title, unit, parts=parts, **{**values, **options})
 
     yield row("parameters", "parameters", "count")
-    yield Row(
-        "flops", "FLOPs per step", "flops", _matmul_flops(before.flops), _matmul_flops(after.flops),
-        before.basis.get("flops", ""), _parts(_matmuls(before.flops), _matmuls(after.flops)),
-    )  # fmt: skip
+    mine, theirs = _matmuls(before.flops), _matmuls(after.flops)
+    totals = {
+        "predicted": sum(mine.values()) if before.flops else None,
+        "measured": sum(theirs.values()) if after.flops else None,
+    }
+    yield row("flops", "FLOPs per step", "flops", _parts(mine, theirs), **totals)
     metered = after.eager or before  # the closed form of what was metered
-    yield row(
-        "kept_nbytes", "kept for backward", "nbytes", _parts(metered.kept_by_kind, after.kept_by_kind),
-        predicted=metered.kept_nbytes,
-    )  # fmt: skip
-    yield row(
-        "peak_nbytes", "peak memory", "nbytes", _parts(metered.peak_by_category, after.peak_by_category),
-        predicted=metered.peak_nbytes,
-    )  # fmt: skip
+    kept, peak = metered.kept_nbytes, metered.peak_nbytes
+    by_kind, by_category = metered.kept_by_kind, metered.peak_by_category
+    yield row("kept_nbytes", "kept for backward", "nbytes", _parts(by_kind, after.kept_by_kind), predicted=kept)
+    yield row("peak_nbytes", "peak memory", "nbytes", _parts(by_category, after.peak_by_category), predicted=peak)
     if after.allocator_peak_nbytes is not None:
-        yield row(
-            "allocator_peak_nbytes", "allocator's peak", "nbytes", _dispatched(metered, after),
-            predicted=before.peak_nbytes, basis=before.basis.get("peak_nbytes", ""),
-        )  # fmt: skip
+        of_peak = {"predicted": before.peak_nbytes, "basis": before.basis.get("peak_nbytes", "")}
+        yield row("allocator_peak_nbytes", "allocator's peak", "nbytes", _dispatched(metered, after), **of_peak)
     step = after.step_seconds.median if after.step_seconds else None
-    yield row(
-        "step_seconds", "step time", "seconds", _phases(before.step_seconds_by_phase, after.step_seconds_by_phase),
-        measured=step, spread=after.step_seconds,
-    )  # fmt: skip
+    phases = _phases(before.step_seconds_by_phase, after.step_seconds_by_phase)
+    yield row("step_seconds", "step time", "seconds", phases, measured=step, spread=after.step_seconds)
     yield _tokens_per_second(before, after, step)
     yield _mfu(before, after, step)
     yield row("total_seconds", "total time", "seconds", _phases(before.seconds_by_phase, after.seconds_by_phase))
@@ -157,10 +151,6 @@ def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
 
 def _matmuls(flops: Mapping[str, int]) -> dict[str, int]:
     return {kind: count for kind, count in flops.items() if kind in ("matmul", "attention")}
-
-
-def _matmul_flops(flops: Mapping[str, int]) -> int | None:
-    return sum(_matmuls(flops).values()) if flops else None
 
 
 def _parts(before: Mapping[str, Number], after: Mapping[str, Number]) -> tuple[Part, ...]:

@@ -53,7 +53,7 @@ def on_ranks(module: str, ranks: int, job: Job, tell: Tell) -> list[Any]:
                 pipe.flush()
 
             def read(rank: int) -> None:
-                answer = _answered(processes[rank], tell if rank == 0 else _silent)
+                answer = _answered(processes[rank], tell if rank == 0 else lambda share, name: None)
                 if answer[0] == "done":
                     results[rank] = answer[1]
                     return
@@ -100,10 +100,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _silent(share: float, name: str) -> None:
-    pass
-
-
 def _answered(process: subprocess.Popen[str], tell: Tell) -> list[Any]:
     assert process.stdout is not None
     for line in process.stdout:
@@ -121,14 +117,11 @@ def _command(module: str) -> list[str]:
 
 
 def _started(module: str, ranks: int) -> subprocess.Popen[str]:
-    package_parent = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads_of_each(ranks)), "PYTHONPATH": path}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     # In a process group of its own, so that Ctrl-C in a terminal reaches the caller alone, who then ends its ranks.
-    return subprocess.Popen(
-        _command(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8",
-        process_group=0,
-    )  # fmt: skip
+    return subprocess.Popen(_command(module), env=environment, process_group=0, **pipes)
 
 
 def threads_of_each(ranks: int) -> int:

@@ -45,25 +45,19 @@ def from_few_blocks(run: Run, rehearsed: Callable[[Run], Ledger]) -> Ledger | No
     if longest is None and not several:
         return None
     short = replace(run, recipe=replace(run.recipe, global_batch=MICRO_BATCHES * run.device_batch)) if several else run
-    notes: list[str] = []
-    ledger: Ledger | None
-    if longest is None:
-        ledger = rehearsed(short)
-    else:
-        ledger = _multiplied(short, longest, rehearsed)
+    notes = []
+    ledger = rehearsed(short) if longest is None else _multiplied(short, longest, rehearsed)
+    if longest is not None:
         size = len(longest.kinds)
         rounds = f" in rounds of {size}" if size > 1 else ""
         notes.append(f"{longest.count * size} layers are alike{rounds}: traced once and multiplied by {longest.count}")
+    if several and ledger is not None:
+        n = run.grad_accum
+        ledger = with_rounds(ledger, n)
+        notes.append(f"{n} micro-batches are alike: {MICRO_BATCHES} were traced and one of them multiplied")
     if ledger is None:
         return None
-    if several:
-        ledger = with_rounds(ledger, run.grad_accum)
-        if ledger is None:
-            return None
-        ledger = _with_batches(ledger, run)
-        notes.append(
-            f"{run.grad_accum} micro-batches are alike: {MICRO_BATCHES} were traced and one of them multiplied"
-        )
+    ledger = _with_batches(ledger, run) if several else ledger
     return replace(counted(ledger), notes=(*ledger.notes, *notes))
 
 

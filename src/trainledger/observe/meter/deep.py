@@ -49,13 +49,12 @@ def odd_shapes(ledger: Ledger, step: int) -> Iterator[Finding]:
     if not total or odd <= _SHARE * total:
         return
     worst = max(sizes, key=lambda size: sizes[size])
-    better = round_up(worst, _GOOD)
-    yield Finding(
-        "odd sizes", step,
+    sentence = (
         f"{format_percent(odd / total)} of the FLOPs of matmuls have a size that is no multiple of {MULTIPLE}, most "
-        f"of them {worst}: kernels of matrix units are made for multiples of {MULTIPLE} and of {_GOOD}; {better} is "
-        "the next good size.",
-    )  # fmt: skip
+        f"of them {worst}: kernels of matrix units are made for multiples of {MULTIPLE} and of {_GOOD}; "
+        f"{round_up(worst, _GOOD)} is the next good size."
+    )
+    yield Finding("odd sizes", step, sentence)
 
 
 _STEPS = 5  # between two looks at all tensors

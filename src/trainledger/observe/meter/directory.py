@@ -93,10 +93,9 @@ class RunDirectory:
         """Close the files; the measurement is made of all lines. ``state`` is finished, interrupted or failed."""
         self.event("finish" if state == "finished" else state, step, seconds=seconds)
         self._metrics.close()
-        measured = measured_run(
-            read_lines(self._metrics.path), ledger, metered=self._slowed, disturbed=self._disturbed,
-            device=title(self._device), torch_version=str(torch.__version__), date=date.today().isoformat(),
-        )  # fmt: skip
+        lines, today, version = read_lines(self._metrics.path), date.today().isoformat(), str(torch.__version__)
+        facts: dict[str, Any] = {"device": title(self._device), "torch_version": version, "date": today}
+        measured = measured_run(lines, ledger, metered=self._slowed, disturbed=self._disturbed, **facts)
         write_json(replace(measured, parameters=parameters), self.path / "measured.json")
         if ledger is not None:
             write_ledger(ledger, self.path / "measured-ledger.json.gz")

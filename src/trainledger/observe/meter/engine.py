@@ -37,12 +37,11 @@ class Watching(Observer):
         saved, self._saved_nbytes = self._saved_nbytes, None
         if record.step in self._metered() or record.skipped:
             return
+        known = {name: usage.get(name) for name in ("memory_nbytes", "others", "slowdown")}
         phases = record.phase_seconds
-        seen = Seen(
-            record.step, record.seconds, phases, usage.get("memory_nbytes"), usage.get("others"), outside, saved,
-            usage.get("slowdown"),
-        )  # fmt: skip
-        for each in self._watch.see(seen):
+        for each in self._watch.see(
+            Seen(record.step, record.seconds, phases, outside=outside, saved_nbytes=saved, **known)
+        ):
             self._find(each)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,14 +28,6 @@ from trainledger.spec.problem import InvalidInput, Problem
 T = TypeVar("T")
 
 _LOG = logging.getLogger("trainledger")
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a step is: ``tokens`` that all ranks train in it and FLOPs that count as the model's; None: found out."""
-
-    tokens: int | None = None
-    model_flops: int | None = None
 
 
 def meter_loop(
@@ -79,21 +70,21 @@ def meter_loop(
     ...     meter.steps
     3
     """
-    problems = []
+    problems: list[Problem] = []
     if not isinstance(model, nn.Module):
         problems.append(Problem("model", None, f"must be a torch module, not {type(model).__name__}"))
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
         rule = f"must be an optimizer of torch or several, not {type(optimizer).__name__}"
         problems.append(Problem("optimizer", None, rule))
-    for name, value in (("tokens_per_step", tokens_per_step), ("model_flops_per_step", model_flops_per_step),
-                        ("deep", deep), ("first_step", first_step)):  # fmt: skip
+    numbers = {"tokens_per_step": tokens_per_step, "model_flops_per_step": model_flops_per_step}
+    for name, value in (numbers | {"deep": deep, "first_step": first_step}).items():
         if value is not None and (not isinstance(value, int) or value < 1):
             problems.append(Problem(name, value, "must be a whole number, at least 1", 1))
     if problems:
         raise InvalidInput(problems)
-    size = Size(tokens_per_step, model_flops_per_step)
-    return LoopMeter(model, optimizers, run_dir, size, forecast, deep, first_step, say, hear_model)
+    facts = (run_dir, tokens_per_step, model_flops_per_step, forecast, deep, first_step)
+    return LoopMeter(model, optimizers, *facts, say, hear_model)
 
 
 class LoopMeter:
@@ -104,7 +95,8 @@ class LoopMeter:
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         run_dir: str | Path | None,
-        size: Size,
+        tokens: int | None,
+        model_flops: int | None,
         forecast: Forecast | None,
         deep: int | None,
         first_step: int,
@@ -120,8 +112,8 @@ class LoopMeter:
         self.directory: RunDirectory | None = None
         if self.rank == 0:
             self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast))
-        self._tokens_given = size.tokens
-        self._speed = Speed(model, device, size.model_flops, self._world)
+        self._tokens_given = tokens
+        self._speed = Speed(model, device, model_flops, self._world)
         self._usage = Usage(device)
         self._piles = Piles()
         self._ranks = RankTimes(self.rank, self._world)
@@ -256,10 +248,8 @@ class LoopMeter:
         self._tokens += tokens
         metered = self._deep is not None and step.number in self._deep.slowed
         speed = self._speed.of(tokens, seconds)
-        seen = Seen(
-            step.number, seconds, phases, facts.get("memory_nbytes"), facts.get("others"), outside,
-            facts.get("saved_nbytes"), facts.get("slowdown"),
-        )  # fmt: skip
+        known = {name: facts.get(name) for name in ("memory_nbytes", "others", "saved_nbytes", "slowdown")}
+        seen = Seen(step.number, seconds, phases, outside=outside, **known)
         if self.directory is not None:
             line = {"step": step.number, "loss": facts.pop("loss", None), "tokens": self._tokens, "seconds": seconds}
             line |= {"time": self._time, **facts, **speed, "phase_seconds": phases}

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -93,12 +94,8 @@ def at_peak_ns(flops: int, dtype: str, peaks: Mapping[str, float]) -> float | No
     return flops * NANOSECONDS_PER_SECOND / peaks[dtype] if dtype in peaks else None
 
 
-_DTYPES = {
-    "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e5m2": "fp8", "signed char": "int8",
-}  # fmt: skip
-
-
+_DTYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8"}
+_DTYPES |= {"c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8"}
 _NBYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1, "int8": 1}
 
 
@@ -108,16 +105,15 @@ def matmul_of(name: str, given: Shapes) -> Matmul | None:
     >>> matmul_of("aten::addmm", Shapes(((64,), (16, 4), (4, 64)), ("float", "float", "float")))
     Matmul(kind='matmul', shape='16 x 4 x 64', flops=8192, dtype='fp32', model_flops=8192, sizes=(1, 16, 64, 4))
     """
-    find = _RULES.get(name)
-    if find is None:
+    rule, first = _RULES.get(name, (None, 0))
+    if rule is None:
         return None
     try:
-        found = find(given.sizes, given.values)
+        matmul = rule(given.sizes[first:], given.values)
     except (IndexError, ValueError, TypeError):
         return None
-    dtype = given.types[found.first] if found.first < len(given.types) else ""
-    model_flops = found.flops if found.model_flops is None else found.model_flops
-    return Matmul(kind_of_operator(name), found.shape, found.flops, _DTYPES.get(dtype, dtype), model_flops, found.sizes)
+    dtype = given.types[first] if first < len(given.types) else ""
+    return replace(matmul, kind=kind_of_operator(name), dtype=_DTYPES.get(dtype, dtype))
 
 
 @dataclass(frozen=True)
@@ -135,85 +131,65 @@ class Multiplied:
 
 def multiplied(recording: Recording) -> Multiplied:
     """The matmuls of a recording."""
-    found = {}
-    operators = recording.operators
+    operators, matmuls = recording.operators, dict[int, Matmul]()
     known: dict[tuple[int, int], Matmul | None] = {}
-    for index, (name, more) in enumerate(zip(one_by_one(operators.names), one_by_one(operators.more), strict=True)):
-        if more == NONE:
+    for index, key in enumerate(zip(one_by_one(operators.names), one_by_one(operators.more), strict=True)):
+        if key[1] == NONE:
             continue
-        if (name, more) not in known:
-            given = recording.arguments[more]
-            known[name, more] = matmul_of(recording.names[name], given) if isinstance(given, Shapes) else None
-        if (matmul := known[name, more]) is not None:
-            found[index] = matmul
-    part_of = np.full(len(operators) + 1, NONE)  # the last one is of work whose operator is not known
-    around = set()
-    if found:
-        parts = one_by_one(part_of)
-        for index, caller in enumerate(one_by_one(recording.callers)):
-            outer = parts[caller] if caller != NONE else NONE
-            parts[index] = index if index in found else outer
-            if index in found and outer != NONE:
-                around.add(outer)
+        if key not in known:
+            given = recording.arguments[key[1]]
+            known[key] = matmul_of(recording.names[key[0]], given) if isinstance(given, Shapes) else None
+        if (matmul := known[key]) is not None:
+            matmuls[index] = matmul
+    part_of, around = np.full(len(operators) + 1, NONE), set()  # the last is of work whose operator is not known
+    parts = one_by_one(part_of)
+    for index, caller in enumerate(one_by_one(recording.callers) if matmuls else ()):
+        outer = parts[caller] if caller != NONE else NONE
+        parts[index] = index if index in matmuls else outer
+        if index in matmuls and outer != NONE:
+            around.add(outer)
     if not recording.on_device:
-        of_operators = np.where(np.isin(np.arange(len(operators)), list(found)), part_of[:-1], NONE)
-        return Multiplied(found, of_operators, frozenset(around))
-    of_work = part_of[recording.operator_of_work]
-    for index in np.unique(of_work[recording.has_name(recording.work, _TF32)]).tolist():
-        if index != NONE and found[index].dtype == "fp32":
-            found[index] = replace(found[index], dtype="tf32")
-    return Multiplied(found, of_work, frozenset(around))
+        of_work = np.where(np.isin(np.arange(len(operators)), list(matmuls)), part_of[:-1], NONE)
+    else:
+        of_work = part_of[recording.operator_of_work]
+        for index in np.unique(of_work[recording.has_name(recording.work, _TF32)]).tolist():
+            if index != NONE and matmuls[index].dtype == "fp32":
+                matmuls[index] = replace(matmuls[index], dtype="tf32")
+    return Multiplied(matmuls, of_work, frozenset(around))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What a rule says of an operator; ``first`` is the argument that has the format."""
-
-    shape: str
-    flops: int
-    first: int
-    sizes: tuple[int, ...] = ()
-    model_flops: int | None = None  # None: all of them
+Rule = Callable[[Sizes, tuple[str, ...]], Matmul]  # of the sizes from the argument on that has the format
 
 
-Rule = Callable[[Sizes, tuple[str, ...]], _Found]
+def _matmul(shape: str, flops: int, sizes: tuple[int, ...] = (), model_flops: int | None = None) -> Matmul:
+    return Matmul("", shape, flops, "", flops if model_flops is None else model_flops, sizes)
 
 
-def _mm(first: int) -> Rule:
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
-        (m, k), (_, n) = sizes[first], sizes[first + 1]
-        return _Found(f"{m} x {k} x {n}", rules.matmul_flops(m, n, k), first, (1, m, n, k))
-
-    return rule
+def _mm(sizes: Sizes, values: tuple[str, ...]) -> Matmul:
+    (m, k), (_, n) = sizes[:2]
+    return _matmul(f"{m} x {k} x {n}", rules.matmul_flops(m, n, k), (1, m, n, k))
 
 
-def _bmm(first: int) -> Rule:
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
-        (batch, m, k), (_, _, n) = sizes[first], sizes[first + 1]
-        return _Found(f"{batch} of {m} x {k} x {n}", rules.matmul_flops(m, n, k, batch), first, (batch, m, n, k))
-
-    return rule
+def _bmm(sizes: Sizes, values: tuple[str, ...]) -> Matmul:
+    (batch, m, k), (_, _, n) = sizes[:2]
+    return _matmul(f"{batch} of {m} x {k} x {n}", rules.matmul_flops(m, n, k, batch), (batch, m, n, k))
 
 
-def _attention(first: int, *, heads_first: bool, backward: bool = False) -> Rule:
-    """Queries, keys and values are arguments from ``first`` on: [B, H, T, K], or [B, T, H, K]."""
-
-    def rule(sizes: Sizes, values: tuple[str, ...]) -> _Found:
-        q, k, v = sizes[first : first + 3]
-        heads, tokens = (1, 2) if heads_first else (2, 1)
-        asked = (q[0], q[heads], q[tokens], k[tokens], q[3], v[3])
-        flops = (rules.attention_backward_flops if backward else rules.attention_flops)(*asked)
-        model_flops = (rules.attention_backward_model_flops if backward else rules.attention_flops)(*asked)
-        shape = f"{q[0]} x {q[heads]} heads, {q[tokens]} x {k[tokens]} x {q[3]}" + (", backward" if backward else "")
-        return _Found(shape, flops, first, (q[0] * q[heads], *asked[2:]), model_flops)
-
-    return rule
+def _attention(sizes: Sizes, values: tuple[str, ...], *, heads_first: bool = False, backward: bool = False) -> Matmul:
+    """Queries, keys and values come first: [B, T, H, K], or [B, H, T, K]."""
+    q, k, v = sizes[:3]
+    heads, tokens = (1, 2) if heads_first else (2, 1)
+    asked = (q[0], q[heads], q[tokens], k[tokens], q[3], v[3])
+    flops = (rules.attention_backward_flops if backward else rules.attention_flops)(*asked)
+    model_flops = (rules.attention_backward_model_flops if backward else rules.attention_flops)(*asked)
+    shape = f"{q[0]} x {q[heads]} heads, {q[tokens]} x {k[tokens]} x {q[3]}" + (", backward" if backward else "")
+    return _matmul(shape, flops, (q[0] * q[heads], *asked[2:]), model_flops)
 
 
-def _convolution(sizes: Sizes, values: tuple[str, ...]) -> _Found:
+def _convolution(sizes: Sizes, values: tuple[str, ...]) -> Matmul:
     """`aten::convolution`: input [B, C, ...], weight [O, C / groups, ...], bias, stride, padding, dilation."""
     x, weight = sizes[:2]
-    stride, padding, dilation = (json.loads(values[each]) for each in (3, 4, 5))
+    stride, padding, dilation = (json.loads(values[at]) for at in (3, 4, 5))
     if values[6].lower() == "true":
         raise ValueError("transposed")
     out = [
@@ -221,29 +197,26 @@ def _convolution(sizes: Sizes, values: tuple[str, ...]) -> _Found:
         for size, kernel, step, pad, spread in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     flops = rules.matmul_flops(weight[0], prod(out), prod(weight[1:]), x[0])
-    return _Found(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}", flops, 0)
+    return _matmul(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}", flops)
 
 
-def _convolution_backward(sizes: Sizes, values: tuple[str, ...]) -> _Found:
+def _convolution_backward(sizes: Sizes, values: tuple[str, ...]) -> Matmul:
     """`aten::convolution_backward`: gradient of the output, input, weight; which gradients are asked for comes last."""
     out, x, weight = sizes[:3]
     asked = json.loads(values[-1].lower())[:2]
     flops = rules.matmul_flops(weight[0], prod(out[2:]), prod(weight[1:]), out[0]) * sum(map(bool, asked))
-    return _Found(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}, backward", flops, 0)
+    return _matmul(f"{'x'.join(map(str, x))} by {'x'.join(map(str, weight))}, backward", flops)
 
 
-_RULES: dict[str, Rule] = {
-    "aten::mm": _mm(0), "aten::addmm": _mm(1), "aten::_addmm_activation": _mm(1), "aten::_scaled_mm": _mm(0),
-    "aten::_int_mm": _mm(0), "aten::bmm": _bmm(0), "aten::baddbmm": _bmm(1),
-    "aten::_flash_attention_forward": _attention(0, heads_first=False),
-    "aten::_flash_attention_backward": _attention(1, heads_first=False, backward=True),
-    "aten::_efficient_attention_forward": _attention(0, heads_first=False),
-    "aten::_efficient_attention_backward": _attention(1, heads_first=False, backward=True),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(0, heads_first=True),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, heads_first=True, backward=True),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(0, heads_first=True),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, heads_first=True, backward=True),
-    "flash_attn::_flash_attn_forward": _attention(0, heads_first=False),
-    "flash_attn::_flash_attn_backward": _attention(1, heads_first=False, backward=True),
-    "aten::convolution": _convolution, "aten::convolution_backward": _convolution_backward,
-}  # fmt: skip
+# The rule of each operator, and the argument that it begins with.
+_RULES: dict[str, tuple[Rule, int]] = {f"aten::{name}": (_mm, 0) for name in ("mm", "_scaled_mm", "_int_mm")}
+_RULES |= {f"aten::{name}": (_mm, 1) for name in ("addmm", "_addmm_activation")}
+_RULES |= {"aten::bmm": (_bmm, 0), "aten::baddbmm": (_bmm, 1)}
+_RULES |= {"aten::convolution": (_convolution, 0), "aten::convolution_backward": (_convolution_backward, 0)}
+_FORWARD, _BACKWARD = (partial(_attention, backward=backward) for backward in (False, True))
+for _name in ("aten::_flash_attention_", "aten::_efficient_attention_"):
+    _RULES |= {f"{_name}forward": (_FORWARD, 0), f"{_name}backward": (_BACKWARD, 1)}
+_RULES |= {"flash_attn::_flash_attn_forward": (_FORWARD, 0), "flash_attn::_flash_attn_backward": (_BACKWARD, 1)}
+for _name in ("cudnn_attention", "flash_attention_for_cpu"):
+    _RULES[f"aten::_scaled_dot_product_{_name}"] = partial(_FORWARD, heads_first=True), 0
+    _RULES[f"aten::_scaled_dot_product_{_name}_backward"] = partial(_BACKWARD, heads_first=True), 1

@@ -15,14 +15,21 @@ import numpy as np
 
 from trainledger.observe.profiler.recording import KERNEL, NONE, Message, Recording, Spans
 
-# In the order in which the moments of a step are given to them where several run at once.
-KINDS = (
-    "matmul", "attention", "convolution", "recomputation", "optimizer", "norm", "loss", "embedding", "reduction",
-    "elementwise", "views and autograd", "other",
-)  # fmt: skip
 CALLS = "views and autograd"  # of a program on the host: operators that compute nothing
-RECOMPUTATION = "recomputation"
-COMMUNICATION = "communication"
+RECOMPUTATION, COMMUNICATION = "recomputation", "communication"
+# In the order in which the moments of a step are given to them where several run at once.
+_COMPUTING = (
+    "matmul",
+    "attention",
+    "convolution",
+    RECOMPUTATION,
+    "optimizer",
+    "norm",
+    "loss",
+    "embedding",
+    "reduction",
+)
+KINDS = (*_COMPUTING, "elementwise", CALLS, "other")
 
 UPDATE = re.compile(r"^Optimizer\.step#")  # what PyTorch calls the annotation around an optimizer's update
 COLLECTIVE = re.compile(  # but for what FSDP copies into the message of a gather
@@ -32,19 +39,25 @@ _OF_OPERATORS = (
     ("elementwise", r"^fsdp::"),  # copies into and out of messages
     ("attention", r"attention|flash|fmha|scaled_dot_product|ring_attn"),
     ("convolution", r"conv"),
-    ("matmul", r"::(mm|addmm|bmm|baddbmm|addmv|mv|dot|linear|matmul|einsum|_scaled_mm|_grouped_mm|_scaled_grouped_mm"
-               r"|_int_mm|_addmm_activation|addbmm)$|gemm|MmBackward"),
+    (
+        "matmul",
+        r"::(mm|addmm|bmm|baddbmm|addmv|mv|dot|linear|matmul|einsum|_scaled_mm|_grouped_mm|_scaled_grouped_mm"
+        r"|_int_mm|_addmm_activation|addbmm)$|gemm|MmBackward",
+    ),
     ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)|Optimizer\.step|adamw?_step"),
     ("norm", r"norm(?!al)"),
     ("loss", r"cross_entropy|nll_loss|log_softmax|kl_div|mse_loss"),
     ("embedding", r"embedding|index_select|index_put|gather|scatter|::index$"),
     ("reduction", r"::(sum|mean|max|min|amax|amin|argmax|cumsum|var|std|prod|any|all|topk|sort|_softmax.*|softmax)$"),
-    ("elementwise", r"::(add|sub|mul|div|neg|pow|rsqrt|sqrt|exp|log|tanh|sigmoid|gelu.*|silu.*|relu.*|threshold.*|where"
-                    r"|copy|fill|zero|clamp.*|cat|to|_to_copy|clone|contiguous|native_dropout.*|dropout.*|masked_fill"
-                    r"|lerp|addcmul|addcdiv|reciprocal|abs|sin|cos|eq|ne|lt|gt|le|ge|bitwise.*|logical.*|rsub|split"
-                    r"|constant_pad_nd|tril|triu|roll|flip|repeat|stack|zeros.*|ones.*|full.*|empty.*|arange"
-                    r"|random.*|normal.*|uniform.*)_?$|_foreach_"),
-)  # fmt: skip
+    (
+        "elementwise",
+        r"::(add|sub|mul|div|neg|pow|rsqrt|sqrt|exp|log|tanh|sigmoid|gelu.*|silu.*|relu.*|threshold.*|where"
+        r"|copy|fill|zero|clamp.*|cat|to|_to_copy|clone|contiguous|native_dropout.*|dropout.*|masked_fill"
+        r"|lerp|addcmul|addcdiv|reciprocal|abs|sin|cos|eq|ne|lt|gt|le|ge|bitwise.*|logical.*|rsub|split"
+        r"|constant_pad_nd|tril|triu|roll|flip|repeat|stack|zeros.*|ones.*|full.*|empty.*|arange"
+        r"|random.*|normal.*|uniform.*)_?$|_foreach_",
+    ),
+)
 _OF_KERNELS = (
     ("attention", r"flash|fmha|attention|sdpa|_attn_"),
     ("convolution", r"conv|wgrad|dgrad|fprop|winograd|igemm|im2col|col2im|nchwToNhwc|nhwcToNchw"),
@@ -55,7 +68,7 @@ _OF_KERNELS = (
     ("embedding", r"embedding|indexSelect|index_elementwise|gather|scatter|permute_|_jagged"),
     ("reduction", r"reduce_kernel|softmax|cub::|triton_(per|red)|Scan|Sort|sum_"),
     ("elementwise", r"elementwise|CatArray|copy|fill|triton_poi|batched_transpose|SubTensorOp|transpose|dropout"),
-)  # fmt: skip
+)
 _CALLS = re.compile(
     r"^autograd::|^Python(DispatchMode|Subclass)$|Backward\d*$|AccumulateGrad$|^(aten::)?(detach|detach_|view|reshape|_unsafe_view|t|transpose|permute|expand"
     r"|expand_as|as_strided|slice|select|narrow|squeeze|unsqueeze|unbind|alias|resolve_conj|resolve_neg|result_type"
