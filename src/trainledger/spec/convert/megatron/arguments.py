@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from trainledger.spec.convert.megatron.flags import changes_nothing
 from trainledger.spec.convert.megatron.shell import Script, read_script
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
@@ -18,16 +19,8 @@ SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".log", ".out"
 _LOGGED = re.compile(r"^.*?\s([a-z][a-z0-9_]+) \.{3,} (.*?)\s*$")
 _LOG_BEGINS = "arguments ----"
 _OF_A_MODEL = ("num-layers", "hidden-size", "micro-batch-size", "num-attention-heads")
-# What a log and a map of Python's names call a flag that switches something off.
-_INVERTED = {
-    "add-bias-linear": "disable-bias-linear", "apply-rope-fusion": "no-rope-fusion",
-    "bias-gelu-fusion": "no-bias-gelu-fusion", "bias-swiglu-fusion": "no-bias-swiglu-fusion",
-    "bias-dropout-fusion": "no-bias-dropout-fusion", "masked-softmax-fusion": "no-masked-softmax-fusion",
-    "gradient-accumulation-fusion": "no-gradient-accumulation-fusion",
-    "create-attention-mask-in-dataloader": "no-create-attention-mask-in-dataloader",
-    "use-layer-wise-param-layout": "no-use-layer-wise-param-layout",
-    "torch-fsdp2-reshard-after-forward": "torch-fsdp2-no-reshard-after-forward",
-}  # fmt: skip
+TABLES = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+_SILENT = re.compile(rf"({'|'.join(TABLES['begin'])})(-.*)?|.*-({'|'.join(TABLES['end'])})|{'|'.join(TABLES['exact'])}")
 
 
 @frozen
@@ -146,9 +139,9 @@ def _take(found: dict[str, Value], name: str, value: Any) -> None:
     if not isinstance(text, str | int | float):
         return
     text = str(text)
-    if name in _INVERTED:
+    if name in TABLES["inverted"]:
         if text in ("False", "false"):
-            found[_INVERTED[name]] = "true"
+            found[TABLES["inverted"][name]] = "true"
     elif text not in ("None", "False", "false", ""):
         found[name] = "true" if text in ("True", "true") else text
 
@@ -203,6 +196,15 @@ def _members(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 _LARGEST = 10**12
 
 
+def changes_nothing(name: str) -> bool:
+    """Whether an argument changes neither memory nor time nor what is trained, as far as they are accounted for.
+
+    >>> changes_nothing("tensorboard-dir"), changes_nothing("num-layers")
+    (True, False)
+    """
+    return _SILENT.fullmatch(name) is not None
+
+
 class Reading:
     """What is read of arguments: those that were asked for, the defaults in place of others, problems and notes.
 
@@ -218,9 +220,13 @@ class Reading:
 
     def given(self, name: str) -> str | None:
         """The text of an argument, of several words the first; None where it is not given."""
+        return next(iter(self.words(name)), None)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The words of an argument; none where it is not given."""
         self.asked.add(name)
-        value = self.arguments.given.get(name)
-        return next(iter(value), None) if isinstance(value, tuple) else value
+        value = self.arguments.given.get(name, ())
+        return (value,) if isinstance(value, str) else value
 
     def flag(self, name: str) -> bool:
         """Whether a flag is given, and not as false."""
@@ -241,6 +247,13 @@ class Reading:
             return default if default is None or default >= at_least else at_least
         return int(number)
 
+    def needed(self, name: str) -> int:
+        """A whole number that has no default; 1 after a problem."""
+        value = self.count(name)
+        if value is None and not any(problem.field == f"--{name}" for problem in self.problems):
+            self.refuse(name, None, "is missing, and Megatron-LM has no default for it")
+        return value or 1
+
     def number(self, name: str, default: float | None = None) -> float | None:
         """A number; the default, or None, where it is not given."""
         value = self.given(name)
@@ -259,6 +272,17 @@ class Reading:
         """A word; the default, or None, where it is not given."""
         value = self.given(name)
         return self._default(name, default) if value is None else value
+
+    def chosen(self, name: str, known: Mapping[str, str], default: str, nearest: str) -> str:
+        """What a word stands for; what ``nearest`` does after a problem."""
+        value = self.text(name, default)
+        if value not in known:
+            self.refuse(name, value, f"must be one of {', '.join(known)}", nearest)
+        return known.get(str(value), known[nearest])
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The fields of a table of flags.toml, each one argument."""
+        return {field: getattr(self, kind)(*given) for field, (kind, *given) in TABLES[name].items()}
 
     def refuse(self, name: str, value: Any, rule: str, nearest: Any = None) -> None:
         self.problems.append(Problem(f"--{name}", value, rule, nearest))
