@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from trainledger.catalog.errors import error_model
-from trainledger.catalog.trained_models import TrainedModel as TrainedModel
-from trainledger.catalog.trained_models import trained_models as trained_models
 from trainledger.spec.cluster import Cluster, Fabric, Link, Protocol
-from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published
+from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published, limited
+from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import from_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.units import counted, format_nbytes, parse_nbytes
 
@@ -28,24 +27,8 @@ _NEEDED = {
     "links": ("title", "bandwidth", "share", "hardware", "source", "date", "unverified"),
 }
 _MOST_LISTED = 40  # names in a message
-_HUB_NAMES = {
-    # last part of a Hugging Face hub id, in lower case, to the catalog's name where they differ
-    "meta-llama-3-8b": "llama-3-8b", "meta-llama-3-70b": "llama-3-70b", "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b", "meta-llama-3.1-405b": "llama-3.1-405b",
-    "llama-2-7b-hf": "llama-2-7b", "llama-2-13b-hf": "llama-2-13b", "llama-2-70b-hf": "llama-2-70b",
-    "mistral-7b-v0.1": "mistral-7b", "mixtral-8x7b-v0.1": "mixtral-8x7b", "mixtral-8x22b-v0.1": "mixtral-8x22b",
-    "gemma-3-12b-pt": "gemma-3-12b", "phi-3-mini-4k-instruct": "phi-3-mini", "olmo-2-1124-7b": "olmo-2-7b",
-    "olmo-2-1124-13b": "olmo-2-13b", "olmo-7b-hf": "olmo-7b", "kimi-k2-base": "kimi-k2",
-    "deepseek-v3-base": "deepseek-v3", "tinyllama-1.1b-chat-v1.0": "tinyllama-1.1b", "smollm3-3b-base": "smollm3-3b",
-    "meta-llama-3-8b-instruct": "llama-3-8b", "meta-llama-3-70b-instruct": "llama-3-70b",
-    "llama-3.1-8b-instruct": "llama-3.1-8b", "llama-3.1-70b-instruct": "llama-3.1-70b",
-    "llama-3.2-1b-instruct": "llama-3.2-1b", "llama-3.2-3b-instruct": "llama-3.2-3b",
-}  # fmt: skip
-_USUAL = (
-    "h100-sxm",
-    "a100-sxm-80gb",
-    "v100-sxm-32gb",
-)  # the default variants: those that most large models were trained on
+# The default variants: those that most large models were trained on.
+_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb")
 
 
 def model_names() -> list[str]:
@@ -105,7 +88,7 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
 def _hub_name(name: str) -> str:
     """The catalog's name of a hub id in lower case; the last part of the id where the catalog has no other."""
     last = name.rpartition("/")[2]
-    return _HUB_NAMES.get(last, last)
+    return str(_table("hub_names.toml").get(last, last))
 
 
 def is_hub_id(name: str) -> bool:
@@ -168,11 +151,9 @@ def efficiency(name: str) -> Efficiency | None:
     >>> efficiency("h100-sxm").matmul_share < 1
     True
     """
-    path = os.path.join(_HERE, "calibrations", f"{name}.toml")
-    if not os.path.exists(path):
+    if not os.path.exists(os.path.join(_HERE, "calibrations", f"{name}.toml")):
         return None
-    with open(path, "rb") as file:
-        entry = tomllib.load(file)
+    entry = _table("calibrations", f"{name}.toml")
     return Efficiency(source=entry["source"], date=str(entry["date"]), **entry["efficiency"])
 
 
@@ -182,7 +163,12 @@ def errors(name: str) -> ErrorModel:
     >>> errors("h100-sxm").step.basis, errors("h200").step.basis, errors("l4").step.basis
     ('own', 'other', 'bound')
     """
-    return error_model(name, calibrated=efficiency(name) is not None)
+    entry = {key: value for key, value in _table("errors.toml").items() if key != "share"}
+    seen = dict(entry["steps_seen"])
+    own, known = name in seen.pop("devices"), efficiency(name) is not None
+    basis = "own" if own else "other" if known else "bound"
+    step = {"basis": basis, **entry["step"][basis]}
+    return from_plain(ErrorModel, {**entry, "step": step, "steps_seen": seen})
 
 
 def link_names() -> list[str]:
@@ -224,8 +210,6 @@ def placed(device: Device, cluster: Cluster) -> Device:
         joined = _less_margin(joined, cluster.memory_margin_nbytes)
     if cluster.power_limit_watts is None:
         return joined
-    from trainledger.spec.device import limited
-
     return limited(joined, cluster.power_limit_watts)
 
 
@@ -355,6 +339,25 @@ def _lines(name: str) -> tuple[str, ...]:
         return tuple(file.read().splitlines())
 
 
+@frozen
+class TrainedModel:
+    """A published model: the parameters that take part in a token's forward, and the tokens that it was trained on."""
+
+    title: str
+    parameters: int
+    tokens: int
+    source: str
+
+
+def trained_models() -> tuple[TrainedModel, ...]:
+    """Published models and the tokens that they were trained on.
+
+    >>> [each.tokens for each in trained_models() if each.title == "Chinchilla 70B"]
+    [1400000000000]
+    """
+    return tuple(TrainedModel(**each) for each in _table("trained_models.toml")["model"])
+
+
 def scaling_laws() -> dict[str, dict[str, Any]]:
     """The published scaling laws by name, each with its coefficients and its source.
 
@@ -386,12 +389,8 @@ def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
     return entry
 
 
+@cache
 def _table(*path: str) -> dict[str, Any]:
     """The table in a file of the catalog, the same for all who ask."""
-    return _read(os.path.join(_HERE, *path))
-
-
-@cache
-def _read(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
+    with open(os.path.join(_HERE, *path), "rb") as file:
         return tomllib.load(file)

@@ -7,8 +7,8 @@ start-up. Here all classes share the last five, ``__init__`` is a loop over the 
 
 from __future__ import annotations
 
-# Measured with Python 3.11 on 2 cores in use: `plan gpt2 --device h100-sxm` takes 345 ms of CPU time (median of 24 runs),
-# and 420 ms with ``dataclass(frozen=True)`` in place of `frozen` (in turns; the least of each: 313 and 385 ms).
+# Measured in turns with Python 3.11, medians of 24 runs: `plan gpt2 --device h100-sxm` takes 345 ms of CPU time, and
+# 420 ms with ``dataclass(frozen=True)`` in place of `frozen` (the least of each: 313 and 385 ms).
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar, cast, dataclass_transform, overload
