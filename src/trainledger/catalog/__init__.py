@@ -92,7 +92,7 @@ def _hub_name(name: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a text is ``organisation/model`` with a model of the catalog, and not a path."""
+    """A text is ``organisation/model`` with a model of the catalog, and not a path."""
     return name.count("/") == 1 and not os.path.exists(name) and _hub_name(name.lower()) in model_names()
 
 
@@ -225,7 +225,7 @@ def _less_margin(device: Device, nbytes: int) -> Device:
 
 
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:
-    """How the devices of a cluster are connected: as usual for the device, except for what the cluster gives.
+    """The connections of a cluster's devices: as usual for the device, except for what the cluster gives.
 
     Raises InvalidInput where the network is unknown, and where the measured rate is above what it can reach.
     """

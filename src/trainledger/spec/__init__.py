@@ -1,1 +1,1 @@
-"""What a run is: frozen descriptions of model, recipe, layout, cluster and data, without arithmetic."""
+"""A run: frozen descriptions of model, recipe, layout, cluster and data, without arithmetic."""

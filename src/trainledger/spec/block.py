@@ -210,7 +210,7 @@ class Dense:
 
 @frozen(kw_only=True)
 class Router:
-    """How experts and their weights are chosen for a token."""
+    """The choice of experts and their weights for a token."""
 
     scores: str = setting(
         "scores of the experts: softmax over all, sigmoid, or softmax over the chosen", "softmax", choices=ROUTER_SCORES

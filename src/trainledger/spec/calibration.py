@@ -141,7 +141,7 @@ class Fit:
 
 
 def fit_kind(phase: str, kind: str) -> str:
-    """What a factor is for: operations of a kind in a phase; what is recomputed runs as it does forward.
+    """The target of a factor: operations of a kind in a phase; what is recomputed runs as it does forward.
 
     >>> fit_kind("recompute", "matmul"), fit_kind("backward", "matmul")
     ('forward matmul', 'backward matmul')

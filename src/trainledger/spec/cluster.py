@@ -60,7 +60,7 @@ class Link:
 
 @frozen(kw_only=True)
 class Fabric:
-    """How the devices of a cluster are connected: ``node`` links within a node, ``network`` between nodes.
+    """The connections of a cluster's devices: ``node`` links within a node, ``network`` between nodes.
 
     ``network`` is None where it is not known: then groups must stay within a node. ``host`` connects a device to its
     host's memory. Collectives reach ``network_share`` of the network's rate (`Efficiency.network_share`), sends between

@@ -29,7 +29,7 @@ def kernels_of_capability(compute_capability: float | None) -> str:
 
 
 def cudnn_takes(kernels: str, dtype: str, head_dim: int, value_dim: int, *, deterministic: bool = False) -> bool:
-    """Whether sdpa takes cuDNN's attention for a training: of 16 bits, in heads of steps of 8 that are not too wide.
+    """Sdpa takes cuDNN's attention for a training: of 16 bits, in heads of steps of 8 that are not too wide.
 
     That is 256 on Hopper, and 128 on Blackwell, or 192 with values of 128. Masks, dropout and heads that queries share
     it has; the same bits each time it does not promise, so that a ``deterministic`` step takes another (the same file
@@ -151,7 +151,7 @@ class MemoryErrors:
 
 @frozen(kw_only=True)
 class Seen:
-    """What published runs have: kinds (`predict.interval.kinds_of`), most devices, longest sequences in tokens."""
+    """The range of published runs: kinds (`predict.interval.kinds_of`), most devices, longest sequences in tokens."""
 
     kinds: tuple[str, ...]
     most_devices: int

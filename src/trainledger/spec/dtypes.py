@@ -161,7 +161,7 @@ class Rounded:
 
     @property
     def relative_error(self) -> float:
-        """How far the value is from the number, as a share of the number; infinite where it became infinity."""
+        """The relative error of the value; infinite where it became infinity."""
         return (self.value - self.given) / abs(self.given) if self.given else 0.0
 
     @property

@@ -73,7 +73,7 @@ def sha256(path: Path) -> str:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error says that the disk, the quota or the size limit of files is reached."""
+    """An error says that the disk, the quota or the size limit of files is reached."""
     if isinstance(error, OSError):
         return error.errno in FULL
     # safetensors wraps the system's error in its own and keeps only the text.

@@ -144,7 +144,7 @@ def _declared(each: Field[Any]) -> str:
 
 
 def _meant(each: Field[Any]) -> str:
-    """What a field says of itself (`spec.setting.setting`), and the unit of its quantity."""
+    """The description of a field (`spec.setting.setting`), and the unit of its quantity."""
     rules, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
     words = [rules["doc"]]
     if unit in ("bytes", "bytes/s", "seconds") and unit not in rules["doc"]:

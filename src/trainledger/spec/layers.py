@@ -23,7 +23,7 @@ from trainledger.spec.units import ceil_div
 
 @frozen
 class LayerKind:
-    """What layers of a model differ in.
+    """The differences between layers of a model.
 
     ``window`` is the number of tokens that attention sees (None: all before), ``rotary`` whether rope rotates its
     heads, ``experts`` whether its MLP is a mixture of experts.
@@ -86,7 +86,7 @@ def last_kind(spec: ModelSpec) -> LayerKind:
 
 
 def expert_layers(spec: ModelSpec) -> Any:
-    """How many layers have experts, those of the multi-token prediction modules included."""
+    """The number of layers with experts, those of the multi-token prediction modules included."""
     mtp = spec.n_mtp_layers * last_kind(spec).experts
     return mtp + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
 
@@ -184,7 +184,7 @@ def segment_size(n_layers: int, recipe: Recipe) -> int:
 
 
 def is_again(recipe: Recipe, group: int) -> bool:
-    """Whether the group with this number, counted from 0, is recomputed."""
+    """The group with this number, counted from 0, is recomputed."""
     again = recipe.activation_checkpointing
     if again.kind in ("full", "selective"):
         return (group + 1) % again.every == 0

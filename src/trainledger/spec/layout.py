@@ -142,7 +142,7 @@ class Layout:
 
     @property
     def kinds_of_ranks(self) -> int:
-        """How many kinds of parallelism a layout has besides data parallelism; uneven stages count as one more.
+        """The number of kinds of parallelism besides data parallelism; uneven stages count as one more.
 
         >>> Layout(shard=64).kinds_of_ranks, Layout(shard=8, tensor=8, pipeline=4).kinds_of_ranks
         (0, 2)
@@ -152,37 +152,37 @@ class Layout:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one device; False where a size is an array, and before the search of ``auto``."""
+        """It is one device; False where a size is an array, and before the search of ``auto``."""
         return is_int(self.devices) and self.devices == 1 and not self.auto
 
     @property
     def sends_whole(self) -> bool:
-        """Whether all tensor ranks have the whole activation for the next stage, so that each may send a part."""
+        """All tensor ranks have the whole activation for the next stage, so that each may send a part."""
         return self.tensor > 1 and self.pipeline > 1 and not self.sequence_parallel
 
     @property
     def gathers_again(self) -> bool:
-        """Whether only the rank's own tokens of a gathered matmul input are saved."""
+        """Only the rank's own tokens of a gathered matmul input are saved."""
         return self.sequence_parallel and self.sequence_gather == "again"
 
     @property
     def sends_to_nodes(self) -> bool:
-        """Whether a token goes once to each node that has experts of it."""
+        """A token goes once to each node that has experts of it."""
         return self.expert_send == "nodes" and not (is_int(self.expert) and self.expert == 1)
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered parameters are freed between forward and backward."""
+        """Gathered parameters are freed between forward and backward."""
         if self.reshard_after_forward is not None:
             return self.reshard_after_forward
         return is_int(self.pipeline) and self.pipeline == 1
 
 
 def overlaps(layout: Layout, what: str) -> bool:
-    """Whether one of OVERLAPS overlaps with compute."""
+    """One of OVERLAPS overlaps with compute."""
     return what in (layout.overlap or ())
 
 
 def is_int(size: Any) -> bool:
-    """Whether a size is one number, neither an array nor a symbol."""
+    """A size is one number, neither an array nor a symbol."""
     return isinstance(size, int)

@@ -98,7 +98,7 @@ class ModelSpec:
 
     @property
     def unserved(self) -> str:
-        """What `served` leaves out, in words; empty where that is nothing."""
+        """The parts that `served` leaves out, in words; empty where that is nothing."""
         return f"{self.n_mtp_layers} modules of multi-token prediction are left out" if self.n_mtp_layers else ""
 
     @property
@@ -108,7 +108,7 @@ class ModelSpec:
 
     @property
     def embeds_at_end(self) -> bool:
-        """Whether the end of the model reads the embedding too: a tied head, or multi-token prediction."""
+        """The end of the model reads the embedding too: a tied head, or multi-token prediction."""
         return self.tie_embeddings or self.n_mtp_layers > 0
 
     @property
@@ -133,7 +133,7 @@ class ModelSpec:
 
     @property
     def output_bias(self) -> bool:
-        """Whether the attention's output projection has a bias."""
+        """The attention's output projection has a bias."""
         heads = self.attention
         return heads.bias if heads.output_bias is None else heads.output_bias
 

@@ -9,7 +9,7 @@ from trainledger.spec.setting import setting
 
 
 def _implementation(*choices: str) -> Any:
-    """How an optimizer may run, the default first.
+    """Implementations of an optimizer, the default first.
 
     One kernel for everything (fused), a kernel per line of the rule over lists of tensors (foreach), or tensor by
     tensor (loop). Torch has no fused RMSProp and no fused Adafactor, whose default there is the loop; Lion and 8-bit
@@ -39,7 +39,7 @@ class _Options:
 
 @frozen(kw_only=True)
 class Optimizer(_Options):
-    """What every optimizer has."""
+    """Fields of every optimizer."""
 
     kind: ClassVar[str]
 

@@ -29,7 +29,7 @@ def part(doc: str, *kinds: type[Any], default: Any = MISSING) -> Any:
 
 
 def tag_of(kind: object) -> str:
-    """What a kind is called in a run file; empty where a part has one kind only."""
+    """The name of a kind in a run file; empty where a part has one kind only."""
     return getattr(kind, KIND, "")
 
 
@@ -198,7 +198,7 @@ def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> d
 
 
 def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
-    """What a part is written as, over what it was before: a table, or anything else that the reader refuses."""
+    """A part as it is written, over its value before: a table, or anything else that the reader refuses."""
     kinds = kinds_of(each)
     assert kinds is not None
     if type(value) in kinds.values():

@@ -75,7 +75,7 @@ def finite(value: Any) -> Any:
 
 
 def is_amount(value: object) -> bool:
-    """Whether a value is a number that can be a quantity: finite, and neither absurdly large nor absurdly small."""
+    """A value is a number that can be a quantity: finite, and neither absurdly large nor absurdly small."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return value == 0 or 1 / _LARGEST <= abs(value) <= _LARGEST  # false for nan
@@ -119,7 +119,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def not_written(error: OSError, path: str | os.PathLike[str], field: str = "file") -> OSError | InvalidInput:
-    """What to raise where the system refused a file whose place `check_target` found good.
+    """The error to raise where the system refused a file whose place `check_target` found good.
 
     Where the disk is full that is no wrong input: the same error, with the file's own name.
     """

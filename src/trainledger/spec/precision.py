@@ -16,7 +16,7 @@ TILE = 16  # what every dim of a matmul in 8 bits must be a multiple of (torch._
 
 @frozen
 class Float8:
-    """How the linear layers of the blocks multiply in 8 bits (Micikevicius et al. 2022, arXiv 2209.05433).
+    """The 8-bit matmuls of the blocks' linear layers (Micikevicius et al. 2022, arXiv 2209.05433).
 
     ``scaling``: one scale per tensor, per row, or per block (1 x 128 of activations and gradients, 128 x 128 of
     weights: DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2). ``forward`` is the format of inputs and weights,
@@ -39,7 +39,7 @@ _BLOCK = Float8("block", "e4m3", "e4m3", "copy")
 
 
 class Precision:
-    """Which number format each part of a training step has.
+    """The number format of each part of a training step.
 
     ``weights``: the parameters' where the optimizer has no master copy. ``compute``: what enters a matmul;
     ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a matmul:
@@ -69,7 +69,7 @@ class Precision:
 
     @property
     def copies(self) -> str:
-        """How parameters are converted to the dtype of a matmul: none, autocast or gathered."""
+        """The conversion of parameters to the dtype of a matmul: none, autocast or gathered."""
         return "none" if self.master_weights else self.copied
 
     @property
@@ -79,7 +79,7 @@ class Precision:
 
     @property
     def gradient_buffers(self) -> bool:
-        """Whether gradients are added to buffers that exist all the time (Megatron-LM's main_grad)."""
+        """Gradients are added to buffers that exist all the time (Megatron-LM's main_grad)."""
         return self.gradients != self.parameters
 
     @property
@@ -94,12 +94,12 @@ class Precision:
 
     @property
     def loss_scaling(self) -> bool:
-        """Whether the loss is scaled up and gradients down again, with a step skipped where they overflow."""
+        """The loss is scaled up and gradients down again, with a step skipped where they overflow."""
         return self.compute == "fp16"
 
     @property
     def low(self) -> bool:
-        """Whether matmuls run in less than 32 bits."""
+        """Matmuls run in less than 32 bits."""
         return self.compute != "fp32"
 
     @property
@@ -124,12 +124,12 @@ class Precision:
 
     @property
     def float8(self) -> Float8 | None:
-        """How linear layers of the blocks use 8 bits; None where they do not."""
+        """The 8-bit matmuls of the blocks' linear layers; None where they do not."""
         return replace(self.scaled, caching=True) if self.scaled and self.weight_caching else self.scaled
 
     @property
     def cached(self) -> Float8 | None:
-        """How the weights are in 8 bits that are cast once a step; None where none are."""
+        """The formats of weights in 8 bits that are cast once a step; None where none are."""
         return self.float8 if self.weight_caching else None
 
     @property
@@ -140,7 +140,7 @@ class Precision:
 
 @frozen(kw_only=True)
 class _Weights(Precision):
-    """What every kind has."""
+    """Fields of every kind."""
 
     moment_dtype: str | None = setting(
         "dtype of the optimizer's moments; absent = that of the weights it updates", None, choices=("fp32", "bf16")
@@ -149,7 +149,7 @@ class _Weights(Precision):
 
 @frozen(kw_only=True)
 class _Half(_Weights):
-    """What parameters in 16 bits have."""
+    """Fields of parameters in 16 bits."""
 
     gradient_dtype: str | None = setting(
         "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' dtype",

@@ -1,4 +1,4 @@
-"""What is wrong with an input, as a sentence a person can act on."""
+"""A problem of an input, as a sentence a person can act on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InvalidInput(ValueError):  # noqa: N818
         return InvalidInput, (list(self.problems), self.where)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in a notebook in place of a traceback."""
+        """The lines that IPython shows in a notebook in place of a traceback."""
         return [f"InvalidInput: {self}"]
 
     def placed(self) -> list[Problem]:
@@ -118,7 +118,7 @@ def _short(text: str) -> str:
 
 
 def _has_in_order(parts: list[str], said: list[str]) -> bool:
-    """Whether every word that was said is one of the parts of a name, in the same order."""
+    """Every word that was said is one of the parts of a name, in the same order."""
     left = iter(parts)
     return all(each in left for each in said)
 

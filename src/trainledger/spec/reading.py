@@ -184,7 +184,7 @@ def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str
 
 @cache
 def _words(sections: tuple[tuple[str, type[Any]], ...]) -> Mapping[str, str]:
-    """What a field may be called, and its path: its own name, that behind its part's or its kind's, the path."""
+    """The names of a field, and its path: its own name, that behind its part's or its kind's, the path."""
     words: dict[str, str] = {}
     of_name = dict(sections)
     for path, _ in _leaves(of_name):
@@ -274,7 +274,7 @@ def _split(classes: Sections, overrides: object, problems: list[Problem]) -> Ite
 
 
 def value_of(field: Field[Any] | None, text: str) -> Any:
-    """What the text of an override says: TOML where it is TOML (and the field is no text), else the text itself.
+    """The value in the text of an override: TOML where it is TOML (and the field is no text), else the text itself.
 
     In a list of words these need no quotes: ``[gradients, experts]``.
     """

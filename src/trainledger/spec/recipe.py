@@ -52,7 +52,7 @@ class Guard:
 
 @frozen(kw_only=True)
 class Watch:
-    """Which steps with a loss or gradient norm far above recent ones are reported, with the documents of their batch.
+    """Reports of steps with a loss or gradient norm far above recent ones, with the documents of their batch.
 
     Their update is made all the same: this says nothing of what a run computes.
     """
@@ -72,7 +72,7 @@ ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
 
 @frozen(kw_only=True)
 class Schedule:
-    """What every schedule of the learning rate has."""
+    """Fields of every schedule of the learning rate."""
 
     kind: ClassVar[str]
 
@@ -301,12 +301,12 @@ class Recipe:
 
     @property
     def of_megatron(self) -> bool:
-        """Whether the program is Megatron-LM, on Transformer Engine or without."""
+        """The program is Megatron-LM, on Transformer Engine or without."""
         return self.framework in ("megatron-core", "megatron-local")
 
     @property
     def compiles(self) -> bool:
-        """Whether anything goes through torch.compile: the blocks or the loss."""
+        """Anything goes through torch.compile: the blocks or the loss."""
         return self.compile or self.loss.kind == "compiled"
 
     @property
@@ -357,5 +357,5 @@ def sampled_steps(recipe: Recipe, most: int) -> list[int]:
 
 
 def due(step: int, every: int | None) -> bool:
-    """Whether something that happens every so many steps happens after this one."""
+    """Something that happens every so many steps happens after this one."""
     return every is not None and step % every == 0

@@ -151,7 +151,7 @@ class Run:
 
     @property
     def width_factor(self) -> Any:
-        """How much wider the model is than muP's base model; 1 without muP."""
+        """The width of the model over that of muP's base model; 1 without muP."""
         return 1 if self.recipe.mup is None else self.model.d_model / self.recipe.mup.base_width
 
     @property

@@ -130,7 +130,7 @@ def _paths(at: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speaks_of(problem: Problem, names: set[str]) -> bool:
-    """Whether a problem between fields has to do with one of those names."""
+    """A problem between fields has to do with one of those names."""
     words = f"{problem.field} {problem.rule}".replace(".", " ").replace(",", " ").split()
     return not names.isdisjoint(words)
 
@@ -178,7 +178,7 @@ def parse_toml(text: str, where: str = "") -> dict[str, Any]:
 
 
 def vocabulary_problem(vocab_size: int, needed: int, tokenizer: str) -> Problem | None:
-    """What is wrong where a tokenizer has more tokens than the model; the data room knows ``needed``."""
+    """The problem of a tokenizer with more tokens than the model; the data room knows ``needed``."""
     if needed <= vocab_size:
         return None
     return Problem("model.vocab_size", vocab_size, f"is smaller than the {needed} tokens of {tokenizer}", needed)
@@ -200,7 +200,7 @@ def _nearest_file(path: str) -> str | None:
 
 
 def _is_run_file(path: str) -> bool:
-    """Whether a file says something of a run, right or wrong."""
+    """A file says something of a run, right or wrong."""
     try:
         return path.endswith(".toml") and os.path.isfile(path) and not SECTIONS.keys().isdisjoint(read_table(path))
     except InvalidInput:
@@ -263,7 +263,7 @@ def _model_base(
 
 
 def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]) -> Any:
-    """What a resolver gives, or None and its problems."""
+    """The result of a resolver, or None and its problems."""
     try:
         return resolver(value)
     except InvalidInput as error:
@@ -309,7 +309,7 @@ def to_toml(run: Run) -> str:
 
 
 def is_of_the_machine(field: str, run: Run) -> bool:
-    """Whether a field says where and how a run is trained or what is reported of it, and not what it computes but for
+    """A field says where and how a run is trained or what is reported of it, and not what it computes but for
     rounding.
 
     Dropout draws per micro-batch, so with it ``recipe.micro_batch`` is what a run computes.

@@ -1,4 +1,4 @@
-"""What a recipe does to save memory: recomputation, the loss in chunks, and adapters on frozen weights."""
+"""Savings of memory: recomputation, the loss in chunks, and adapters on frozen weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _every() -> Any:
 
 
 class Checkpointing:
-    """What backward recomputes instead of keeping it (Chen et al. 2016, arXiv 1604.06174)."""
+    """Activation checkpointing: backward recomputes instead of keeping (Chen et al. 2016, arXiv 1604.06174)."""
 
     kind: ClassVar[str]
     every: int = 1
@@ -132,7 +132,7 @@ class _AllLogits:
 
 @frozen(kw_only=True)
 class Loss(_AllLogits):
-    """What every kind of loss has."""
+    """Fields of every kind of loss."""
 
     kind: ClassVar[str]
 
@@ -207,7 +207,7 @@ class Lora:
 
 
 def is_linear(name: str) -> bool:
-    """Whether a parameter of this name is one of a block's linear layers.
+    """A parameter of this name is one of a block's linear layers.
 
     >>> is_linear("self_attn.q_proj.weight"), is_linear("lm_head.weight"), is_linear("mlp.experts.down_proj")
     (True, False, False)
@@ -217,7 +217,7 @@ def is_linear(name: str) -> bool:
 
 
 def is_target(name: str, targets: tuple[str, ...]) -> bool:
-    """Whether the layer of this parameter gets an adapter, where these TARGETS do."""
+    """The layer of this parameter gets an adapter, where these TARGETS do."""
     module = name.rpartition(".")[0].rpartition(".")[2]
     named = {"linear": (*ATTENTION, *MLP), "attention": ATTENTION, "mlp": MLP}
     return any(module in named.get(each, (each,)) for each in targets)

@@ -1,4 +1,4 @@
-"""How a trained model is served: what it reads at once, and the formats of weights and cache."""
+"""Serving of a trained model: what it reads at once, and the formats of weights and cache."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Serving:
         return self.context if self.phase == "prefill" else 1
 
     def problems(self) -> Iterator[Problem]:
-        """What is no choice, each with the nearest."""
+        """Values that are no choice, each with the nearest."""
         for field, known in (("phase", PHASES), ("weights", WEIGHT_FORMATS), ("cache", CACHE_FORMATS),
                              ("compute", WHOLE), ("quantized", QUANTIZED)):  # fmt: skip
             value = getattr(self, field)

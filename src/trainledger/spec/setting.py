@@ -1,4 +1,4 @@
-"""How a field of a run file is declared: its meaning, its unit and what it may be, in one place.
+"""The declaration of a field of a run file: its meaning, its unit and what it may be, in one place.
 
 The run-file reader, its error sentences and the commented file that ``trainledger init`` writes all read
 this metadata; there is no second list of fields.
@@ -62,7 +62,7 @@ def rule_of(each: Field[Any]) -> Mapping[str, Any]:
 
 
 def quantity_of(each: Field[Any]) -> str:
-    """How text becomes a value of a field: what `setting` was told, or what its type says."""
+    """The quantity of a field, which text becomes: as `setting` was told, or by its type."""
     return each.metadata["quantity"] or _QUANTITY_OF.get(str(each.type).removesuffix(" | None"), "named")
 
 
@@ -131,7 +131,7 @@ def _counts(rule: Mapping[str, Any], value: Any) -> tuple[int, ...]:
 
 
 def may_be_none(each: Field[Any]) -> bool:
-    """Whether the field may be absent."""
+    """The field may be absent."""
     return "None" in str(each.type)
 
 

@@ -39,7 +39,7 @@ def ceil_div(a: int, b: int) -> int: ...
 @overload
 def ceil_div(a: Any, b: Any) -> Any: ...
 def ceil_div(a: Any, b: Any) -> Any:
-    """How many pieces of size ``b`` hold ``a``, the last one perhaps in part; exact for integers of any size.
+    """The number of pieces of size ``b`` that hold ``a``, the last one perhaps in part; exact for integers of any size.
 
     Also of arrays, for many counts at once, and of sympy expressions, for a formula.
 
@@ -84,7 +84,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _between_thousands(text: str) -> bool:
-    """Whether every comma stands between thousands, as in ``1,500``, and none for a point, as in ``0,500``."""
+    """Every comma stands between thousands, as in ``1,500``, and none for a point, as in ``0,500``."""
     import re
 
     compact = text.strip().replace("_", "")

@@ -20,7 +20,7 @@ _AXES = {
 
 
 def foreign_problem(table: Mapping[str, Any]) -> Problem | None:
-    """What is wrong with a file of DeepSpeed or torchtitan in place of ours; None for any other.
+    """The problem of a file of DeepSpeed or torchtitan in place of ours; None for any other.
 
     >>> found = foreign_problem({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4})
     >>> found.rule, found.nearest

@@ -1,1 +1,1 @@
-"""What the fields of a run must obey together: each rule gives its sentence, with the nearest value that works."""
+"""Rules between the fields of a run: a sentence each, with the nearest value that works."""

@@ -82,7 +82,7 @@ def _overlap(run: Run) -> Iterator[Problem]:
 
 
 def can_overlap(run: Run, what: str) -> bool:
-    """Whether a layout has what one of OVERLAPS is about, and what that overlaps with."""
+    """A layout has what one of OVERLAPS is about, and what that overlaps with."""
     layout = run.layout
     if what == "tensor":
         return layout.sequence_parallel
@@ -95,7 +95,7 @@ def can_overlap(run: Run, what: str) -> bool:
 
 
 def _beside_another(run: Run) -> Iterator[Problem]:
-    """What experts send, while another micro-batch goes the other way."""
+    """Overlap of what experts send with another micro-batch that goes the other way."""
     layout, said = run.layout, list(run.layout.overlap or ())
     rest = [each for each in said if each != "experts"] or "none"
     if layout.expert == 1:
@@ -284,7 +284,7 @@ _FARTHEST = 4096  # ranks from those that are asked for, among which the nearest
 
 
 def tensor_problems(run: Run) -> Iterator[Problem]:
-    """What the tensor ranks of a layout break."""
+    """Rules that the tensor ranks of a layout break."""
     spec, ranks = run.model, run.layout.tensor
     if ranks == 1:
         if run.layout.sequence_parallel:
@@ -325,7 +325,7 @@ def _broken(run: Run, ranks: int) -> str:
 
 
 def _untiled(run: Run, ranks: int) -> str:
-    """What each rank would have of a size that can be tiled whole, and not in parts."""
+    """The part of a rank of a size that can be tiled whole, and not in parts."""
     spec = run.model
     kv = spec.kv_heads if spec.kv_heads % ranks == 0 else ranks  # of fewer heads than ranks each rank has one
     sizes = {

@@ -1,4 +1,4 @@
-"""What the fields of a model must obey together, each rule with the nearest value that obeys it."""
+"""Rules between the fields of a model, each with the nearest value that obeys it."""
 
 from __future__ import annotations
 

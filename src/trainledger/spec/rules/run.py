@@ -36,7 +36,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
 
 
 def memory_problems(run: Run) -> Iterator[Problem]:
-    """What is wrong with a run as far as its memory and its layout go."""
+    """Problems of a run as far as its memory and its layout go."""
     yield from layout_problems(run)
     yield from document_problems(run)
     yield from _adapters(run)
@@ -267,7 +267,7 @@ def data_problems(data: DataSpec) -> Iterator[Problem]:
 
 
 def document_problems(run: Run) -> Iterator[Problem]:
-    """What masked documents exclude of model, kernel and layout."""
+    """Models, kernels and layouts that masked documents exclude."""
     if run.recipe.documents is None:
         return
     if run.recipe.attention == "flash":

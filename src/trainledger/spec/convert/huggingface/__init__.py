@@ -226,7 +226,7 @@ def _written(spec: ModelSpec, family: Family) -> dict[str, Any]:
 
 
 def _obstacles(spec: ModelSpec, family: Family) -> Iterator[Problem]:
-    """What differs where a spec is written as a config of the family and read back."""
+    """Differences between a spec and itself written as a config of the family and read back."""
     if family.divides and spec.d_model % spec.attention.n_heads:
         rule = f"transformers requires a divisor of d_model = {spec.d_model}, for any head_dim"
         yield Problem("model.attention.n_heads", spec.attention.n_heads, rule)

@@ -13,7 +13,7 @@ from trainledger.spec.parts import field_at
 
 @frozen
 class ExpertNames:
-    """How the experts of a layer are stored: a module for each (names of gate, up and down), or stacked.
+    """The storage of a layer's experts: a module for each (names of gate, up and down), or stacked.
 
     ``interleaved`` stacks are gpt-oss's: transposed, and gate and up alternate.
     """
@@ -25,7 +25,7 @@ class ExpertNames:
 
 @frozen
 class Names:
-    """What a family calls the parts of a model. ``top`` and ``block`` rename modules; the longest name wins.
+    """A family's names of the parts of a model. ``top`` and ``block`` rename modules; the longest name wins.
 
     ``qkv`` is one matrix of queries, keys and values: one after the other, or ``grouped``, where each key-value
     head follows the query heads that share it. ``gate_up`` is one matrix of gate and up. ``transposed``: the

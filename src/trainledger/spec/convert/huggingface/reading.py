@@ -28,7 +28,7 @@ def _field(path: str) -> Field[Any]:
 
 
 class Reading:
-    """What is read of one config: fields of the spec by path, problems, problems of the weights alone, and notes."""
+    """A config being read: fields of the spec by path, problems, problems of the weights alone, and notes."""
 
     def __init__(self, config: Mapping[str, Any], family: Family) -> None:
         self.config = config
@@ -89,7 +89,7 @@ class Reading:
         return value
 
     def has(self, *names: str) -> bool:
-        """Whether these fields were read without a problem."""
+        """These fields were read without a problem."""
         return all(self.fields.get(each) is not None for each in names)
 
     def head_size(self) -> int | None:
@@ -183,7 +183,7 @@ class Reading:
 
 
 def is_one_of(value: Any, allowed: tuple[object, ...]) -> bool:
-    """Whether a value is among those allowed, true and 1 being two different values."""
+    """A value is among those allowed, true and 1 being two different values."""
     return any(type(value) is type(each) and value == each for each in allowed)
 
 

@@ -152,7 +152,7 @@ class _Table:
                 reading.fields["positions.dim"] = width
 
     def read_scaling(self) -> None:
-        """How long waves are stretched."""
+        """The scaling of long waves."""
         reading, rope, kind = self.reading, self.rope, self.rope.get("rope_type", self.rope.get("type", "default"))
         if kind == "su" or (kind == "yarn" and reading.family.model_type == "phi3"):
             kind = "longrope"

@@ -26,7 +26,7 @@ _NAMED = 12  # arguments that a sentence names
 
 @frozen
 class MegatronRun:
-    """What arguments become: the sections of a run file, what Megatron-LM's defaults supplied, and sentences.
+    """A run of Megatron-LM: the sections of a run file, what Megatron-LM's defaults supplied, and sentences.
 
     ``not_understood`` are arguments that have no place in a run file and may change it; ``notes`` say what was assumed.
     """
@@ -227,7 +227,7 @@ def layers_of_layout(pattern: str) -> list[int]:
 
 
 def _overlap(read: Reading, section: dict[str, Any]) -> list[str]:
-    """What overlaps with compute: gradients of inputs always, with tensor ranks (core/tensor_parallel/layers.py)."""
+    """Overlapped communication: gradients of inputs always, with tensor ranks (core/tensor_parallel/layers.py)."""
     found = []
     if read.flag("overlap-grad-reduce"):
         found.append("gradients")

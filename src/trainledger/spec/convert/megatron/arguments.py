@@ -95,7 +95,7 @@ def _words(script: Script) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 
 
 def _sizes(words: Sequence[str]) -> int:
-    """How many sizes of a model the words name."""
+    """The number of a model's sizes that the words name."""
     return sum(f"--{name}" in words for name in _OF_A_MODEL)
 
 
@@ -155,7 +155,7 @@ def from_values(values: Mapping[str, Any], environment: Mapping[str, Any], *, pr
 
 
 def _is_map(text: str) -> bool:
-    """Whether a text looks like a YAML map of arguments: a line of a key and a colon comes first."""
+    """A text looks like a YAML map of arguments: a line of a key and a colon comes first."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     return re.match(r"^\s*-{0,2}[A-Za-z][\w-]*:(\s|$)", first) is not None
 
@@ -197,7 +197,7 @@ _LARGEST = 10**12
 
 
 def changes_nothing(name: str) -> bool:
-    """Whether an argument changes neither memory nor time nor what is trained, as far as they are accounted for.
+    """An argument changes neither memory nor time nor what is trained, as far as they are accounted for.
 
     >>> changes_nothing("tensorboard-dir"), changes_nothing("num-layers")
     (True, False)
@@ -206,7 +206,7 @@ def changes_nothing(name: str) -> bool:
 
 
 class Reading:
-    """What is read of arguments: those that were asked for, the defaults in place of others, problems and notes.
+    """Arguments being read: those that were asked for, the defaults in place of others, problems and notes.
 
     A default is Megatron-LM's own (megatron/training/arguments.py and core/transformer/transformer_config.py).
     """
@@ -229,7 +229,7 @@ class Reading:
         return (value,) if isinstance(value, str) else value
 
     def flag(self, name: str) -> bool:
-        """Whether a flag is given, and not as false."""
+        """A flag is given, and not as false."""
         value = self.given(name)
         return value is not None and value.lower() not in ("false", "0", "none")
 
@@ -274,7 +274,7 @@ class Reading:
         return self._default(name, default) if value is None else value
 
     def chosen(self, name: str, known: Mapping[str, str], default: str, nearest: str) -> str:
-        """What a word stands for; what ``nearest`` does after a problem."""
+        """The meaning of a word; that of ``nearest`` after a problem."""
         value = self.text(name, default)
         if value not in known:
             self.refuse(name, value, f"must be one of {', '.join(known)}", nearest)

@@ -33,7 +33,7 @@ _QUOTED = "\x01"  # replaces a dollar sign that is not a variable's
 
 @frozen
 class Script:
-    """What a script says: its variables at the end, and each command as the words that it would be given.
+    """The contents of a script: its variables at the end, and each command as the words that it would be given.
 
     A word of a variable that the script does not set, or of a command's output, keeps its ``$``.
     """
