@@ -68,11 +68,12 @@ def spread(
     keep: int = 10,
     limit_seconds: float = 30.0,
     front: bool = True,
+    first: bool = False,
     progress: Progress | None = None,
 ) -> Layouts:
     """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`.
 
-    ``front`` as in `search`.
+    ``front`` and ``first`` as in `search`.
     """
     run, count, name = whole(run), run.cluster.count, run.cluster.device
     machine = machine_of(run)
@@ -89,7 +90,7 @@ def spread(
     try:
         return search(
             run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
-            front=front, progress=progress,
+            front=front, first=first, progress=progress,
         )  # fmt: skip
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None

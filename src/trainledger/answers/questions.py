@@ -123,10 +123,7 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            for limit in (3, 30):  # seconds; the second where the first was over before one was found that fits
-                found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=limit, front=False)
-                if found.simplest is not None or found.certain or found.interrupted:
-                    break
+            found = spread(wanted, fixed=fixed_by(wanted), keep=1, front=False, first=True)
         except InvalidInput:  # such as more devices than a known network joins
             return None
         if found.interrupted:

@@ -25,8 +25,7 @@ from trainledger.forecast.plan.layouts.bounds import Bounds
 from trainledger.forecast.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
 from trainledger.forecast.plan.layouts.result import AS_QUICK
 from trainledger.forecast.plan.layouts.search import BY_ACCOUNT, _costs
-from trainledger.forecast.plan.layouts.stages import Pipelines
-from trainledger.forecast.plan.layouts.states import States
+from trainledger.forecast.plan.layouts.stages import Pipelines, States
 from trainledger.report.chart import Band, Line
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
@@ -127,6 +126,12 @@ def test_a_layout_is_a_candidate_exactly_where_the_rules_allow_it(
     assert all(each.layout.devices == devices for each in found)
 
 
+def bounds_of(run: Run, blocks: Blocks, machine: tl.Device) -> Bounds:
+    every = range(len(blocks.shapes))
+    costs = _costs(run, machine, kernels_of(run))
+    return Bounds(run, blocks.shapes, costs, wanted={False: every, True: every}, backend=kernels_of(run))
+
+
 def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[tuple[float, float, Run]]:
     """Some layouts of a run: the shares of their accounts in bytes and in seconds that their bounds are."""
     machine = machine_of(run)
@@ -135,10 +140,7 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
     run = grid.run
     blocks = Blocks(grid)
     states = States(run, list(blocks.ranks), backend=kernels_of(run))
-    bounds = Bounds(
-        run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
-        backend=kernels_of(run),
-    )  # fmt: skip
+    bounds = bounds_of(run, blocks, machine)
     ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
     pairs = [(pipeline, each) for pipeline, some in blocks.blocks.items() for each in some]
     draw = random.Random(seed)
@@ -148,12 +150,14 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
         if not len(allowed):
             continue
         at = tuple(allowed[draw.randrange(len(allowed))])
-        bound = bounds.of(block, ways[pipeline])
+        static = states.of(ways[pipeline], block.zero_modes, np.array(block.columns))
+        (rates,) = bounds.rates_of([block])
+        least_nbytes, _, least_seconds = bounds.of(block, ways[pipeline], static, rates)
         shape, sharding = blocks.shapes[block.variants[at[1]]], block.shardings[at[2]]
         one = run_of(run, shape, blocks.stages[pipeline][at[0]], sharding)
         answer = rescore(one, machine, backend=kernels_of(run))
         assert answer.seconds is not None
-        yield bound.nbytes[at] / answer.peak_nbytes, bound.seconds[at] / answer.seconds, one
+        yield least_nbytes[at] / answer.peak_nbytes, least_seconds[at] / answer.seconds, one
 
 
 KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -253,18 +257,13 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     assert isinstance(machine, tl.Device)
     grid = grid_of(run, 8, {"micro_batch": 1})
     blocks = Blocks(grid)
-    states = States(run, list(blocks.ranks), backend=kernels_of(run))
-    bounds = Bounds(
-        run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
-        backend=kernels_of(run),
-    )  # fmt: skip
+    bounds = bounds_of(run, blocks, machine)
     every = [each for some in blocks.blocks.values() for each in some]
     assert len({each.expert for each in every}) > 1
     for block, among in zip(every, bounds.rates_of(every), strict=True):
         (alone,) = bounds.rates_of([block])
-        for name in ("shared", "gather", "expert", "sum"):
-            np.testing.assert_array_equal(getattr(alone, name), getattr(among, name))
-        np.testing.assert_allclose(np.array(alone.layers), np.array(among.layers), rtol=1e-12)
+        for name, rate in vars(alone).items():
+            np.testing.assert_allclose(rate, getattr(among, name), rtol=1e-12)
 
 
 def test_the_best_is_the_best_of_all() -> None:

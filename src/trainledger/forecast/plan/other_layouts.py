@@ -9,6 +9,7 @@ from math import lcm
 from typing import Any
 
 from trainledger import catalog
+from trainledger.forecast.plan.layouts.grid import shared_layers
 from trainledger.forecast.plan.limits import Judge
 from trainledger.forecast.plan.sizes import grow, regrown, sequence_step, whole_batch, with_sequence
 from trainledger.forecast.plan.sweep import Sweep, last_holding
@@ -153,10 +154,15 @@ def following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Plann
 
 
 def _laid_out_as(known: Run, run: Run) -> Run:
-    """A run with the layout, micro-batch and recomputation of another."""
+    """A run with the layout, micro-batch and recomputation of another; its own layers go over the stages."""
+    layout = known.layout
+    if layout.stage_layers is not None or run.model.n_layers != known.model.n_layers:
+        layers = shared_layers(run.model.n_layers, layout.pipeline * layout.virtual_stages)
+        if sum(layout.stage_layers or (0,)) != run.model.n_layers:
+            layout = replace(layout, stage_layers=layers or None)
     recipe = replace(
         run.recipe,
         micro_batch=known.recipe.micro_batch,
         activation_checkpointing=known.recipe.activation_checkpointing,
     )
-    return replace(run, layout=known.layout, recipe=recipe)
+    return replace(run, layout=layout, recipe=recipe)

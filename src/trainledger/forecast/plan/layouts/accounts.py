@@ -13,6 +13,7 @@ from trainledger.forecast.plan.layouts.stages import kinds_of
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.forecast.predict.predict import memory_of_device
 from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.parallel.rank_plan import parts_of
@@ -27,6 +28,7 @@ from trainledger.spec.run import Run
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
 LEAST_ACCOUNTED = 8  # layouts, where none of them fits, whatever the time limit
+_LOOKED_AT, _MOST_OF_FIRST = 300, 40  # rows that `Accounts.first` orders, and those that it accounts for
 MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
 
 
@@ -41,8 +43,8 @@ class Score:
     why: str = ""
 
 
-def rescore(run: Run, machine: Device, *, backend: str) -> Score:
-    """The result of a layout.
+def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) -> Score:
+    """The result of a layout; with ``untimed`` off its first stage that does not fit is all that is looked at.
 
     Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
     share states the one with the largest pieces. The others take as long, and hold no more.
@@ -57,10 +59,17 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     first: dict[Any, int] = {}
     for each, part in zip(every, parts, strict=True):
         first.setdefault(part, each.stage)
-    ledgers = {part: account_of_stage(run, stage, backend=backend) for part, stage in first.items()}
-    heaviest = max(ledgers.values(), key=lambda each: peak_nbytes(each) + each.reserved_nbytes)
-    peak = peak_nbytes(heaviest)
-    memory = memory_of_device(run, peak, machine, heaviest.reserved)
+    ledgers: dict[Any, Ledger] = {}
+    heaviest, peak, memory = None, 0, None
+    for part, stage in first.items():
+        ledger = ledgers[part] = account_of_stage(run, stage, backend=backend)
+        nbytes = peak_nbytes(ledger)
+        if heaviest is None or nbytes + ledger.reserved_nbytes > peak + heaviest.reserved_nbytes:
+            heaviest, peak = ledger, nbytes
+            memory = memory_of_device(run, peak, machine, ledger.reserved)
+            if not untimed and memory.fits is False:
+                return Score(None, peak, int(memory.nbytes), False)
+    assert memory is not None
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
@@ -96,7 +105,9 @@ class Accounts:
         self._work: tuple[float, float] | None = None
         self._seen: set[Run] = set()
 
-    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool) -> bool:
+    def go(
+        self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool, first: bool = False
+    ) -> bool:
         """Account for rows until the order of the first is certain, for simpler ones, and for the front.
 
         At least until one is found or `LEAST_ACCOUNTED` were not, however short the time is.
@@ -105,6 +116,9 @@ class Accounts:
         """
         until = time.process_time() + limit_seconds
         try:
+            if first:
+                self.first(rows)
+                return False
             for number, row in enumerate(rows):
                 ordered = sorted(each.seconds for each in self.found)
                 if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
@@ -129,6 +143,15 @@ class Accounts:
         except KeyboardInterrupt:
             return True
         return False
+
+    def first(self, rows: Any) -> None:
+        """Account for rows until one fits: those about as quick as the quickest, the simplest first, then others."""
+        near = rows[:_LOOKED_AT][rows[:_LOOKED_AT, 0] <= rows[:1, 0] * AS_QUICK]
+        simple = sorted(near, key=lambda row: (self.layout_at(row).layout.kinds_of_ranks, row[0]))
+        for row in (*simple, *rows[len(near) :]):
+            self._account(row)
+            if self.found or self.count >= _MOST_OF_FIRST:
+                return
 
     def _simpler(self, rows: Any, until: float, report: Progress) -> None:
         """Account for some rows about as quick as the quickest, those with the fewest kinds of ranks first.
@@ -173,13 +196,13 @@ class Accounts:
         if run in self._seen:
             return
         self._seen.add(run)
-        score = rescore(run, self.machine, backend=self.backend)
+        score = rescore(run, self.machine, backend=self.backend, untimed=False)
         self.count += 1
-        if score.seconds is None:
-            self.unknown = score.why
-            return
         if score.fits is False:
             self.too_large += 1
+            return
+        if score.seconds is None:
+            self.unknown = score.why
             return
         self.found.append(self._found(run, score, float(row[0]), float(row[1])))
 

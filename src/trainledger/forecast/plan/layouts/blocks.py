@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from trainledger.forecast.plan.layouts.grid import UNSHARDED, ZERO_MODES, Grid, Shape, Sharding, Stages, run_of
-from trainledger.forecast.plan.layouts.states import Ranks
+from trainledger.forecast.plan.layouts.stages import Ranks
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
@@ -123,6 +123,18 @@ class Block:
     micro_batches: Any
     shardings: tuple[Sharding, ...]
     columns: tuple[int, ...]
+
+    @property
+    def zero_modes(self) -> Any:
+        """How each of the shardings shares states."""
+        import numpy as np
+
+        return np.array([each.zero_mode for each in self.shardings])
+
+    def only(self, places: Any) -> Block:
+        """The block with some of its shardings."""
+        shardings, columns = ([every[at] for at in places] for every in (self.shardings, self.columns))
+        return replace(self, shardings=tuple(shardings), columns=tuple(columns))
 
 
 Corner = tuple[int, int, int, int]  # tensor, context, pipeline and data ranks of a block, its experts left out

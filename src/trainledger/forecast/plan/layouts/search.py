@@ -1,22 +1,19 @@
-"""The search: every layout of the grid bounded, the best of them accounted for until their order is certain."""
+"""The search: every layout of the grid estimated, the best of them accounted for until their order is certain."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from statistics import median
 from typing import Any
 
 from trainledger.forecast.plan.layouts.accounts import MOST_LISTED, Accounts, Progress, pareto
 from trainledger.forecast.plan.layouts.blocks import Block, Blocks
 from trainledger.forecast.plan.layouts.bounds import Bounds, Costs
-from trainledger.forecast.plan.layouts.collectives import accumulation_seconds
 from trainledger.forecast.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, run_of
 from trainledger.forecast.plan.layouts.result import Gap, Layouts, Rejected
-from trainledger.forecast.plan.layouts.stages import Pipelines
-from trainledger.forecast.plan.layouts.states import States
+from trainledger.forecast.plan.layouts.stages import ROUNDING, Pipelines, States
 from trainledger.forecast.predict.clock import Clock
 from trainledger.forecast.predict.interval import even_chance_margin
 from trainledger.forecast.predict.parallel_step import straggling
@@ -27,6 +24,7 @@ from trainledger.forecast.predict.stream_ops import UPDATE
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.device import Device
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem
@@ -34,6 +32,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.units import format_nbytes
 
 MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on no Pareto front that matters
+_MOST_ROWS = 10**6  # that are kept at a time
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
@@ -52,63 +51,78 @@ def search(
     keep: int = 10,
     limit_seconds: float = 30.0,
     front: bool = True,
+    first: bool = False,
     progress: Progress | None = None,
 ) -> Layouts:
     """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
 
-    ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. The best by bound are accounted
-    for until the order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front``
-    off leaves out slower layouts that save memory. A layout is taken where the chance that it fits is at least a half
-    (`even_chance_margin`), or beside the margin that the run gives. Raises InvalidInput where the run's fields
-    contradict each other or the machine's rates are not known.
+    ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. Layouts whose states alone do
+    not fit are left out, the others estimated (`plan.layouts.bounds`), and the best by estimate accounted for until the
+    order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front`` off leaves out
+    slower layouts that save memory; with ``first`` the first that fits is all that is asked for. A layout is taken
+    where the chance that it fits is at least a half (`even_chance_margin`), or beside the margin that the run gives.
+    Raises InvalidInput where the run's fields contradict each other or the machine's rates are not known.
     """
+    import numpy as np
+
     report = progress or (lambda what, done, of: None)
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
     run = grid.run
     kept_free = even_chance_margin(run, machine) if run.cluster.memory_margin_nbytes is None else 0
     capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_free)
+    costs = _costs(run, machine, backend)
     blocks = Blocks(grid)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
-    modes = {sharding.zero_mode for some in blocks.blocks.values() for block in some for sharding in block.shardings}
-    by_block = {False: any(each < ZERO3_RESHARDS for each in modes), True: any(each >= 2 for each in modes)}
-    gathers = [each for each, there in by_block.items() if there]
-    costs = _costs(run, machine, backend)
-    bounds = Bounds(run, blocks.shapes, states, costs, gathers=gathers, backend=backend, progress=report)
-    room = Room(run, machine)
-    chosen = Candidates(MOST_LISTED)
-    pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]
-    ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
-    for pipeline, some in blocks.blocks.items():
-        for zero_mode in sorted({sharding.zero_mode for block in some for sharding in block.shardings}):
-            for how in set(ways[pipeline].interleaved):
-                states.prepare(zero_mode, how, pipeline)
-            bounds.costs.accumulation(zero_mode, pipeline == 1)
-    preparing, began = time.process_time() - began, time.process_time()
-    allowed_count = fitting = 0
-    rates = bounds.rates_of([blocks.blocks[pipeline][at] for pipeline, at in pairs])
-    for number, (pipeline, at) in enumerate(pairs):
-        report("groups of layouts estimated", number, len(pairs))
-        block = blocks.blocks[pipeline][at]
+    ways = {pipeline: Pipelines(some, states.runs) for pipeline, some in blocks.stages.items() if some}
+    room = _room(run, machine)
+    waiting, allowed_count = [], 0
+    for block in (each for _, some in sorted(blocks.blocks.items()) for each in some):
         allowed = blocks.allowed(block)
-        allowed_count += int(allowed.sum())
-        bound = bounds.of(block, ways[pipeline], rates[number])
-        fits = _fitting(bound, room.of(block), allowed, blocks)
+        allowed_count += (count := int(allowed.sum()))
+        static = states.of(ways[block.pipeline], block.zero_modes, np.array(block.columns))
+        most = np.array([room(block, each) for each in block.shardings])
+        allowed &= ((static["resident"] + static["gradients"]).max(axis=1) - ROUNDING <= most)[:, None]
+        blocks.rejected[STATES_ALONE] += count - int(allowed.sum())
+        left = np.flatnonzero(allowed.any(axis=(0, 1)))
+        if len(left):
+            static = {name: each[..., left] for name, each in static.items()}
+            waiting.append((block.only(left), allowed[..., left], most[left], static))
+    wanted: dict[bool, set[int]] = {False: set(), True: set()}
+    for block, *_ in waiting:
+        for gathers in set((block.zero_modes >= ZERO3_RESHARDS).tolist()):
+            wanted[gathers].update(block.variants.tolist())
+    bounds = Bounds(run, blocks.shapes, costs, wanted=wanted, backend=backend, progress=report)
+    preparing, began = time.process_time() - began, time.process_time()
+    rows, fitting = np.zeros((0, 6)), 0
+    rates = bounds.rates_of([block for block, *_ in waiting]) if waiting else ()
+    for number, ((block, allowed, most, static), rate) in enumerate(zip(waiting, rates, strict=True)):
+        report("groups of layouts estimated", number, len(waiting))
+        nbytes, reserved, seconds = bounds.of(block, ways[block.pipeline], static, rate)
+        fits = allowed & (reserved <= most)
+        blocks.rejected[ON_TOP_OF_STATES] += int(allowed.sum()) - (fit := int(fits.sum()))
+        fits &= np.isfinite(seconds)
+        blocks.rejected[NO_NETWORK] += fit - int(fits.sum())
         fitting += int(fits.sum())
-        chosen.add(bound.seconds, bound.nbytes, pipeline << 32 | at, fits)
+        places = [each.astype(float) for each in np.nonzero(fits)]
+        at = np.full(len(places[0]), float(number))
+        rows = np.concatenate([rows, np.stack([seconds[fits], nbytes[fits], at, *places], axis=1)])
+        if len(rows) > _MOST_ROWS:
+            rows = _promising(rows)
     bounding = time.process_time() - began
-    report("groups of layouts estimated", len(pairs), len(pairs))
+    report("groups of layouts estimated", 1, 1)
 
     def layout_at(row: Any) -> Run:
-        key = int(row[2])
-        block = blocks.blocks[key >> 32][key & 0xFFFFFFFF]
-        stages = blocks.stages[key >> 32][int(row[3])]
+        block = waiting[int(row[2])][0]
+        stages = blocks.stages[block.pipeline][int(row[3])]
         return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.shardings[int(row[5])])
 
     began = time.process_time()
     accounts = Accounts(run, machine, backend, layout_at, keep, grid.chosen_sending)
-    saving = _thinned(chosen.front(), MOST_ON_FRONT)
-    interrupted = accounts.go(chosen.quickest(), saving, limit_seconds, report, slower=front)
+    rows = _promising(rows)
+    saving = rows[pareto(rows[:, 0], rows[:, 1])]
+    saving = _thinned(saving[saving[:, 0] < MOST_TIMES_BEST * rows[:1, 0]], MOST_ON_FRONT)
+    interrupted = accounts.go(rows[:MOST_LISTED], saving, limit_seconds, report, slower=front, first=first)
     report("accounts", 1, 1)  # the limit may have ended them before all were done
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
@@ -149,13 +163,11 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         update_seconds = _update_seconds(account(alone, backend=backend), clock)
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
+    # An addition reads two gradients and writes one; how near to the data sheet's bandwidth it comes is left out.
+    moved = 3 * nbytes_in(8, run.recipe.precision.gradients) / 8
+    adding_seconds = moved / machine.memory_bytes_per_second if machine.memory_bytes_per_second else 0.0
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-
-    @cache
-    def accumulation(zero_mode: int, alone: bool) -> float:
-        return accumulation_seconds(run, clock, backend, zero_mode, alone=alone)
-
-    return Costs(clock, update_seconds, accumulation, straggling(whole, machine, fabric))
+    return Costs(clock, update_seconds, adding_seconds, straggling(whole, machine, fabric))
 
 
 def _update_seconds(ledger: Ledger, clock: Clock) -> float:
@@ -165,57 +177,38 @@ def _update_seconds(ledger: Ledger, clock: Clock) -> float:
     return float(spent) / float(max(1, ledger.parameters))
 
 
-class Room:
-    """How many bytes the ledger's peak may have, so that all that a device holds fits."""
+def _room(run: Run, machine: Device) -> Callable[[Block, Sharding], float]:
+    """How many bytes the ledger's peak may have so that all that a device holds fits; infinite where that is not known.
 
-    def __init__(self, run: Run, machine: Device) -> None:
-        self.run, self.machine = run, machine
-        self.usable: int | None = memory_of_device(run, 0, machine).usable_nbytes
-        self._known: dict[tuple[int, int], float] = {}
+    Layouts with as many communicators, and as many of two ranks, have the same.
+    """
+    usable: int | None = memory_of_device(run, 0, machine).usable_nbytes
+    known: dict[tuple[int, int], float] = {}
 
-    def of(self, block: Block) -> Any:
-        """By column of a block; infinite where the device's memory is not known."""
-        import numpy as np
+    def room(block: Block, sharding: Sharding) -> float:
+        if usable is None:
+            return float("inf")
+        layout = Layout(
+            replicate=sharding.replicate, shard=sharding.shard, context=block.context, tensor=block.tensor,
+            pipeline=block.pipeline, expert=block.expert,
+        )  # fmt: skip
+        groups = layout.communicators
+        key = len(groups), groups.count(2)
+        if key not in known:
+            spread = replace(run, layout=layout)
+            least, more = (float(memory_of_device(spread, each, machine).nbytes) for each in (0, usable))
+            known[key] = (usable - least) / ((more - least) / usable)
+        return known[key]
 
-        if self.usable is None:
-            return np.full(len(block.shardings), np.inf)
-        replicate, shard = np.array([(each.replicate, each.shard) for each in block.shardings]).T
-        fixed = np.array([block.tensor, block.pipeline, block.context, block.expert])[:, None]
-        sizes = [replicate, shard * block.context, *np.broadcast_to(fixed, (4, len(shard)))]
-        # As `Layout.communicators` counts them: of all those, and one of all devices.
-        groups = np.array([*sizes, block.tensor * block.context * block.pipeline * replicate * shard])
-        keys = zip((groups > 1).sum(0).tolist(), (groups == 2).sum(0).tolist(), strict=True)
-        return np.array([self._of(block, sharding, key) for sharding, key in zip(block.shardings, keys, strict=True)])
-
-    def _of(self, block: Block, sharding: Sharding, key: tuple[int, int]) -> float:
-        """Of layouts with so many groups, and so many groups of two, all have the same."""
-        assert self.usable is not None
-        if key not in self._known:
-            layout = Layout(
-                replicate=sharding.replicate, shard=sharding.shard, context=block.context, tensor=block.tensor,
-                pipeline=block.pipeline, expert=block.expert,
-            )  # fmt: skip
-            run = replace(self.run, layout=layout)
-            least, more = (float(memory_of_device(run, each, self.machine).nbytes) for each in (0, self.usable))
-            self._known[key] = (self.usable - least) / ((more - least) / self.usable)
-        return self._known[key]
+    return room
 
 
-def _fitting(bound: Any, room: Any, allowed: Any, blocks: Blocks) -> Any:
-    """Which layouts may fit and can be timed; the others are counted."""
+def _promising(rows: Any) -> Any:
+    """Of rows (seconds, bytes, ...) the quickest, and those that no other beats in both; the quickest first."""
     import numpy as np
 
-    fits = allowed & (bound.nbytes <= room)
-    count, fit = int(allowed.sum()), int(fits.sum())
-    if fit < count:
-        alone = int((allowed & (bound.states > room)).sum())
-        blocks.rejected[STATES_ALONE] += alone
-        blocks.rejected[ON_TOP_OF_STATES] += count - fit - alone
-    if not fit:
-        return fits
-    timed = fits & np.isfinite(bound.seconds)
-    blocks.rejected[NO_NETWORK] += fit - int(timed.sum())
-    return timed
+    order = np.lexsort((rows[:, 1], rows[:, 0]))[:MOST_LISTED]
+    return rows[np.concatenate([order, np.setdiff1d(pareto(rows[:, 0], rows[:, 1]), order)])]
 
 
 def _thinned(rows: Any, most: int) -> Any:
@@ -230,68 +223,3 @@ def _thinned(rows: Any, most: int) -> Any:
 def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
     shares = [1 - bound / exactly for bound, exactly in pairs if exactly]
     return Gap(min(shares), median(shares), max(shares)) if shares else None
-
-
-class Candidates:
-    """Rows of (seconds, bytes, block, stages, variant, sharding), at most about twice ``most`` of them at a time."""
-
-    def __init__(self, most: int) -> None:
-        import numpy as np
-
-        self.most = most
-        self.slowest = np.inf
-        self.best = np.inf
-        self._rows: list[Any] = []
-        self._waiting = 0
-        self._front = np.zeros((0, 6))
-
-    def add(self, seconds: Any, nbytes: Any, block: int, allowed: Any) -> None:
-        """The layouts of a block that are ``allowed`` and fit, [ways, variants, shardings] each."""
-        import numpy as np
-
-        if not allowed.any():
-            return
-        self.best = min(self.best, float(seconds[allowed].min()))
-        # Most can be rejected by bytes alone: those on the front that are quickest need most.
-        most = self._front[0, 1] if len(self._front) else np.inf
-        saves = (nbytes < most) & (seconds < MOST_TIMES_BEST * self.best)
-        rows = _rows(seconds, nbytes, block, allowed & (saves | (seconds < self.slowest)))
-        quick = rows[rows[:, 0] < self.slowest]
-        if len(quick):
-            self._rows.append(quick)
-            self._waiting += len(quick)
-            if self._waiting > 2 * self.most:
-                self._cut()
-        saves = rows[:, 0] < MOST_TIMES_BEST * self.best
-        if len(self._front):
-            # Of each time the least memory so far, of the layouts on the front that are no slower.
-            place = np.searchsorted(self._front[:, 0], rows[:, 0], side="right") - 1
-            saves &= rows[:, 1] < np.where(place < 0, np.inf, self._front[place, 1])
-        if saves.any():
-            rows = np.concatenate([self._front, rows[saves]])
-            self._front = rows[pareto(rows[:, 0], rows[:, 1])]
-
-    def _cut(self) -> None:
-        import numpy as np
-
-        rows = np.concatenate(self._rows) if self._rows else np.zeros((0, 6))
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))][: self.most]
-        self._rows, self._waiting = [rows], len(rows)
-        if len(rows) == self.most:
-            self.slowest = rows[-1, 0]
-
-    def quickest(self) -> Any:
-        """The rows by seconds; of equal ones those that need less memory come first."""
-        self._cut()
-        return self._rows[0]
-
-    def front(self) -> Any:
-        """The rows that no other beats in both seconds and bytes, the quickest first."""
-        return self._front
-
-
-def _rows(seconds: Any, nbytes: Any, block: int, which: Any) -> Any:
-    import numpy as np
-
-    places = [each.astype(float) for each in np.nonzero(which)]
-    return np.stack([seconds[which], nbytes[which], np.full(len(places[0]), float(block)), *places], axis=1)

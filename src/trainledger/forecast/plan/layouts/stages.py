@@ -1,15 +1,28 @@
-"""The stages of a pipeline that differ: how many layers of each run they have, and what they hold in flight."""
+"""The stages of a pipeline that differ, with what they hold in flight, and the static memory of their ranks.
+
+Shapes as in `plan.layouts.bounds`: S ways to run the pipeline, J stages that differ, K runs of equal layers, U ways to
+share states.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from trainledger.forecast.plan.layouts.grid import Stages
-from trainledger.ledger.parallel.rank_plan import chunks_of, in_flight_by_chunk
+from trainledger.forecast.plan.layouts.grid import UNSHARDED, ZERO_MODES, Stages, runs_of
+from trainledger.ledger.parallel.rank_plan import chunks_of, in_flight_by_chunk, rank_plan
+from trainledger.ledger.ranks import static_memory
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.layout import BESIDE_ANOTHER
+from trainledger.spec.run import Run
+
+# (tensor, expert, ranks that share, replicas are several)
+Ranks = tuple[int, int, int, bool]
+AMOUNTS = ("resident", "gradients", "gathered", "outside", "owned", "computed", "experts")
+ROUNDING = 4096  # bytes by which a sum of parts may pass the whole: pieces of each part are filled up on their own
 
 
 @frozen
@@ -144,3 +157,74 @@ class Pipelines:
                         found[way, number] += count * np.array(chunk.amounts)
             self._held[micro_batches, paired] = found
         return self._held[micro_batches, paired]
+
+
+class States:
+    """Tables of the static memory of ranks, made when they are first needed."""
+
+    def __init__(self, run: Run, ranks: Sequence[Ranks], *, backend: str) -> None:
+        self.run = run
+        self.ranks = tuple(ranks)
+        self.backend = backend
+        self.runs = runs_of(run)
+        # [amount, ranks] of a rank that has all layers; and of the parts of a stage.
+        self.whole = cache(lambda zero_mode: self._ask(zero_mode, None, 0, False))
+        self._parts = cache(self._ask_parts)
+
+    def of(self, ways: Pipelines, zero_mode: Any, columns: Any) -> dict[str, Any]:
+        """Each of `AMOUNTS` of the stages of some pipelines, [S, J, U], shared in these ways among these ranks."""
+        import numpy as np
+
+        size, most, _ = ways.layers.shape
+        table = np.empty((len(AMOUNTS), size, most, len(columns)))
+        for mode in np.unique(zero_mode):
+            at = np.flatnonzero(zero_mode == mode)
+            if ways.pipeline == 1:
+                table[..., at] = self.whole(int(mode))[:, None, None, columns[at]]
+                continue
+            for interleaved in set(ways.interleaved):
+                which = np.flatnonzero(np.array(ways.interleaved) == interleaved)
+                before, *layers, after = (part[:, columns[at]] for part in self._parts(int(mode), interleaved))
+                total = np.einsum("sjk,kau->asju", ways.layers[which], np.array(layers))
+                total = total + ways.first[which][..., None] * before[:, None, None]
+                total = total + ways.last[which][..., None] * after[:, None, None]
+                table[:, which[:, None, None], np.arange(most)[None, :, None], at] = total
+        return dict(zip(AMOUNTS, table, strict=True))
+
+    def _ask_parts(self, zero_mode: int, interleaved: bool) -> list[Any]:
+        """What is before all layers, a layer of each run, what is after."""
+        layers = self.run.model.n_layers
+        found = [self._ask(zero_mode, (0, layers, 0), 0, interleaved)]
+        first = 0
+        for size in self.runs:
+            found.append(self._ask(zero_mode, (first, 1, layers - first - 1), 1, interleaved))
+            first += size
+        return [*found, self._ask(zero_mode, (0, layers, 0), 2, interleaved)]
+
+    def _ask(self, zero_mode: int, cut: tuple[int, ...] | None, stage: int, interleaved: bool) -> Any:
+        import numpy as np
+
+        tensor, expert, shared, several = (_sizes([each[at] for each in self.ranks]) for at in range(4))
+        zero, reshard = ZERO_MODES[zero_mode]
+        layout = Layout(
+            zero=zero, reshard_after_forward=reshard, prefetch=self.run.layout.prefetch,
+            pipeline=1 if cut is None else 3, stage_layers=cut,
+        )  # fmt: skip
+        if interleaved and cut is not None:  # a second chunk without layers: buffers are what makes the difference
+            layout = replace(layout, schedule="interleaved", virtual_stages=2,
+                             stage_layers=(*cut, 0, 0, 0) if stage < 2 else (0, 0, 0, *cut))  # fmt: skip
+        shard = 1 if zero_mode == UNSHARDED else np.maximum(np.maximum(shared, 2), expert)
+        vars(layout).update(tensor=tensor, expert=1 if zero_mode == UNSHARDED else expert, shard=shard,
+                            replicate=1 + several * 1)  # fmt: skip
+        recipe = replace(self.run.recipe, micro_batch=1)
+        vars(recipe).update(global_batch=shard * (1 + several * 1))
+        run = replace(self.run, recipe=recipe, layout=layout)
+        static = static_memory(rank_plan(run, stage), backend=self.backend)
+        rows = [np.broadcast_to(np.asarray(getattr(static, name), float), len(self.ranks)) for name in AMOUNTS]
+        return np.array(rows)
+
+
+def _sizes(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return int(values[0]) if len(set(values)) == 1 else np.array(values, np.int64)
