@@ -92,6 +92,22 @@ class BlockCosts:
         for into, values in zip(vars(self).values(), vars(found).values(), strict=True):
             into[..., places] = values
 
+    def hidden(self, contention: float) -> tuple[Any, Any]:
+        """Seconds of a forward's and of a backward's sends to experts that the other overlaps, at most.
+
+        See `forecast.predict.overlap`. Of what is after all layers, [2, V], and of layers, [2, K, V].
+        """
+        import numpy as np
+
+        def hidden(costs: Any) -> Any:
+            at = dict(zip(COLUMNS, costs, strict=True))
+            with np.errstate(invalid="ignore"):  # over a network that is not known sends take forever, and so do both
+                ahead = at["forward"] + at["unpack"] - at["sends"]
+                back = at["backward"] + at["pack"] - at["sends_back"]
+            return (1 - contention) * np.stack([np.minimum(at["sends"], back), np.minimum(at["sends_back"], ahead)])
+
+        return hidden(self.after), hidden(self.layers)
+
 
 class _Once(Run):
     """A run with a single micro-batch, of any sizes."""

@@ -88,7 +88,7 @@ class Bounds:
         self.segments = np.array([each.checkpointing == "segments" for each in shapes])
         self.divides_sends = np.array([run.layout.split_sends and not each.sequence_parallel for each in shapes])
         self.tables = {gathers: self._table(gathers, some, progress) for gathers, some in wanted.items() if some}
-        self.hidden = {each: _hidden(table, costs.clock.contention) for each, table in self.tables.items()}
+        self.hidden = {each: table.hidden(costs.clock.contention) for each, table in self.tables.items()}
 
     def _table(self, gathers: bool, wanted: Collection[int], progress: Progress | None) -> BlockCosts:
         """The costs of shapes, from one account for each class of them."""
@@ -388,20 +388,3 @@ def _ahead(ways: Pipelines, seconds: Any) -> Any:
     """The seconds of all stages ahead of the last of each kind, [S, J, V, U]; of every kind one has as many."""
     size, most, *others = seconds.shape
     return (ways.before @ seconds.reshape(size, most, -1)).reshape(size, most, *others)
-
-
-def _hidden(table: BlockCosts, contention: float) -> tuple[Any, Any]:
-    """Seconds of a forward's and of a backward's sends to experts that the other overlaps, at most.
-
-    See `forecast.predict.overlap`. Of what is after all layers, [2, V], and of layers, [2, K, V].
-    """
-    import numpy as np
-
-    def hidden(costs: Any) -> Any:
-        at = dict(zip(COLUMNS, costs, strict=True))
-        with np.errstate(invalid="ignore"):  # over a network that is not known sends take forever, and so do both
-            ahead = at["forward"] + at["unpack"] - at["sends"]
-            back = at["backward"] + at["pack"] - at["sends_back"]
-        return (1 - contention) * np.stack([np.minimum(at["sends"], back), np.minimum(at["sends_back"], ahead)])
-
-    return hidden(table.after), hidden(table.layers)
