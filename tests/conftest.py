@@ -17,14 +17,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from trainledger.answers import fast_precision
 from trainledger.ledger.ops import operations
 from trainledger.ledger.optimizers import update as update_muon
 
-settings.register_profile("here", deadline=None)  # how long an example takes says more of the machine than of us
-settings.register_profile("ci", deadline=None, derandomize=True)
+# How long an example takes says more of the machine than of us. A test says how many examples it draws; `make test` and
+# `./check` draw at most `DRAWN` of them, `make test-all` all.
+DRAWN = 100
+settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -93,9 +96,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = _wanted(config)
     if not wanted:
         return
+    for item in items:
+        _draw_at_most(DRAWN, item)
     left = {id(each) for each in items if (own := _own_cost(each)) is not None and own not in wanted}
     config.hook.pytest_deselected(items=[each for each in items if id(each) in left])
     items[:] = [each for each in items if id(each) not in left]
+
+
+def _draw_at_most(most: int, item: pytest.Item) -> None:
+    drawn = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
+    if drawn is not None and drawn.max_examples > most:
+        item.obj._hypothesis_internal_use_settings = settings(drawn, max_examples=most)  # type: ignore[attr-defined]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

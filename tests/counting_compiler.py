@@ -1,7 +1,5 @@
 """A backend of torch.compile that compiles nothing and counts how often what it was given runs as compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import trainledger as tl
+from models import spec_of
 from trainledger.answers.machine import machine_of
-from trainledger.spec.parts import from_fields
 
 RECIPE = {"seq_len": 128, "global_batch": 4, "steps": 10}
 
@@ -129,17 +129,7 @@ def test_the_examples_in_the_docstrings_hold(name):
 def test_an_account_of_fields_that_contradict_each_other_is_refused() -> None:
     from trainledger.spec.layout import Layout
 
-    model = from_fields(
-        tl.ModelSpec,
-        {
-            "vocab_size": 64,
-            "d_model": 64,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 128,
-            "max_seq_len": 64,
-        },
-    )
+    model = spec_of(V=64, D=64, L=2, H=4, F=128, T=64)
     batch = {"seq_len": 16, "steps": 1}
     with pytest.raises(tl.InvalidInput, match=r"recipe\.global_batch"):
         tl.account(tl.Run(model=model, recipe=tl.Recipe(global_batch=3, micro_batch=2, **batch)))

@@ -1,7 +1,5 @@
 """The course runs: every line that docs/learn.md shows of a command is printed by it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

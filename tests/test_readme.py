@@ -1,7 +1,5 @@
 """README and pages run: the Python as it stands, and every line that they show of a command is printed by it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -25,9 +23,7 @@ def shown(page: str) -> list[tuple[str, str]]:
 SHOWN = [pytest.param(*each, id=f"{page}: {each[0].split()[0]}") for page in PAGES for each in shown(page)]
 
 
-def test_the_python_section_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_python_section_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -40,9 +36,7 @@ def test_the_python_section_runs(
 
 
 @pytest.mark.parametrize(("command", "said"), SHOWN)
-def test_every_line_it_shows_of_a_command_is_printed(
-    command: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_line_it_shows_of_a_command_is_printed(command, said, capsys):
     assert main(shlex.split(command)) == 0
     printed = capsys.readouterr().out.splitlines()
     lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() and line.strip() != "..."]

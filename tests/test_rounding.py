@@ -1,7 +1,5 @@
 """Rounding into every format against torch, Python's struct, and the nearest of all values of a format."""
 
-from __future__ import annotations
-
 import math
 import struct
 
@@ -23,7 +21,7 @@ SINGLES = st.one_of(
 
 
 @pytest.mark.parametrize("name", TORCH)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(number=SINGLES)
 def test_as_torch_casts(name, number):
     torch = pytest.importorskip("torch")
@@ -38,7 +36,7 @@ def test_as_torch_casts(name, number):
     assert "".join(ours.bits) == format(integer, f"0{FORMATS[name].bits}b")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(number=st.floats(allow_nan=False, allow_infinity=False))
 def test_as_struct_packs(number):
     double, single = FORMATS["fp64"].rounded(number), FORMATS["fp32"].rounded(number)
@@ -54,7 +52,7 @@ def test_as_struct_packs(number):
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(number=SINGLES)
 def test_no_value_of_the_format_is_nearer(name, number):
     each = FORMATS[name]

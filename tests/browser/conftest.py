@@ -1,7 +1,5 @@
 """The real server and a real browser: Chromium from this machine, driven by playwright (`make browser`)."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

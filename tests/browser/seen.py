@@ -1,7 +1,5 @@
 """The page as a reader sees it: what is asked, answered and announced."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Everybody can use it: axe-core in light and dark at both widths, the keyboard alone, themes, long answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Each calculator in a real browser: its inputs are changed, and its numbers are those of the command line."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Editing a question: undo, one entry of the history for a drag, problems at their fields, copies, and what follows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

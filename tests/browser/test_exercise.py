@@ -1,7 +1,5 @@
 """Exercises: the answer is hidden until a guess is checked, and a link gives everybody the same one."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.process

@@ -1,7 +1,5 @@
 """The page follows a run while it trains, is killed and resumed, without being touched."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fields, address and answer are of one question: while an answer is worked out, after a cancel, and by remedies."""
 
-from __future__ import annotations
-
 import pytest
 from seen import Page, said_by
 

@@ -1,7 +1,5 @@
 """The exported site from a plain file server: Python in the browser gives the numbers that we give, offline."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """On a telephone no word and no number is broken: lines end between words, in the page and in its drawings' tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The catalog's links: each whole and with its source, and every device joined by some."""
 
-from __future__ import annotations
-
 import pytest
 
 from trainledger import catalog

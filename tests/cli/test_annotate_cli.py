@@ -1,7 +1,5 @@
 """The verb annotate: what goes where, what is refused, and that nothing runs that was not named."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -76,8 +74,8 @@ def test_options_behind_the_script_are_its_own(script: Path, capsys: pytest.Capt
 
 
 def test_source_takes_the_width_there_is(
-    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    script, capsys, monkeypatch
+):  # fmt: skip
     long = "x = torch.ones(16, 8) + torch.zeros(16, 8) + torch.full((16, 8), 2.0)"
     script.write_text(f"import torch\n{long}\n")
     shown = {}
@@ -99,8 +97,8 @@ def test_source_takes_the_width_there_is(
     ],
 )
 def test_the_exit_code_says_how_it_ended(
-    last: str, code: int, sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    last, code, sentence, script, capsys
+):  # fmt: skip
     script.write_text(SOURCE + last)
     assert main(["annotate", "train.py"]) == code
     out = capsys.readouterr().out
@@ -110,9 +108,7 @@ def test_the_exit_code_says_how_it_ended(
     assert sentence in json.loads(capsys.readouterr().out)["ended"]
 
 
-def test_options_of_ours_behind_a_script_that_fails_are_reported(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_ours_behind_a_script_that_fails_are_reported(script, capsys):
     own = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     script.write_text(own)
     assert main(["annotate", "train.py", "--fake", "--steps=2", "--lr"]) == 1
@@ -183,8 +179,8 @@ def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_what_is_wrong_is_reported_before_anything_runs(
-    words: list[str], sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    words, sentence, script, capsys
+):  # fmt: skip
     assert main(["annotate", *words]) == 2
     out, err = capsys.readouterr()
     assert sentence in err

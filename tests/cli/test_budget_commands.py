@@ -1,7 +1,5 @@
 """The verbs lock and check on run files, in a directory of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -290,9 +288,7 @@ def test_what_a_module_says_and_what_is_not_known_of_it(project: Path, capsys: p
 
 
 @pytest.mark.parametrize("where", ["import", "building", "forward"])
-def test_a_module_that_ends_the_process_is_no_success(
-    where: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_ends_the_process_is_no_success(where, project, capsys):
     """Exit code 0 of a script that was named by mistake must not be that of a check."""
     ends = {each: "sys.exit(0)" if each == where else "pass" for each in ("import", "building", "forward")}
     (project / f"budget_model_{where}.py").write_text(

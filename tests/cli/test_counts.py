@@ -1,7 +1,5 @@
 """Counts among the options of all verbs: read in one way, refused in one way."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """How a verb ends that was interrupted, whose disk is full, or that was asked for what cannot be."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -28,9 +26,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, what: str, done: int) -> None:
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
-def test_layouts_that_were_interrupted_are_ranked_and_code_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json_too: list[str]
-) -> None:
+def test_layouts_that_were_interrupted_are_ranked_and_code_130(monkeypatch, capsys, json_too):
     stopped(monkeypatch, "accounts", 2)
     assert main([*SMALL, *json_too]) == 130
     out = capsys.readouterr().out
@@ -42,9 +38,7 @@ def test_layouts_that_were_interrupted_are_ranked_and_code_130(
         assert out.endswith("Interrupted: what was accounted for so far is ranked.\n")
 
 
-def test_layouts_that_were_interrupted_before_there_were_any_are_code_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layouts_that_were_interrupted_before_there_were_any_are_code_130(monkeypatch, capsys):
     stopped(monkeypatch, "accounts", 0)
     assert main(SMALL) == 130
     assert capsys.readouterr().err.endswith("\ninterrupted\n")
@@ -75,9 +69,7 @@ def test_a_full_disk_is_one_line_and_code_4(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [("ENOSPC", 4), ("EDQUOT", 4), ("EIO", 2), ("ENOENT", 2)])
-def test_a_run_file_that_cannot_be_written_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, number: str, code: int
-) -> None:
+def test_a_run_file_that_cannot_be_written_is_named(monkeypatch, capsys, tmp_path, number, code):
     import errno
 
     def refuse(draft: str, path: str) -> None:
@@ -118,9 +110,7 @@ def test_what_needs_more_than_the_peak_is_impossible_first_and_code_2(capsys: py
     assert "72.0 % MFU" in capsys.readouterr().out
 
 
-def test_a_list_of_what_is_wrong_keeps_its_indent_on_every_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_list_of_what_is_wrong_keeps_its_indent_on_every_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("empty.toml").write_text("")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -131,9 +121,7 @@ def test_a_list_of_what_is_wrong_keeps_its_indent_on_every_line(
     assert all(each.startswith("  ") and len(each) <= 80 for each in lines)
 
 
-def test_a_model_that_is_nowhere_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_model_that_is_nowhere_is_one_line(monkeypatch, capsys, tmp_path):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     assert main(["sample", "runs/none"]) == 2

@@ -1,7 +1,5 @@
 """`trainledger explain` and `trainledger rules` as a person calls them."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -140,9 +138,7 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
          "--set", "layout.stage_layers=[3,3,4,4,4,4,5,5]"],
     ],
 )  # fmt: skip
-def test_memory_is_that_of_the_plan_with_what_is_outside_the_tensors(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_memory_is_that_of_the_plan_with_what_is_outside_the_tensors(capsys, words):
     planned = plan(words[0], _sets(words))
     parts = json.loads(printed(capsys, "explain", "memory", *words, "--json"))["parts"]
     peak, outside = (each["nbytes"] for each in parts[-2:])

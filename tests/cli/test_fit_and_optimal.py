@@ -1,7 +1,5 @@
 """The verbs fit and optimal: 80 columns, JSON, sentences for nonsense, and a light start."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

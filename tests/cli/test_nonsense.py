@@ -1,7 +1,5 @@
 """Nonsense in, sentences out: run files, overrides and configurations that nobody should write."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -10,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import sizes
 from trainledger.cli import main
 from trainledger.report.document import Bars, Code, Document, Facts, Item, Items, Section, Table, Term, Terms, Text
 from trainledger.report.terminal import text
@@ -21,14 +20,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.setting import rule_of
 
-MODEL = {
-    "vocab_size": 301,
-    "d_model": 48,
-    "n_layers": 2,
-    "attention.n_heads": 6,
-    "feed_forward.d_ff": 100,
-    "max_seq_len": 64,
-}
+MODEL = sizes(V=301, D=48, L=2, H=6, F=100, T=64)
 RECIPE = {"seq_len": 32, "global_batch": 4, "steps": 1}
 SECTIONS: dict[str, Any] = {"model": ModelSpec, "recipe": Recipe, "layout": Layout}
 NONSENSE = st.one_of(
@@ -76,11 +68,9 @@ def answered(*words: str) -> None:
         assert not out.strip()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300)
 @given(tables(), st.sampled_from([("plan",), ("explain", "memory"), ("explain", "flops"), ("rules",)]))
-def test_any_run_file_is_answered(
-    tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], verb: tuple[str, ...]
-) -> None:
+def test_any_run_file_is_answered(tmp_path_factory, table, verb):
     import tomli_w
 
     path = tmp_path_factory.mktemp("nonsense") / "run.toml"

@@ -1,7 +1,5 @@
 """The verbs of numbers, tensors and einsums: what they print, as JSON too, and that they start without torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

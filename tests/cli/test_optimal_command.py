@@ -1,7 +1,5 @@
 """The budget's options by the names that a run file has for them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,9 +39,7 @@ def test_a_length_of_sequences_is_taken_too(capsys: pytest.CaptureFixture[str]) 
     [("cluster.price=3", "cluster.price_per_device_hour"), ("price_per_device_hour=3", "cluster.price_per_device_hour"),
      ("recipe.precision=fp8-block", None), ("nonsense", None)],
 )  # fmt: skip
-def test_other_fields_are_refused_with_those_that_there_are(
-    capsys: pytest.CaptureFixture[str], given: str, near: str | None
-) -> None:
+def test_other_fields_are_refused_with_those_that_there_are(capsys, given, near):
     assert main([*MONEY[:-1], "--device", "a100-sxm-80gb", "--set", given]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"--set = '{given}': is no field of a budget, which has cluster.device, cluster.count, ")

@@ -1,7 +1,5 @@
 """Files that a verb writes where its user says, and never over what it reads, over source, or over one another."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -81,9 +79,7 @@ CODE = ["trace", "outputs_net:build", "--input", "fp32[2,4]", "--loss", "sum"]
     (["init", "other.py", "--force"], f"path = 'other.py': {THERE}; nearest that works: other.toml"),
     (["init", "pyproject.toml", "--force"], f"{THERE}; nearest that works: pyproject-2.toml"),
 ])  # fmt: skip
-def test_nothing_that_is_needed_is_overwritten(
-    words: list[str], said: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_is_needed_is_overwritten(words, said, project, capsys):
     before = contents(project)
     assert main(words) == 2
     assert said in capsys.readouterr().err

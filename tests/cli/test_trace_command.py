@@ -1,7 +1,5 @@
 """The verb that sets the trace of a run beside its closed form."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -49,9 +47,7 @@ def test_all_is_equal(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_compiled_blocks_are_counted_as_the_eager_ones_that_are_traced(
-    run_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiled_blocks_are_counted_as_the_eager_ones_that_are_traced(run_file, capsys):
     assert main(["trace", run_file, "--json", "--set", "recipe.compile=true"]) == 0
     compiled = json.loads(capsys.readouterr().out)
     assert main(["trace", run_file, "--json"]) == 0
@@ -237,9 +233,7 @@ def never():
 """
 
 
-def test_what_the_code_warns_of_stands_behind_the_result_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_code_warns_of_stands_behind_the_result_once(tmp_path, monkeypatch, capsys):
     (tmp_path / "warning_model.py").write_text(WARNS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,7 +1,5 @@
 """What all verbs share: their help, their output for programs, and hostile arguments."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ no other change may move a value. A commit that means to move one writes the fil
     python tests/golden/golden.py --show "gpt2 | adamw"   # the entries of one ledger, to set against another commit's
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The runs whose ledgers, plans, searches and traces are frozen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

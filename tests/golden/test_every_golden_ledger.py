@@ -1,7 +1,5 @@
 """All golden ledgers, of which `test_golden.py` takes some."""
 
-from __future__ import annotations
-
 import pytest
 from golden_cases import LEDGERS, ledger_of
 

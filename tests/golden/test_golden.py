@@ -1,7 +1,5 @@
 """Ledgers and plans say what they said before the house was rebuilt, but for names (`golden.py` says how)."""
 
-from __future__ import annotations
-
 import pytest
 from golden_cases import LEDGERS, PLANS, ledger_of
 

@@ -1,7 +1,5 @@
 """Every key and value of thirty JSON answers is what it was before the surface was rebuilt (`golden.py` says how)."""
 
-from __future__ import annotations
-
 import pytest
 from golden_cases import ANSWERS
 

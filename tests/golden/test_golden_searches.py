@@ -1,7 +1,5 @@
 """Searches find the layouts that they found before the house was rebuilt."""
 
-from __future__ import annotations
-
 import pytest
 from golden_cases import SEARCHES, search_of
 

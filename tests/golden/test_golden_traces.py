@@ -1,7 +1,5 @@
 """Traces of small models have the entries that they had before the house was rebuilt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from golden_cases import TRACES, trace_of

@@ -1,13 +1,12 @@
 """The account written once: ints give one run, arrays many runs, symbols a formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import sympy
 
+from models import spec_of
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
@@ -121,18 +120,7 @@ def test_a_formula_gives_what_its_numbers_give(kind: dict[str, Any]) -> None:
 
 def test_the_formula_of_the_parameters() -> None:
     L, D, F, V = sympy.symbols("L D F V", integer=True, positive=True)
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": V,
-            "d_model": D,
-            "n_layers": L,
-            "attention.n_heads": 4,
-            "attention.head_dim": 8,
-            "feed_forward.d_ff": F,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=V, D=D, L=L, H=4, K=8, F=F, T=16)
     assert sympy.expand(parameters(spec).total - (2 * V * D + L * (4 * 32 * D + 3 * D * F + 2 * D) + D)) == 0
 
 

@@ -1,7 +1,5 @@
 """Accounts of attention that no CPU can witness step by step, and accounts of many sizes at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -147,9 +145,7 @@ def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_i
         ({"attention.softcap": 2.0}, "sdpa", "sm90", "capped scores.* math"),
     ],
 )
-def test_what_no_kernel_does_has_no_account(
-    fields: dict[str, Any], attention: str, backend: str, sentence: str
-) -> None:
+def test_what_no_kernel_does_has_no_account(fields, attention, backend, sentence):
     precision = "bf16-mixed" if sentence.endswith("flash") else "fp32"
     run = run_of({**HEADS, **fields}, attention=attention, precision=precision)
     with pytest.raises(InvalidInput, match=sentence):

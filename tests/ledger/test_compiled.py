@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models import sizes
 from trainledger.answers.load import load
 from trainledger.ledger.step import account
 
@@ -94,14 +95,7 @@ def test_sizes_may_be_arrays():
     batches = np.array([2, 4, 16])
     run = load(
         {
-            "model": {
-                "vocab_size": 64,
-                "d_model": D,
-                "n_layers": 2,
-                "attention.n_heads": 4,
-                "feed_forward.d_ff": F,
-                "max_seq_len": 128,
-            },
+            "model": sizes(V=64, D=D, L=2, H=4, F=F, T=128),
             "recipe": {**SIZES, "compile": True, "precision": "bf16"},
         }
     )

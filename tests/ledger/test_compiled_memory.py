@@ -1,19 +1,17 @@
 """The memory of compiled blocks in the closed form: what each keeps, counted by hand, and what holds of every model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from models import sizes, spec_of
 from trainledger.forecast.predict.predict import predict
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
 from trainledger.spec.layout import Layout
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -35,15 +33,7 @@ ROWS = B * T
 
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
-    sizes = {
-        "vocab_size": 64,
-        "d_model": D,
-        "n_layers": 3,
-        "attention.n_heads": H,
-        "feed_forward.d_ff": F,
-        "max_seq_len": T,
-    }
-    spec = from_fields(ModelSpec, {**sizes, **model})
+    spec = spec_of(**{**sizes(V=64, D=D, L=3, H=H, F=F, T=T), **model})
     fields = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
     return Run(model=spec, recipe=from_fields(Recipe, {**fields, **recipe}))
 
@@ -172,9 +162,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 @pytest.mark.parametrize("checkpointing", ["none", "full", "segments", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed", "fp8-rowwise"])
-def test_whatever_is_allocated_is_freed_as_in_eager_blocks(
-    kind: str, backend: str, checkpointing: str, precision: str
-) -> None:
+def test_whatever_is_allocated_is_freed_as_in_eager_blocks(kind, backend, checkpointing, precision):
     run = run_of(KINDS[kind], precision=precision, activation_checkpointing=checkpointing, micro_batch=2)
     compiled, plain = account(run, backend=backend), account(eager(run), backend=backend)
 
@@ -291,9 +279,7 @@ UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize(("what", "model", "recipe", "layout"), UNWITNESSED, ids=[each[0] for each in UNWITNESSED])
-def test_where_no_compiled_program_shows_the_rules_a_note_says_so(
-    what: str, model: dict[str, Any], recipe: dict[str, Any], layout: dict[str, Any]
-) -> None:
+def test_where_no_compiled_program_shows_the_rules_a_note_says_so(what, model, recipe, layout):
     run = replace(run_of(model, **recipe), layout=Layout(**layout))
     compiled, plain = (accounts(each, backend="cuda")[0].ledger for each in (run, eager(run)))
     assert compiled.notes == (
@@ -342,9 +328,7 @@ UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("why", "model", "recipe", "layout"), UNCOVERED, ids=[each[0] for each in UNCOVERED])
-def test_what_is_not_followed_is_counted_as_eager_with_a_note(
-    why: str, model: dict[str, Any], recipe: dict[str, Any], layout: dict[str, Any]
-) -> None:
+def test_what_is_not_followed_is_counted_as_eager_with_a_note(why, model, recipe, layout):
     run = replace(run_of(model, **recipe), layout=Layout(**layout))
     compiled, plain = (accounts(each, backend="cuda")[0].ledger for each in (run, eager(run)))
     assert compiled.kept_nbytes == plain.kept_nbytes

@@ -3,16 +3,15 @@
 What a layout duplicates is worked out here from the shapes of the parameters alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from models import spec_of
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.model import parameters as shapes
@@ -103,12 +102,7 @@ def spread_runs(draw: st.DrawFn) -> Run:
     return Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(count=layout.devices))
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-)
+@settings(max_examples=60, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(spread_runs())
 def test_nothing_is_lost_between_ranks(run: Run) -> None:
     problems = list(run_problems(run))
@@ -145,12 +139,7 @@ def saving_runs(draw: st.DrawFn) -> Run:
     return replace(run, recipe=recipe)
 
 
-@settings(
-    max_examples=75,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-)
+@settings(max_examples=75, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(saving_runs(), pick("cpu", "cuda"))
 def test_after_a_step_only_gradients_are_left(run: Run, backend: str) -> None:
     """What is allocated is freed as often, category by category, and nothing is freed before it is there."""
@@ -170,17 +159,7 @@ def test_after_a_step_only_gradients_are_left(run: Run, backend: str) -> None:
 
 def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
     """One copy of every block's piece, also of those that a loop stands for."""
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 32,
-            "d_model": 16,
-            "n_layers": 12,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 32,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=32, D=16, L=12, H=4, F=32, T=16)
     recipe = Recipe(seq_len=16, global_batch=4, steps=1, precision=BF16(master_weights=True))
     for zero in (2, 3):
         run = Run(model=spec, recipe=recipe, layout=Layout(shard=4, zero=zero), cluster=Cluster(count=4))
@@ -190,17 +169,7 @@ def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
 @pytest.mark.parametrize("again", ["none", "full", "attention", "selective", "offload"])
 @pytest.mark.parametrize("more", [{}, {"schedule": "interleaved", "virtual_stages": 2}])
 def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, Any]) -> None:
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 32,
-            "d_model": 16,
-            "n_layers": 8,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 8,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=32, D=16, L=8, H=4, F=8, T=16)
     recipe = from_fields(
         Recipe, {"seq_len": 16, "global_batch": 8, "micro_batch": 1, "steps": 1, "activation_checkpointing": again}
     )
@@ -211,20 +180,8 @@ def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, 
 
 
 @pytest.mark.parametrize(("schedule", "in_forward"), [("1f1b", 8 - 3), ("gpipe", 1)])
-def test_what_stands_outside_the_blocks_is_gathered_whenever_a_backward_has_let_it_go(
-    schedule: str, in_forward: int
-) -> None:
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 32,
-            "d_model": 16,
-            "n_layers": 4,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 8,
-            "max_seq_len": 16,
-        },
-    )
+def test_what_stands_outside_the_blocks_is_gathered_whenever_a_backward_has_let_it_go(schedule, in_forward):
+    spec = spec_of(V=32, D=16, L=4, H=4, F=8, T=16)
     recipe = Recipe(seq_len=16, global_batch=16, micro_batch=1, steps=1)
     layout = Layout(pipeline=4, shard=2, reshard_after_forward=True, schedule=schedule)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=8)), backend="cuda")
@@ -373,17 +330,7 @@ def duplicated_flops(run: Run) -> int:
 
 def test_a_lost_layer_would_be_seen() -> None:
     layout = Layout(pipeline=2, stage_layers=(1, 1))
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 32,
-            "d_model": 16,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 8,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=32, D=16, L=2, H=4, F=8, T=16)
     run = Run(model=spec, recipe=Recipe(seq_len=16, global_batch=2, micro_batch=1, steps=1), layout=layout)
     found = accounts(run)
     assert summed(found, lambda ledger: ledger.parameters) == parameters_of_all(run)
@@ -392,17 +339,7 @@ def test_a_lost_layer_would_be_seen() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_stage_is_distinguished(schedule: str) -> None:
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 32,
-            "d_model": 16,
-            "n_layers": 8,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 8,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=32, D=16, L=8, H=4, F=8, T=16)
     layout = Layout(pipeline=4, schedule=schedule, virtual_stages=2 if schedule == "interleaved" else 1)
     recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)))
@@ -414,17 +351,7 @@ def test_every_stage_is_distinguished(schedule: str) -> None:
 
 
 def test_ten_million_ranks_with_uneven_pieces_are_distinguished() -> None:
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 33,
-            "d_model": 16,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "feed_forward.d_ff": 24,
-            "max_seq_len": 16,
-        },
-    )
+    spec = spec_of(V=33, D=16, L=2, H=4, F=24, T=16)
     recipe = Recipe(seq_len=16, global_batch=10**7, micro_batch=1, steps=1)
     run = Run(model=spec, recipe=recipe, layout=Layout(shard=10**7), cluster=Cluster(count=10**7))
     found = accounts(run)

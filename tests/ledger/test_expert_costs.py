@@ -1,7 +1,5 @@
 """What experts and multi-token prediction cost in closed form, against sums written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 import sympy
 
+from models import spec_of
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
@@ -16,27 +15,22 @@ from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.sweep
 
-SPEC = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 50,
-        "d_model": 8,
-        "n_layers": 3,
-        "attention.n_heads": 2,
-        "feed_forward.d_ff": 24,
-        "max_seq_len": 32,
-        "feed_forward": "experts",
-        "feed_forward.n_experts": 8,
-        "feed_forward.per_token": 2,
-        "feed_forward.expert_d_ff": 5,
-    },
+SPEC = spec_of(
+    V=50,
+    D=8,
+    L=3,
+    H=2,
+    F=24,
+    T=32,
+    feed_forward="experts",
+    **{"feed_forward.n_experts": 8, "feed_forward.per_token": 2, "feed_forward.expert_d_ff": 5},
 )
 RECIPE = Recipe(seq_len=16, global_batch=2, steps=1)
 

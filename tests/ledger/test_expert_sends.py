@@ -1,7 +1,5 @@
 """What goes to the ranks of experts and back, in which format, and who shares the states of what they hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import spec_of
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
@@ -26,20 +25,19 @@ from trainledger.spec.run import Run
 pytestmark = pytest.mark.sweep
 
 D, T, K = 256, 512, 2
-SPEC = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 512,
-        "d_model": D,
-        "n_layers": 2,
-        "attention.n_heads": 4,
-        "feed_forward.d_ff": 512,
-        "max_seq_len": T,
+SPEC = spec_of(
+    V=512,
+    D=D,
+    L=2,
+    H=4,
+    F=512,
+    T=T,
+    norm="rmsnorm",
+    positions="rope",
+    feed_forward="experts",
+    **{
         "feed_forward.gated": True,
         "feed_forward.activation": "silu",
-        "norm": "rmsnorm",
-        "positions": "rope",
-        "feed_forward": "experts",
         "feed_forward.n_experts": 8,
         "feed_forward.per_token": K,
         "feed_forward.expert_d_ff": 128,
@@ -140,7 +138,7 @@ def test_experts_on_one_rank_alone_share_nothing() -> None:
 # Modules that predict ahead, on the last stage
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from((2, 3)), st.sampled_from((1, 2, 3)), st.booleans(), st.sampled_from(("1f1b", "zero-bubble")))
 def test_modules_that_predict_ahead_stand_on_the_last_stage(stages: int, zero: int, tied: bool, schedule: str) -> None:
     model = with_fields(SPEC, {"n_layers": 6, "n_mtp_layers": 1, "tie_embeddings": tied})

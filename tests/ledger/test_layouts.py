@@ -1,7 +1,5 @@
 """The account of a rank: what papers say of it, arrays of layouts, and what it must not grow with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -307,9 +305,7 @@ def test_the_same_from_a_run_file() -> None:
                                       {"schedule": "interleaved", "virtual_stages": 2}])  # fmt: skip
 @pytest.mark.parametrize("more", [{}, {"shard": 3}, {"shard": 4, "zero": 2}, {"shard": 4, "zero": 1, "tensor": 2}])
 @pytest.mark.parametrize("count", [4, 8, 20])
-def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_own(
-    schedule: dict[str, Any], more: dict[str, Any], count: int
-) -> None:
+def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_own(schedule, more, count):
     layout = Layout(pipeline=4, **schedule, **more)
     if schedule.get("schedule") == "interleaved" and layout.zero == 2:
         layout = replace(layout, zero=3)
@@ -327,9 +323,7 @@ def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_o
     {}, {"optimizer": "muon"}, {"grad_clip": None}, {"compile": True}, {"pipeline": 2},
     {"activation_checkpointing": "full"},
 ])  # fmt: skip
-def test_ranks_with_uneven_pieces_have_the_accounts_that_they_would_have_on_their_own(
-    precision: str, more: dict[str, Any]
-) -> None:
+def test_ranks_with_uneven_pieces_have_the_accounts_that_they_would_have_on_their_own(precision, more):
     """Micro-batches are followed once for all places of a stage; of three pieces of 14,336 rows one is smaller."""
     recipe = {name: value for name, value in more.items() if name != "pipeline"}
     layout = Layout(shard=3, pipeline=more.get("pipeline", 1))

@@ -1,7 +1,5 @@
 """What a ledger can be asked."""
 
-from __future__ import annotations
-
 import pytest
 
 from trainledger.ledger.entry import Entry

@@ -1,32 +1,20 @@
 """A stage's peak is that of its micro-batches in flight: those that come and go leave nothing behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
+from models import spec_of
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.layout import Layout
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.sweep
 
-MODEL = from_fields(
-    ModelSpec,
-    {
-        "vocab_size": 256,
-        "d_model": 64,
-        "n_layers": 12,
-        "attention.n_heads": 4,
-        "feed_forward.d_ff": 128,
-        "max_seq_len": 32,
-    },
-)
+MODEL = spec_of(V=256, D=64, L=12, H=4, F=128, T=32)
 
 
 def pipelined(micro_batches: int, *, tensor: int, zero: int, checkpointing: str, precision: str) -> Run:
@@ -45,9 +33,7 @@ def pipelined(micro_batches: int, *, tensor: int, zero: int, checkpointing: str,
     ("precision", "zero", "tensor"),
     [("fp16", 1, 1), ("fp16", 1, 2), ("bf16-mixed", 1, 2), ("bf16-sharded", 3, 2), ("bf16-mixed", 3, 1)],
 )
-def test_more_micro_batches_than_are_in_flight_change_no_peak(
-    precision: str, zero: int, tensor: int, checkpointing: str, stage: int
-) -> None:
+def test_more_micro_batches_than_are_in_flight_change_no_peak(precision, zero, tensor, checkpointing, stage):
     few, many = (
         pipelined(count, tensor=tensor, zero=zero, checkpointing=checkpointing, precision=precision)
         for count in (8, 64)

@@ -1,7 +1,5 @@
 """What is kept at the least cost, against all there is to choose from."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Optimizer states: what torch really keeps after a step, and what arrays and symbols of sizes say of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

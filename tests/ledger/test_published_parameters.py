@@ -1,7 +1,5 @@
 """Every published parameter count, exactly: from the fields of the row, from transformers' config, from its modules."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

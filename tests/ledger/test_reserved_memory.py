@@ -1,7 +1,5 @@
 """Memory that frameworks reserve and no live tensor has: which runs have it, and how the allocator takes segments."""
 
-from __future__ import annotations
-
 import pytest
 
 import trainledger as tl
@@ -62,7 +60,5 @@ def test_deepspeed_keeps_what_stages_send() -> None:
         ([5], [(8,), (2, 8)], 8),  # what was taken once is there from then on
     ],
 )
-def test_large_blocks_are_taken_as_the_caching_allocator_does(
-    free: list[int], requests: list[tuple[int, ...]], taken: int
-) -> None:
+def test_large_blocks_are_taken_as_the_caching_allocator_does(free, requests, taken):
     assert new_segments(free, requests) == taken

@@ -1,16 +1,15 @@
 """What sequence-parallel ranks gather again: kept bytes as Korthikanti et al. 2022 have them, and what it costs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from test_conservation import saving_runs
 
+from models import GPT2, spec_of
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.spec.cluster import Cluster
@@ -30,25 +29,7 @@ S, B, H, A, T = 2048, 1, 4096, 32, 8
 
 def gpt(layers: int, gather: str, **recipe: Any) -> Run:
     """The paper's model (figure 2) in 16 bits with dropout."""
-    model = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 51200,
-            "d_model": H,
-            "n_layers": layers,
-            "attention.n_heads": A,
-            "feed_forward.d_ff": 4 * H,
-            "max_seq_len": S,
-            "norm": "layernorm",
-            "norm.bias": True,
-            "feed_forward.activation": "gelu_tanh",
-            "feed_forward.gated": False,
-            "feed_forward.bias": True,
-            "attention.bias": True,
-            "positions": "learned",
-            "tie_embeddings": True,
-        },
-    )
+    model = spec_of(V=51200, D=H, L=layers, H=A, F=4 * H, T=S, **GPT2)
     fields: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1, "attention": "math", **recipe}
     found = from_fields(Recipe, {
         "seq_len": S, "global_batch": B, "micro_batch": B, "steps": 1, "precision": "bf16",
@@ -103,10 +84,8 @@ def sent(ledger: Ledger) -> Counter[tuple[Any, ...]]:
     return found
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-)  # fmt: skip
+@settings(max_examples=80,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate))  # fmt: skip
 @given(saving_runs())
 def test_no_more_is_kept_and_nothing_else_is_computed(run: Run) -> None:
     assume(run.layout.sequence_parallel)

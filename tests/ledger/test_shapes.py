@@ -1,12 +1,10 @@
 """The list of names and shapes is that of the modules, in their order, whatever the architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainledger.engine.nn.transformer import Transformer
@@ -108,7 +106,7 @@ def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"mtp.{module}.{name}", shape
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300)
 @given(models())
 def test_names_shapes_and_order_are_those_of_the_modules(spec: ModelSpec) -> None:
     assert not list(model_problems(spec))
@@ -118,7 +116,7 @@ def test_names_shapes_and_order_are_those_of_the_modules(spec: ModelSpec) -> Non
     assert list(layer_by_layer(spec)) == built
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100)
 @given(models())
 def test_counts_are_the_sums_of_the_shapes(spec: ModelSpec) -> None:
     sizes = {name: torch.Size(shape).numel() for name, shape in layer_by_layer(spec)}

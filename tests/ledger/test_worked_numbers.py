@@ -1,7 +1,5 @@
 """Numbers that can be checked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """The error model: coverage on sources left out, the method on drawn errors, and that file and page are current."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """NVIDIA's layouts that ran on H100: whether they fit by the account."""
 
-from __future__ import annotations
-
 import pytest
 from throughput_nemo import nemo_cases
 

@@ -1,7 +1,5 @@
 """NVIDIA's rows of NeMo: what was copied of them says the same twice, and the runs made of them can run."""
 
-from __future__ import annotations
-
 import pytest
 from throughput_case import TimeCase
 from throughput_nemo import blackwell_cases, fitted_nemo, nemo_cases, unseen_nemo

@@ -1,7 +1,5 @@
 """Predicted memory beside hundreds of published figures: the errors, what fits, and the page that tells of them."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -4,8 +4,6 @@ Everything is stored by commands (`fit_devices.py`, `throughput_hours.py`); here
 all of it where slow tests run.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

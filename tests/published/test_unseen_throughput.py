@@ -1,7 +1,5 @@
 """Steps that nothing was fitted on: what was copied of them, what is predicted of them, and the page of it."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 

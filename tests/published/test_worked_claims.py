@@ -1,7 +1,5 @@
 """Every worked example: those that hold are reproduced, those that are wrong are shown wrong with the right number."""
 
-from __future__ import annotations
-
 import pytest
 from claim import agree, line_of, numbers_in, rows, verdict
 from claims_page import number, page

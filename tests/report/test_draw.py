@@ -1,7 +1,5 @@
 """Drawings are true: read back by their ticks, bars, lines and points have the values of the chart."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import log10
 from typing import Any

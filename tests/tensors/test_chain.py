@@ -151,7 +151,7 @@ def operations(draw, x):
     return Call(name, (draw(dim), *draw(st.lists(st.integers(0, 2), max_size=3))))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(data=st.data(), name=st.sampled_from(sorted(DTYPES)), length=st.integers(1, 5),
        shape=st.lists(st.sampled_from([1, 2, 3, 4, 0, 6, 2, 1]), max_size=4))  # fmt: skip
 def test_every_step_is_what_torch_makes(data, name, length, shape):
@@ -312,7 +312,7 @@ def test_text_that_is_no_chain_is_a_sentence(operations, sentence):
     assert sentence in str(caught.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text("tview()[]:,.-0123456789 ~'\"\\=*ab\0é", max_size=20) | st.text(max_size=12))
 def test_any_text_is_a_chain_or_a_sentence(text):
     with warnings.catch_warnings(), contextlib.suppress(InvalidInput):
@@ -345,7 +345,7 @@ def test_the_element_of_an_index():
         read_index("1,x")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), data=st.data())
 def test_a_drawing_says_the_place_of_every_element(shape, data):
     order = data.draw(st.permutations(range(len(shape))))

@@ -81,7 +81,7 @@ def agree(ours, x, y):
     assert steps == [step for step, size in zip(y.stride(), y.shape, strict=True) if size > 1]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(drawn=patterns(), reduction=st.sampled_from(["max", "min", "sum"]))
 def test_a_pattern_is_what_torch_makes_by_hand(drawn, reduction):
     pattern, x, given_sizes, function, parts = drawn
@@ -93,7 +93,7 @@ def test_a_pattern_is_what_torch_makes_by_hand(drawn, reduction):
     assert ours.moved_nbytes == 0 if ours.view else ours.moved_nbytes >= y.nbytes
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(drawn=patterns(), reduction=st.sampled_from(["max", "min", "sum", "mean"]))
 def test_a_pattern_is_what_einops_makes(drawn, reduction):
     einops = pytest.importorskip("einops")

@@ -27,7 +27,7 @@ def test_examples():
     assert (failed, tried > 0) == (0, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(shape=st.lists(st.integers(0, 4), max_size=4), data=st.data(),
        dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool]))  # fmt: skip
 def test_the_facts_are_those_of_torch(shape, data, dtype):

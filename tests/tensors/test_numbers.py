@@ -34,7 +34,7 @@ def test_whole_numbers_are_exact_up_to_a_power_of_two(name):
         assert one.rounded(float(limit + 1)).fate != "exact"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_tf32_is_fp32_with_thirteen_bits_less(number):
     (code,) = struct.unpack("<I", struct.pack("<f", number))

@@ -32,7 +32,7 @@ def test_examples():
         assert (failed, tried > 0) == (0, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(name=st.sampled_from(sorted(DTYPES)), shape=st.lists(st.integers(0, 7), max_size=5))
 def test_bytes_and_strides_are_those_of_torch(name, shape):
     real, ours = torch.empty(shape, dtype=DTYPES[name]), Tensor(name, tuple(shape))
@@ -52,7 +52,7 @@ INDICES = st.lists(st.text("abcde", min_size=1, max_size=3).filter(lambda each: 
                    min_size=2, max_size=5)  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(inputs=INDICES, data=st.data())
 def test_no_order_costs_less_by_numpy(inputs, data):
     every = sorted(set("".join(inputs)))
@@ -93,7 +93,7 @@ def test_flops_are_those_that_torch_counts(equation, shapes):
 WORDS = {"a": "batch", "b": "seq_q", "c": "d_model", "d": "heads", "e": "d_ff"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(inputs=INDICES, data=st.data())
 def test_words_are_letters_by_other_names(inputs, data):
     every = sorted(set("".join(inputs)))
@@ -116,7 +116,7 @@ def test_words_are_letters_by_other_names(inputs, data):
     assert {WORDS[name]: size for name, size in letters.sizes.items()} == words.sizes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), rest=st.lists(st.integers(1, 3), max_size=2), inputs=INDICES.map(lambda each: each[:2]))
 def test_an_ellipsis_is_that_of_torch(data, rest, inputs):
     every = sorted(set("".join(inputs)))
@@ -130,7 +130,7 @@ def test_an_ellipsis_is_that_of_torch(data, rest, inputs):
     assert einsum(left + arrow, shapes).shape == tuple(real.shape)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(indices=st.text("abc", max_size=3), data=st.data())
 def test_one_operand_is_a_view_where_torch_makes_one(indices, data):
     output = "".join(data.draw(st.lists(st.sampled_from(sorted(set(indices)) or [""]), unique=True)))

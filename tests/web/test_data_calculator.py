@@ -1,7 +1,5 @@
 """Data and loop: the numbers of the command line, what decides the bytes of a token, and pasted run files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

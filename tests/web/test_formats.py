@@ -1,7 +1,5 @@
 """Number formats: the values and bits of the command line, what the drawings show, and formats alone."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -38,9 +38,7 @@ VERBS = {"memory": ("plan",), "breaks": ("breaks", "--along", "sequence"), "serv
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_field_of_a_run_is_refused_with_the_sentence_of_the_command_line(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_field_of_a_run_is_refused_with_the_sentence_of_the_command_line(name, capsys):
     fields = CALCULATORS[name].fields
     defaults = {each.name: each.default for each in fields if "." in each.name and each.default}
     paths = [each.name for each in fields if "." in each.name]

@@ -36,9 +36,7 @@ def test_another_choice_asks_for_no_other_search(monkeypatch: pytest.MonkeyPatch
         answers.view("layouts", SMALL | {"choose": "99"})
 
 
-def test_the_run_file_of_the_chosen_layout_is_planned_as_it_was_ranked(
-    capsys: pytest.CaptureFixture[str], tmp_path
-) -> None:
+def test_the_run_file_of_the_chosen_layout_is_planned_as_it_was_ranked(capsys, tmp_path):
     found = answers.answer("layouts", SMALL)
     file = tmp_path / "run.toml"
     file.write_text(found["paste"]["run_file"])

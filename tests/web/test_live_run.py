@@ -1,7 +1,5 @@
 """A run that trains, is killed and resumed by the command line, as the page sees it all the while."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Matmul and roofline: the numbers of the command line, devices side by side, and matmuls that are no matmul."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -86,8 +86,8 @@ def test_a_pasted_config_is_a_model() -> None:
 
 
 def test_a_run_that_does_not_fit_is_an_answer_with_the_numbers_of_the_command_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     query = {"run": "llama-3.1-405b"}
     seen = answers.view("memory", query)
     assert seen["tone"] == "bad"
@@ -121,9 +121,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("query", WRONG, ids=str)
-def test_a_wrong_input_has_the_sentences_of_the_command_line(
-    query: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_input_has_the_sentences_of_the_command_line(query, capsys):
     with pytest.raises(InvalidInput) as found:
         answers.view("memory", query)
     asked = completed(read_query(MEMORY.fields, query, any_of_run=True))

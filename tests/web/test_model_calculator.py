@@ -112,9 +112,7 @@ def test_scores_are_half_where_it_says() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_wrong_size_has_the_sentences_of_the_command_line(
-    query: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_size_has_the_sentences_of_the_command_line(query, capsys):
     with pytest.raises(InvalidInput) as found:
         answers.view("model", query)
     asked = completed(read_query(MODEL_CALCULATOR.fields, query, any_of_run=True))

@@ -1,7 +1,5 @@
 """A tensor and a chain: the numbers of the command line, each cell of the drawings, and chains that fail as answers."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Training time: the numbers of the command line, given and predicted MFU, and the waterfall from the napkin down."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Collectives: where groups stand, closed forms, measured bus bandwidths, and what must never happen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -55,9 +53,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("name", "ranks", "nbytes", "fabric", "measured", "near"), MEASURED)
-def test_bus_bandwidths_that_others_measured(
-    name: str, ranks: int, nbytes: int, fabric: Fabric, measured: float, near: float
-) -> None:
+def test_bus_bandwidths_that_others_measured(name, ranks, nbytes, fabric, measured, near):
     assert bus_bandwidth(name, ranks, nbytes, fabric) == pytest.approx(measured, rel=near)
 
 
@@ -148,9 +144,7 @@ def test_arrays_give_what_each_element_does(name: str, fabric: Fabric) -> None:
 
 
 @given(st.sampled_from(NAMES), sizes, ranks, st.sampled_from([PLAIN, H100, P4D]), st.floats(0.1, 0.9))
-def test_less_of_the_network_slows_collectives_between_nodes_only(
-    name: str, nbytes: int, ranks: int, fabric: Fabric, share: float
-) -> None:
+def test_less_of_the_network_slows_collectives_between_nodes_only(name, nbytes, ranks, fabric, share):
     busy = replace(fabric, network_share=share)
     whole, part = (collective_seconds(name, nbytes, place(ranks), each) for each in (fabric, busy))
     if ranks <= fabric.devices_per_node or name == "send":
@@ -171,9 +165,7 @@ def test_long_messages_between_nodes_take_what_the_network_carries_of_them(name:
     tensor=st.sampled_from([1, 2, 4, 8]), shard=st.integers(1, 30), replicate=st.integers(1, 12),
     per_node=st.sampled_from([4, 8, 16, 64]),
 )  # fmt: skip
-def test_where_groups_stand_is_what_laying_out_every_rank_gives(
-    tensor: int, shard: int, replicate: int, per_node: int
-) -> None:
+def test_where_groups_stand_is_what_laying_out_every_rank_gives(tensor, shard, replicate, per_node):
     layout = Layout(tensor=tensor, shard=shard, replicate=replicate)
     for group, ranks, apart in (("shard", shard, tensor), ("replicate", replicate, tensor * shard)):
         if per_node % apart and apart < per_node:

@@ -1,7 +1,5 @@
 """What stands around the tensors on a device, and whether it all fits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

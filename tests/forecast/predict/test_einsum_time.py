@@ -1,7 +1,5 @@
 """Matmuls alone on a device: no prediction beats the bound, tiles and waves multiply to it, and bars add up."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

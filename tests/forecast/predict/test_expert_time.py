@@ -1,7 +1,5 @@
 """What experts send: over how many nodes, how long, and what of it runs beside another micro-batch."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import combinations
@@ -81,14 +79,12 @@ def test_deepseek_v3_goes_to_four_nodes_at_most() -> None:
     assert list(other_nodes(limited, np.array([1, 2, 8]))) == [other_nodes(limited, each) for each in (1, 2, 8)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from((8, 16, 64)), st.sampled_from((1, 2, 4, 8)), st.sampled_from((2, 4, 8, 16, 64)),
     st.sampled_from((1, 4, 8)), st.floats(1e5, 1e10),
 )  # fmt: skip
-def test_over_the_network_goes_no_more_than_with_a_copy_to_each_expert(
-    experts: int, chosen: int, ranks: int, per_node: int, nbytes: float
-) -> None:
+def test_over_the_network_goes_no_more_than_with_a_copy_to_each_expert(experts, chosen, ranks, per_node, nbytes):
     spec, layout = routed(max(experts, ranks), chosen), Layout(shard=64, expert=ranks, expert_send="nodes")
     nodes = placement(layout, "expert", ranks, per_node, spec)
     copies = placement(replace(layout, expert_send="copies"), "expert", ranks, per_node, spec)
@@ -124,9 +120,7 @@ SPREADS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("layout", SPREADS, ids=str)
 @pytest.mark.parametrize("precision", ["bf16-sharded", "fp8-block"])
-def test_with_experts_overlapped_micro_batch_it_is_no_slower_and_not_as_if_nothing_was_sent(
-    layout: dict[str, Any], precision: str
-) -> None:
+def test_with_experts_overlapped_micro_batch_it_is_no_slower_and_not_as_if_nothing_was_sent(layout, precision):
     recipe = {"model": EXPERTS, "global_batch": 512, "precision": precision}
     shown = timed(run_of(dict(layout), dict(recipe)))
     hidden = timed(run_of({**layout, "overlap": ["gradients", "experts"]}, dict(recipe)))

@@ -1,7 +1,5 @@
 """A served model: published sizes, bounds by hand, and what must grow or fall with what."""
 
-from __future__ import annotations
-
 import doctest
 import json
 from dataclasses import replace
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
+from models import sizes
 from trainledger import catalog
 from trainledger.cli import main
 from trainledger.forecast.plan import serving as module
@@ -120,14 +119,7 @@ def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
     assert answer.bound_tokens_per_second == pytest.approx(8192 / answer.time.bound_seconds)
 
 
-SMALL = {
-    "vocab_size": 64,
-    "d_model": 64,
-    "n_layers": 2,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 96,
-    "max_seq_len": 4096,
-}
+SMALL = sizes(V=64, D=64, L=2, H=4, F=96, T=4096)
 
 
 @pytest.mark.parametrize(("weights", "compute", "wide"), [("fp32", "bf16", 4), ("bf16", "fp32", 2)])
@@ -139,7 +131,7 @@ def test_weights_that_are_wider_than_the_matmuls_are_read_as_they_are_stored(wei
     assert 0 <= answer.moved_nbytes["activations"] < answer.moved_nbytes["weights"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch=st.integers(1, 64), context=st.integers(1, 4000), kv=st.sampled_from([1, 2, 4]),
     window=st.sampled_from([None, 7, 512]), phase=st.sampled_from(["prefill", "decode"]),
@@ -173,7 +165,7 @@ DECODED = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     served=st.sampled_from(sorted(DECODED)), batch=st.integers(1, 300), more=st.sampled_from([1, 1, 7, 16, 100]),
     weights=st.sampled_from(sorted(WEIGHT_FORMATS)), context=st.sampled_from([1, 1000]),

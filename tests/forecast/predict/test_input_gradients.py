@@ -1,7 +1,5 @@
 """Sums of inputs' gradients over tensor ranks beside the matmuls of weights' gradients (layout.overlap)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -107,11 +105,9 @@ def test_what_is_hidden_is_drawn_where_it_runs() -> None:
         assert streams.compute == 10.0 + op.seconds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(LAYOUTS), st.floats(1e9, 1e13), st.sampled_from(["none", "full"]), st.booleans())
-def test_never_slower_than_without_and_never_faster_than_free_links(
-    layout: dict[str, Any], rate: float, again: str, experts: bool
-) -> None:
+def test_never_slower_than_without_and_never_faster_than_free_links(layout, rate, again, experts):
     recipe = {"activation_checkpointing": again, "global_batch": 8, "model": EXPERTS if experts else MODEL}
     without, beside = (step_of(each, rate) for each in both(layout, recipe))
     assert without.seconds is not None
@@ -182,9 +178,7 @@ def test_matmuls_split_matmuls_overlapped_hide_their_sums_already() -> None:
     ],
     ids=lambda answer: None if isinstance(answer, set) else str(answer),  # a set has no order to be named by
 )  # fmt: skip
-def test_matmuls_that_read_the_input_hide_the_sum_of_its_gradient(
-    model: dict[str, Any], recipe: dict[str, Any], expected: set[tuple[str, ...]]
-) -> None:
+def test_matmuls_that_read_the_input_hide_the_sum_of_its_gradient(model, recipe, expected):
     run = run_of({"tensor": 4}, {"model": model, "seq_len": 2048, "global_batch": 1, **recipe})
     (rank, *_) = accounts(run, backend="cuda")
     entries = list(rank.ledger)

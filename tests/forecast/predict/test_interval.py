@@ -1,7 +1,5 @@
 """Intervals and chances: Student's t against its printed table, what widens an interval, and what a forecast has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
+from models import sizes
 from trainledger.forecast.predict.clock import (
     MeasuredLinks,
     bus_factor,
@@ -57,10 +58,7 @@ MACHINE = Calibration(
 
 
 def run(**layout):
-    model = {
-        "vocab_size": 512, "d_model": 64, "n_layers": 2, "max_seq_len": 64, "attention.n_heads": 2,
-        "feed_forward.d_ff": 128,
-    }  # fmt: skip
+    model = sizes(V=512, D=64, L=2, T=64, H=2, F=128)  # fmt: skip
     count = 1
     for ranks in layout.values():
         count *= ranks

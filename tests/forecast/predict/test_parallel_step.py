@@ -1,7 +1,5 @@
 """The step of a layout: its parts against the whole, links against none, and what must never get worse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
+from models import sizes
 from trainledger import catalog
 from trainledger.forecast.predict.parallel_step import layout_time, spans
 from trainledger.forecast.predict.stage import stages_of
@@ -22,15 +21,7 @@ from trainledger.spec.run import Run
 
 pytestmark = pytest.mark.sweep
 
-MODEL = {
-    "vocab_size": 4096,
-    "d_model": 512,
-    "n_layers": 8,
-    "attention.n_heads": 8,
-    "attention.n_kv_heads": 4,
-    "feed_forward.d_ff": 1536,
-    "max_seq_len": 4096,
-}
+MODEL = sizes(V=4096, D=512, L=8, H=8, KV=4, F=1536, T=4096)
 SHEET = catalog.device("h100-sxm")
 # A tiny model is slower to launch than to run; what is launched has tests of its own.
 assert SHEET.efficiency is not None
@@ -153,11 +144,9 @@ def test_links_without_end_leave_compute_and_bubble(layout: dict[str, Any]) -> N
         assert free.causes[cause] == pytest.approx(real.causes[cause], abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(LAYOUTS), st.floats(1e8, 1e12), st.floats(1e8, 1e12), st.booleans(), st.booleans())
-def test_twice_the_bandwidth_is_never_slower(
-    layout: dict[str, Any], near: float, far: float, node: bool, device: bool
-) -> None:
+def test_twice_the_bandwidth_is_never_slower(layout, near, far, node, device):
     run = run_of(dict(layout))
     ranks = accounts(run, backend="cuda")
     machine = replace(H100, fabric=linked(near, far))

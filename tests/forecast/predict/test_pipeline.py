@@ -1,7 +1,5 @@
 """Pipelines: the simulation against closed forms, and long ones against short ones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -37,9 +35,7 @@ def bubble_seconds(schedule: str, stages: int, chunks: int, forward: float, back
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(2, 6), st.integers(1, 4), st.sampled_from([2, 3]), seconds)
-def test_even_stages_have_the_bubble_of_the_papers(
-    schedule: str, stages: int, rounds: int, chunks: int, forward: float
-) -> None:
+def test_even_stages_have_the_bubble_of_the_papers(schedule, stages, rounds, chunks, forward):
     chunks = chunks if schedule == "interleaved" else 1
     weights = forward if schedule == "zero-bubble" else 0.0
     backward = 2 * forward - weights
@@ -59,9 +55,7 @@ def test_the_bubble_as_a_share_is_that_of_narayanan() -> None:
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(2, 5), st.integers(1, 6), st.integers(1, 3), st.data())
-def test_every_task_is_done_once_after_what_it_reads(
-    schedule: str, stages: int, rounds: int, chunks: int, data: st.DataObject
-) -> None:
+def test_every_task_is_done_once_after_what_it_reads(schedule, stages, rounds, chunks, data):
     chunks = chunks if schedule == "interleaved" else 1
     micro_batches = rounds * stages if schedule == "interleaved" else rounds
     send = data.draw(st.sampled_from([0.0, 0.3]))
@@ -88,9 +82,7 @@ def test_every_task_is_done_once_after_what_it_reads(
 
 
 @given(st.sampled_from(["gpipe", "1f1b", "interleaved"]), st.integers(2, 6), st.integers(1, 4), st.integers(1, 3))
-def test_stages_hold_as_many_micro_batches_as_the_ledger_says(
-    schedule: str, stages: int, rounds: int, chunks: int
-) -> None:
+def test_stages_hold_as_many_micro_batches_as_the_ledger_says(schedule, stages, rounds, chunks):
     chunks = chunks if schedule == "interleaved" else 1
     layout = Layout(pipeline=stages, schedule=schedule, virtual_stages=chunks)
     for stage in range(stages):
@@ -113,9 +105,7 @@ def test_zero_bubble_holds_no_more_than_the_ledger_says(stages: int, micro_batch
 
 @settings(max_examples=30)
 @given(st.sampled_from(SCHEDULES), st.integers(2, 4), st.integers(150, 600), st.data())
-def test_long_pipelines_go_on_as_they_began(
-    schedule: str, stages: int, micro_batches: int, data: st.DataObject
-) -> None:
+def test_long_pipelines_go_on_as_they_began(schedule, stages, micro_batches, data):
     """Folding against following every micro-batch."""
     chunks = 2 if schedule == "interleaved" else 1
     micro_batches -= micro_batches % stages if schedule == "interleaved" else 0

@@ -1,15 +1,14 @@
 """The prediction of drawn runs, on one device and on many: what must balance, and what must never get worse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
+from models import spec_of
 from trainledger import catalog
 from trainledger.answers.load import load
 from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
@@ -21,7 +20,6 @@ from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.device import Device
 from trainledger.spec.layout import Layout
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput
@@ -32,7 +30,7 @@ from trainledger.spec.runfile import validated
 
 pytestmark = pytest.mark.sweep
 
-SOME = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=15)
 DEVICES = {name: catalog.device(name) for name in ("h100-sxm", "a100-sxm-80gb", "l4", "b300")}
 
 
@@ -59,21 +57,20 @@ def layouts(draw: st.DrawFn) -> Layout:
 def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
     spread = Layout() if alone else draw(layouts())
     heads = draw(pick(8, 16))
-    model = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": draw(pick(1024, 32000)),
-            "d_model": 64 * heads,
-            "n_layers": 8,
-            "attention.n_heads": heads,
-            "feed_forward.d_ff": 256 * heads,
-            "max_seq_len": 2048,
-            "attention.n_kv_heads": draw(pick(None, 4)),
-            "norm": "rmsnorm",
+    model = spec_of(
+        V=draw(pick(1024, 32000)),
+        D=64 * heads,
+        L=8,
+        H=heads,
+        F=256 * heads,
+        T=2048,
+        KV=draw(pick(None, 4)),
+        norm="rmsnorm",
+        positions="rope",
+        **{
             "norm.bias": False,
             "feed_forward.activation": "silu",
             "feed_forward.gated": draw(st.booleans()),
-            "positions": "rope",
             "attention.bias": False,
             "feed_forward.bias": False,
         },
@@ -258,17 +255,7 @@ def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:
 
 def test_a_device_without_a_published_rate_says_so() -> None:
     sheet = Device("d", "a device", {"fp32": 1e12}, memory_bytes_per_second=1e12, power_watts=100.0)
-    model = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 64,
-            "d_model": 16,
-            "n_layers": 1,
-            "attention.n_heads": 2,
-            "feed_forward.d_ff": 32,
-            "max_seq_len": 8,
-        },
-    )
+    model = spec_of(V=64, D=16, L=1, H=2, F=32, T=8)
     run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
     answer = predict(run, sheet, backend="cuda")
     assert answer.interruptions is None

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import spec_of
 from trainledger.catalog import device
 from trainledger.forecast.predict.roofline import NoRate, Roofline, hfu, matmul_dtype, mfu, peak_rate, step_peak
 from trainledger.forecast.predict.step import step_time
@@ -10,7 +11,6 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.device import Device
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -228,18 +228,7 @@ def test_a_rate_that_no_sheet_has_is_never_another_dtype_s(dtype):
     ],
 )  # fmt: skip
 def test_every_precision_of_a_large_model_has_a_rate_on_a_device_that_has_them_all(precision, dtypes):
-    model = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 512,
-            "d_model": 64,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "attention.head_dim": 16,
-            "feed_forward.d_ff": 128,
-            "max_seq_len": 16,
-        },
-    )
+    model = spec_of(V=512, D=64, L=2, H=4, K=16, F=128, T=16)
     run = Run(
         model=model, recipe=from_fields(Recipe, {"seq_len": 16, "global_batch": 1, "steps": 1, "precision": precision})
     )

@@ -3,8 +3,6 @@
 The figures are those of ``bench/gpu.py``, in ``bench/results``.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

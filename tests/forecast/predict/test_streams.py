@@ -1,7 +1,5 @@
 """The streams of a rank: what hides, what waits, and folded loops against unrolled ones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -104,9 +102,7 @@ def bodies(draw: st.DrawFn) -> tuple[StreamOp, ...]:
 
 
 @given(bodies(), bodies(), st.integers(1, 60), st.integers(1, 5))
-def test_folded_loops_take_what_unrolled_ones_do(
-    before: tuple[StreamOp, ...], body: tuple[StreamOp, ...], count: int, outer: int
-) -> None:
+def test_folded_loops_take_what_unrolled_ones_do(before, body, count, outer):
     folded = (*before, Loop("outer", outer, (*before, Loop("inner", count, body))), StreamOp("update", 0.1))
     unrolled = (*before, *((*before, *body * count) * outer), StreamOp("update", 0.1))
     assert rank_seconds(folded) == pytest.approx(rank_seconds(unrolled), rel=1e-6)
@@ -126,9 +122,7 @@ def test_a_loop_is_not_folded_while_one_stream_runs_ahead_of_what_will_wait_for_
 
 
 @given(bodies(), st.integers(1, 60), st.floats(0.0, 1.0))
-def test_time_is_between_computing_alone_and_everything_in_a_row(
-    body: tuple[StreamOp, ...], count: int, share: float
-) -> None:
+def test_time_is_between_computing_alone_and_everything_in_a_row(body, count, share):
     ops = (Loop("layers", count, body),)
     streams = Streams()
     streams.run(ops)
@@ -147,9 +141,7 @@ def test_time_is_between_computing_alone_and_everything_in_a_row(
 
 
 @given(bodies(), st.integers(1, 40))
-def test_spans_lie_within_the_step_and_no_stream_does_two_things_at_once(
-    body: tuple[StreamOp, ...], count: int
-) -> None:
+def test_spans_lie_within_the_step_and_no_stream_does_two_things_at_once(body, count):
     spans: list[Span] = []
     streams = Streams(record=spans.append)
     streams.run((Loop("layers", count, body),))

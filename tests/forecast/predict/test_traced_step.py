@@ -1,7 +1,5 @@
 """A traced step on a device of the catalog: against the closed form's, and what is said of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
