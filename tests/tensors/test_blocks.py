@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainledger.spec.dtypes import FORMATS
 from trainledger.spec.problem import InvalidInput
-from trainledger.tensors.blocks import NF4, SHOWN_BLOCKS, formats_and_blocks, in_block
+from trainledger.tensors.number import NF4, SHOWN_BLOCKS, formats_and_blocks, in_block
 
 magnitudes = st.floats(2.0**-60, 2.0**60)
 

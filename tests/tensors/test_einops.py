@@ -14,8 +14,8 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.tensors import einops as einops_module
 from trainledger.tensors.chain import chain
 from trainledger.tensors.einops import REDUCTIONS, is_pattern, rearranged
+from trainledger.tensors.einsum import read_tensor
 from trainledger.tensors.strided import Strided
-from trainledger.tensors.tensor import read_tensor
 
 
 def test_examples():

@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import trainledger as tl
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.chain import chain, start_of
+from trainledger.tensors.einsum import read_tensor
 from trainledger.tensors.strided import Chain, Strided
-from trainledger.tensors.tensor import read_tensor
 
 inspect_module = importlib.import_module("trainledger.tensors.inspect")
 Composite = inspect_module.Composite

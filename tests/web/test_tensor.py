@@ -13,7 +13,7 @@ from trainledger.cli import main
 from trainledger.report.chart import Bars
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.chain import chain
-from trainledger.tensors.tensor import Tensor
+from trainledger.tensors.einsum import Tensor
 from trainledger.web import answers
 from trainledger.web.calculators.tensor import TENSOR
 

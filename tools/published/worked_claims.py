@@ -30,7 +30,7 @@ from trainledger.spec.units import (
     format_seconds,
 )
 from trainledger.tensors.einsum import einsum
-from trainledger.tensors.tensor import read_tensor
+from trainledger.tensors.einsum import read_tensor
 
 # Napkins
 

@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainledger.answers.budgets import check as regression
+from trainledger.answers.budgets.compare import read_flags
 from trainledger.answers.budgets.lockfile import LOCK, is_a_lock
-from trainledger.answers.budgets.tolerance import read_flags
 from trainledger.answers.pages import budget
 from trainledger.cli.arguments import DONE, FAILED, Outcome, count, flag, group, option, takes
 from trainledger.cli.asking import while_waiting

@@ -15,12 +15,11 @@ from trainledger.cli.arguments import DONE, WRONG_INPUT, Outcome, flag, option, 
 from trainledger.forecast.plan.napkin import why_impossible
 from trainledger.report.document import Answer, Document
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.tensors.blocks import formats_and_blocks, in_block, is_format
 from trainledger.tensors.chain import chain, places, read_index, start_of
 from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
+from trainledger.tensors.einsum import Tensor, read_shape, read_tensor
 from trainledger.tensors.einsum import einsum as costs_of
-from trainledger.tensors.number import known_format, read_number
-from trainledger.tensors.tensor import Tensor, read_shape, read_tensor
+from trainledger.tensors.number import formats_and_blocks, in_block, is_format, known_format, read_number
 
 
 @takes(

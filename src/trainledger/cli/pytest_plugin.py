@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from trainledger.answers.budgets.compare import Difference
-    from trainledger.answers.budgets.tolerance import Amount
+    from trainledger.answers.budgets.compare import Amount, Difference
     from trainledger.ledger.ledger import Ledger
 
 
@@ -83,7 +82,7 @@ class ResourceBudget:
     def _against_lock(self, name: str, allow: Mapping[str, int | str] | None) -> list[Difference]:
         __tracebackhide__ = True
         from trainledger.answers.budgets.check import check
-        from trainledger.answers.budgets.tolerance import read_tolerances
+        from trainledger.answers.budgets.compare import read_tolerances
 
         allowed = read_tolerances(allow or {}, "allow")
         with contextlib.chdir(self._root), _modules_of(self._root):
@@ -144,8 +143,8 @@ def _is_anothers(name: str, own: set[str], root: Path) -> bool:
 def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Mapping[str, Any]) -> Ledger:
     """The ledger of a step within its budget; raises `OverBudget`."""
     __tracebackhide__ = True
+    from trainledger.answers.budgets.compare import limits_of, read_limits
     from trainledger.answers.budgets.summary import summarize
-    from trainledger.answers.budgets.tolerance import limits_of, read_limits
     from trainledger.ledger.ledger import Ledger
 
     limits = read_limits(asked)

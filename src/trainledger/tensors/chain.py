@@ -7,6 +7,7 @@ or, without brackets that a shell would take, ``transpose:0,1 view:32``; ``[:, 1
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -16,20 +17,16 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, shown
 from trainledger.tensors import einops
 from trainledger.tensors.copies import COPIES, itemsize_of
+from trainledger.tensors.einsum import LARGEST, MOST_DIMS, Tensor
 from trainledger.tensors.slices import SLICES, indexed
 from trainledger.tensors.strided import Chain, ChainStep, Strided
-from trainledger.tensors.tensor import LARGEST, MOST_DIMS, Tensor
 from trainledger.tensors.views import SHAPES, CannotApply, Operation
 
-OPERATIONS: dict[str, Operation] = {
-    **SHAPES, **SLICES, **COPIES, "rearrange": einops.operation("rearrange"), "reduce": einops.operation("reduce"),
-}  # fmt: skip
+OPERATIONS: dict[str, Operation] = {**SHAPES, **SLICES, **COPIES}
+OPERATIONS |= {name: einops.operation(name) for name in ("rearrange", "reduce")}
 _EINOPS_REPEAT = einops.operation("repeat")  # of a pattern; torch has a repeat of its own
 LONGEST, MOST_STEPS = 2000, 100
-_MANY, _NAMED = (
-    0x04,
-    0x08,
-)  # flags of code that takes any number of arguments, and any names (CO_VARARGS, CO_VARKEYWORDS)
+_MANY, _NAMED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 _MANY_NAMES = ("index", "dim", "dims", "shape", "size", "sizes", "repeats")
 _SHORT = re.compile(r"([A-Za-z_]\w*):([^\s()\[\]]+)", re.ASCII)
 
@@ -68,7 +65,7 @@ def chain(tensor: Tensor, operations: str | Iterable[str]) -> Chain:
 
     `InvalidInput` with a sentence for text that is no chain.
 
-    >>> from trainledger.tensors.tensor import read_tensor
+    >>> from trainledger.tensors.einsum import read_tensor
     >>> print(chain(read_tensor("float32[4,8]"), "transpose reshape(32)"))
     fp32[4, 8], stride [8, 1], offset 0
       transpose: fp32[8, 4], stride [1, 8], offset 0: view, free: dims 0 and 1 are swapped; the elements stay in place

@@ -9,8 +9,15 @@ from typing import Any
 from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES
 from trainledger.spec.problem import InvalidInput
 from trainledger.tensors.number import known_format
-from trainledger.tensors.strided import MEMORY_FORMATS, Strided, list_text
-from trainledger.tensors.strides import in_order, preserved, quickest_first, row_major
+from trainledger.tensors.strided import (
+    MEMORY_FORMATS,
+    Strided,
+    in_order,
+    list_text,
+    preserved,
+    quickest_first,
+    row_major,
+)
 from trainledger.tensors.views import (
     CannotApply,
     Operation,
@@ -29,32 +36,22 @@ from trainledger.tensors.views import (
     why_no_view,
 )
 
-_FORMAT_WORDS = {
-    "contiguous_format": "contiguous", "preserve_format": "preserve", "channels_last": "channels_last",
-    "channels_last_3d": "channels_last_3d", "contiguous": "contiguous",
-}  # fmt: skip
+_FORMAT_WORDS = {word: word for word in ("contiguous", "channels_last", "channels_last_3d")}
+_FORMAT_WORDS |= {"contiguous_format": "contiguous", "preserve_format": "preserve"}
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")
 _METHODS = ("double", "float", "half", "bfloat16", "long", "int", "short", "byte", "bool")
 # Elementwise operations: whether whole numbers stay whole, and whether a number is the other operand.
+_STAYS_WHOLE, _TAKES_NUMBER = "relu neg abs square add sub mul", "add sub mul div"
 ELEMENTWISE = {
-    "relu": (True, False), "neg": (True, False), "abs": (True, False), "square": (True, False), "exp": (False, False),
-    "log": (False, False), "sqrt": (False, False), "rsqrt": (False, False), "sin": (False, False),
-    "cos": (False, False), "sigmoid": (False, False), "tanh": (False, False), "add": (True, True), "sub": (True, True),
-    "mul": (True, True), "div": (False, True),
-}  # fmt: skip
+    name: (name in _STAYS_WHOLE.split(), name in _TAKES_NUMBER.split())
+    for name in f"{_STAYS_WHOLE} exp log sqrt rsqrt sin cos sigmoid tanh div".split()
+}
 
 
-def fresh(
-    tensor: Strided, shape: Sequence[int], stride: Sequence[int], kind: str, why: str,
-    dtype: str | None = None, itemsize: int | None = None, device: str | None = None,
-) -> Outcome:  # fmt: skip
-    """A new tensor in a storage of its own."""
-    made = replace(
-        tensor, shape=tuple(shape), stride=tuple(stride), offset=0, storage=tensor.storage + 1,
-        dtype=dtype or tensor.dtype, itemsize=itemsize or tensor.itemsize,
-        device=tensor.device if device is None else device, view_of="",
-    )  # fmt: skip
-    return replace(made, storage_nbytes=made.span[1] * made.itemsize), kind, why
+def fresh(tensor: Strided, shape: Sequence[int], stride: Sequence[int], kind: str, why: str, **changed: Any) -> Outcome:
+    """A new tensor in a storage of its own; ``changed`` are its dtype with the itemsize, and its device."""
+    made = replace(tensor, shape=tuple(shape), stride=tuple(stride), offset=0, view_of="", **changed)
+    return replace(made, storage=tensor.storage + 1, storage_nbytes=made.span[1] * made.itemsize), kind, why
 
 
 def itemsize_of(dtype: str) -> int | None:
@@ -163,7 +160,8 @@ def _to(tensor: Strided, words: Sequence[Any]) -> Outcome:
     if not reasons:
         late = order == "contiguous" and not tensor.contiguous
         return tensor, "same", "torch assumes it is; contiguous() copies" if late else "already so"
-    return fresh(tensor, tensor.shape, stride, "copy", "; ".join(reasons), *dtype, device)
+    changed = {"dtype": dtype[0], "itemsize": dtype[1], "device": device}
+    return fresh(tensor, tensor.shape, stride, "copy", "; ".join(reasons), **changed)
 
 
 def view_or_dtype(tensor: Strided, *what: Any) -> Outcome:
@@ -241,8 +239,8 @@ def index_select(tensor: Strided, dim: Any, *indices: Any) -> Outcome:
     size = tensor.shape[at] if tensor.shape else 1
     wrong = next((each for each in wanted if not 0 <= each < size), None)
     if wrong is not None:
-        raise CannotApply(f"asks for index {wrong} of dim {at}, which has {size} (counted from 0)",
-                          str(min(max(wrong, 0), size - 1)) if size else None)  # fmt: skip
+        near = str(min(max(wrong, 0), size - 1)) if size else None
+        raise CannotApply(f"asks for index {wrong} of dim {at}, which has {size} (counted from 0)", near)
     if not tensor.shape:
         if len(wanted) != 1:
             raise CannotApply(f"picks {len(wanted)} elements of a scalar", "1")
@@ -291,12 +289,13 @@ def elementwise(name: str) -> Operation:
             # What has another format than the result is converted first, as `to` does it, and then worked on.
             worked_on = tensor if dtype == tensor.dtype else replace(tensor, stride=preserved(tensor))
             stride = elementwise_stride(worked_on, alone=not takes_number)
-            return fresh(tensor, tensor.shape, stride, "result", "a new value of each element", dtype, size)
+            changed = {"dtype": dtype, "itemsize": size or tensor.itemsize}
+            return fresh(tensor, tensor.shape, stride, "result", "a new value of each element", **changed)
         if dtype != tensor.dtype:
             raise CannotApply(f"gives {dtype}, which has no room in {tensor.dtype}", plain)
         if tensor.overlaps and not tensor.dense:
-            raise CannotApply("would write one element of the storage under several indices",
-                              f"clone(), a copy of {tensor.nbytes:,} bytes")  # fmt: skip
+            near = f"clone(), a copy of {tensor.nbytes:,} bytes"
+            raise CannotApply("would write one element of the storage under several indices", near)
         return tensor, "in place", "new values in the old storage"
 
     return apply
@@ -306,11 +305,11 @@ def _method(word: str) -> Operation:
     return lambda tensor: to(tensor, word)
 
 
+_NAMED = (reshape, flatten, ravel, contiguous, clone, to, repeat, tile, repeat_interleave, flip, index_select, detach)
 COPIES: dict[str, Operation] = {
-    "view": view_or_dtype, "reshape": reshape, "flatten": flatten, "ravel": ravel, "contiguous": contiguous,
-    "clone": clone, "to": to, "type": to, "repeat": repeat, "tile": tile, "repeat_interleave": repeat_interleave,
-    "flip": flip, "index_select": index_select, "detach": detach,
-    **{each: _method(each) for each in _METHODS},
-    **{each: _method(each) for each in ("cpu", "cuda")},
-    **{f"{each}{end}": elementwise(f"{each}{end}") for each in ELEMENTWISE for end in ("", "_")},
-}  # fmt: skip
+    **{operation.__name__: operation for operation in _NAMED},
+    "view": view_or_dtype,
+    "type": to,
+    **{word: _method(word) for word in (*_METHODS, "cpu", "cuda")},
+    **{f"{name}{end}": elementwise(f"{name}{end}") for name in ELEMENTWISE for end in ("", "_")},
+}

@@ -17,9 +17,8 @@ from trainledger.ledger.rules import FLOPS_PER_ELEMENT
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.tensors.copies import fresh, reshape
-from trainledger.tensors.strided import Chain, ChainStep, Strided, list_text
-from trainledger.tensors.strides import row_major
-from trainledger.tensors.tensor import MOST_DIMS
+from trainledger.tensors.einsum import MOST_DIMS
+from trainledger.tensors.strided import Chain, ChainStep, Strided, list_text, row_major
 from trainledger.tensors.views import CannotApply, Outcome, expand, permute
 
 REDUCTIONS = ("mean", "sum", "max", "min", "prod", "any", "all")
@@ -59,8 +58,8 @@ class Rearranged:
 
 
 def rearranged(
-    tensor: Strided, pattern: str, sizes: Mapping[str, int] | None = None, *, function: str = "", reduction: str = "",
-) -> Rearranged:  # fmt: skip
+    tensor: Strided, pattern: str, sizes: Mapping[str, int] | None = None, *, function: str = "", reduction: str = ""
+) -> Rearranged:
     """A pattern on one tensor; ``function`` is one of einops', or nothing for the one that the names ask for.
 
     `InvalidInput` with a sentence where the pattern, the sizes and the tensor do not agree.
@@ -214,9 +213,9 @@ def _check_function(pattern: str, function: str, gone: Sequence[str], come: Sequ
         raise InvalidInput([Problem("pattern", pattern, rule)])
     if (gone and function != "reduce") or (come and function != "repeat"):
         does = "reduce" if gone else "repeat"
-        rule = f"has {said} on one side of the -> only, and rearrange keeps all dims" if function == "rearrange" else (
-            f"has {said} only {'before' if gone else 'after'} the ->, which {function} does not do"
-        )  # fmt: skip
+        rule = f"has {said} only {'before' if gone else 'after'} the ->, which {function} does not do"
+        if function == "rearrange":
+            rule = f"has {said} on one side of the -> only, and rearrange keeps all dims"
         raise InvalidInput([Problem("pattern", pattern, rule, does)])
     if gone and reduction not in REDUCTIONS:
         rule = f"removes {said} without saying how to reduce ({', '.join(REDUCTIONS)})"
@@ -322,8 +321,8 @@ def _reduced(tensor: Strided, kept: int, reduction: str) -> Outcome:
     elif reduction in ("sum", "prod") and whole:
         dtype, itemsize = "int64", 8
     shape = tensor.shape[:kept]
-    return fresh(tensor, shape, row_major(shape), "result", f"dims {list_text(tensor.shape[kept:])} become one number",
-                 dtype, itemsize)  # fmt: skip
+    why = f"dims {list_text(tensor.shape[kept:])} become one number"
+    return fresh(tensor, shape, row_major(shape), "result", why, dtype=dtype, itemsize=itemsize)
 
 
 def operation(function: str) -> Any:

@@ -163,8 +163,8 @@ def _composite(tensor: torch.Tensor) -> Composite | None:
             what = "nested (jagged)"
     if not parts:
         return None
-    return Composite(what, dtype_name(tensor.dtype), _sizes(tensor), str(tensor.device),
-                     tuple((name, _inspected(each)) for name, each in parts), tuple(notes))  # fmt: skip
+    held_by = tuple((name, _inspected(part)) for name, part in parts)
+    return Composite(what, dtype_name(tensor.dtype), _sizes(tensor), str(tensor.device), held_by, tuple(notes))
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int | str, ...]:

@@ -15,8 +15,8 @@ def cut(tensor: Strided, dim: int, start: int | None, stop: int | None, step: in
     """A slice of one dim as Python means it; steps forward only, as in torch."""
     size = tensor.shape[dim]
     if step <= 0:
-        raise CannotApply(f"has a step of {step}, and torch's slices step forward",
-                          f"flip({dim}), a copy of {tensor.nbytes:,} bytes")  # fmt: skip
+        near = f"flip({dim}), a copy of {tensor.nbytes:,} bytes"
+        raise CannotApply(f"has a step of {step}, and torch's slices step forward", near)
     first, last, _ = slice(start, stop, step).indices(size)
     count = max(0, ceil_div(last - first, step))
     shape = (*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
@@ -39,8 +39,9 @@ def select(tensor: Strided, dim: Any, index: Any) -> Outcome:
         near = str(min(max(wanted, -size), size - 1)) if size else None
         raise CannotApply(f"asks for index {wanted} of dim {at}, which has {size}", near)
     place = tensor.offset + (wanted % size) * tensor.stride[at]
-    return over(tensor, (*tensor.shape[:at], *tensor.shape[at + 1 :]), (*tensor.stride[:at], *tensor.stride[at + 1 :]),
-                f"index {wanted} of dim {at}, which goes: another offset, the same storage", place)  # fmt: skip
+    shape, stride = ((*sizes[:at], *sizes[at + 1 :]) for sizes in (tensor.shape, tensor.stride))
+    why = f"index {wanted} of dim {at}, which goes: another offset, the same storage"
+    return over(tensor, shape, stride, why, place)
 
 
 def narrow(tensor: Strided, dim: Any, start: Any, length: Any) -> Outcome:
@@ -51,8 +52,8 @@ def narrow(tensor: Strided, dim: Any, start: Any, length: Any) -> Outcome:
         raise CannotApply(f"begins at {first} of dim {at}, which has {size}", str(min(max(first, -size), size)))
     first = first + size if first < 0 else first
     if count < 0 or first + count > size:
-        raise CannotApply(f"asks for {count} from {first} on of dim {at}, which has {size}",
-                          f"narrow({at}, {first}, {size - first})")  # fmt: skip
+        near = f"narrow({at}, {first}, {size - first})"
+        raise CannotApply(f"asks for {count} from {first} on of dim {at}, which has {size}", near)
     return cut(tensor, at, first, first + count, 1, f"a part of dim {at}: another offset, the same storage")
 
 
@@ -76,8 +77,8 @@ def indexed(tensor: Strided, items: tuple[Any, ...]) -> Outcome:
             result = slice_(result, at, each.start, each.stop, 1 if each.step is None else each.step)[0]
             at += 1
         elif isinstance(each, tuple):
-            raise CannotApply("has a list of indices, whose elements are copied",
-                              f"index_select({at}, {', '.join(map(str, each))})")  # fmt: skip
+            near = f"index_select({at}, {', '.join(map(str, each))})"
+            raise CannotApply("has a list of indices, whose elements are copied", near)
         else:
             result = select(result, at, each)[0]
     return result, "view", "a part of the tensor: another offset, the same storage"
@@ -146,11 +147,9 @@ def diagonal(tensor: Strided, offset: Any = 0, dim1: Any = 0, dim2: Any = 1) -> 
     count = max(min(tensor.shape[first] - down, tensor.shape[second] - right), 0)
     start = down * tensor.stride[first] + right * tensor.stride[second] if count else 0
     rest = [each for each in range(len(tensor.shape)) if each not in (first, second)]
-    return over(
-        tensor, (*(tensor.shape[each] for each in rest), count),
-        (*(tensor.stride[each] for each in rest), tensor.stride[first] + tensor.stride[second]),
-        "the step of a diagonal is the sum of two strides", tensor.offset + start,
-    )  # fmt: skip
+    shape = (*(tensor.shape[dim] for dim in rest), count)
+    stride = (*(tensor.stride[dim] for dim in rest), tensor.stride[first] + tensor.stride[second])
+    return over(tensor, shape, stride, "the step of a diagonal is the sum of two strides", tensor.offset + start)
 
 
 def as_strided(tensor: Strided, size: Any, stride: Any, storage_offset: Any = None) -> Outcome:
@@ -167,7 +166,5 @@ def as_strided(tensor: Strided, size: Any, stride: Any, storage_offset: Any = No
     return made
 
 
-SLICES: dict[str, Operation] = {
-    "slice": slice_, "select": select, "narrow": narrow, "chunk": chunk, "split": split, "unfold": unfold,
-    "diagonal": diagonal, "as_strided": as_strided,
-}  # fmt: skip
+_SLICES = (select, narrow, chunk, split, unfold, diagonal, as_strided)
+SLICES: dict[str, Operation] = {"slice": slice_} | {operation.__name__: operation for operation in _SLICES}

@@ -139,10 +139,11 @@ class Strided:
         storage = f"{self.storage_nbytes:,} bytes" + (
             f", of which this tensor reaches {held:,}" if held != self.storage_nbytes else ", all of it this tensor's"
         )
+        readable = f" ({format_nbytes(self.nbytes)})" if self.nbytes >= 1000 else ""
         found = [
             ("shape", list_text(self.shape)),
             ("dtype", f"{self.dtype}, {self.itemsize} bytes an element"),
-            ("elements", f"{self.elements:,}, {self.nbytes:,} bytes" + _readable(self.nbytes)),
+            ("elements", f"{self.elements:,}, {self.nbytes:,} bytes{readable}"),
             ("stride", f"{list_text(self.stride)} elements, {list_text(steps)} bytes"),
             ("offset", f"{self.offset:,} elements"),
             ("storage", storage),
@@ -180,8 +181,8 @@ class Strided:
     def __repr__(self) -> str:
         facts = self.facts()
         wide = max(len(name) for name, _ in facts)
-        return "\n".join([self.title, *(f"  {name:<{wide}}  {fact}" for name, fact in facts),
-                          *(f"  {each}" for each in self.notes)])  # fmt: skip
+        lines = (*(f"{name:<{wide}}  {fact}" for name, fact in facts), *self.notes)
+        return "\n  ".join([self.title, *lines])
 
     def drawing(self, most: int = 64) -> str:
         """The storage as boxes, and which of them each element is; a sentence where it holds more than ``most``.
@@ -198,7 +199,13 @@ class Strided:
           1  4
           2  5
         """
-        return _drawing(self, most)
+        size = self.storage_nbytes // self.itemsize
+        if size > most or self.elements > 4 * most:
+            return f"no drawing: the storage holds {size:,} elements, and {most} are drawn at most"
+        if not self.elements or not size:
+            return "no drawing: the tensor has no elements"
+        places = [self.place(index) for index in product(*map(range, self.shape))]
+        return "\n".join([*_boxes(self, size, places), *_grid(self, places)])
 
 
 @frozen
@@ -259,9 +266,8 @@ class Chain:
         return self.result.storage == self.start.storage
 
     def __repr__(self) -> str:
-        lines = [f"{self.start.title}, stride {list_text(self.start.stride)}, offset {self.start.offset}"]
-        for each in self.steps:
-            lines.append(f"  {each!r}")
+        start = f"{self.start.title}, stride {list_text(self.start.stride)}, offset {self.start.offset}"
+        lines = [start, *(f"  {step!r}" for step in self.steps)]
         if self.failure is not None:
             lines.append(f"  {self.failed} fails: {self.failure}")
         return "\n".join(lines)
@@ -271,48 +277,26 @@ def list_text(numbers: Sequence[int]) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
-def _readable(nbytes: int) -> str:
-    return f" ({format_nbytes(nbytes)})" if nbytes >= 1000 else ""
-
-
-def _drawing(tensor: Strided, most: int) -> str:
-    """The storage of a tensor as boxes, and the place of each element; a sentence where it holds more than ``most``."""
-    size = tensor.storage_nbytes // tensor.itemsize
-    if size > most or tensor.elements > 4 * most:
-        return f"no drawing: the storage holds {size:,} elements, and {most} are drawn at most"
-    if not tensor.elements or not size:
-        return "no drawing: the tensor has no elements"
-    places = [tensor.place(index) for index in product(*map(range, tensor.shape))]
-    return "\n".join([*_boxes(tensor, size, places), *_grid(tensor, places)])
-
-
 def _boxes(tensor: Strided, size: int, places: list[int]) -> list[str]:
     """Each element of the storage as a box that says which element of the tensor it is."""
     inside: dict[int, list[int]] = {}
     for number, place in enumerate(places):
         inside.setdefault(place, []).append(number)
-    text = {place: _numbers(numbers) for place, numbers in inside.items()}
+    # Few elements of one box are all named: 3, or 0,4; of more the first and the last: 0..3.
+    text = {
+        place: ("," if len(of) <= 2 else "..").join(map(str, of[:: max(1, len(of) - 1)]))
+        for place, of in inside.items()
+    }
     wide = max(2, len(str(size - 1)), *map(len, text.values())) + 2
     row = min(row_of(tensor, size), (WIDTH - 1) // (wide + 1))
-    lines = [f"the storage, {size} elements of {tensor.itemsize} bytes in memory order: above each box its",
-             "index, in it the number of the tensor's element, counted row by row"]  # fmt: skip
+    head = f"the storage, {size} elements of {tensor.itemsize} bytes in memory order: above each box its"
+    lines = [head, "index, in it the number of the tensor's element, counted row by row"]
     for start in range(0, size, row):
         here = range(start, min(start + row, size))
         rule = "+" + "+".join("-" * wide for _ in here) + "+"
         lines.append(" " + " ".join(str(place).rjust(wide - 1) + " " for place in here).rstrip())
         lines += [rule, "|" + "|".join(text.get(place, "").rjust(wide - 1) + " " for place in here) + "|", rule]
     return lines
-
-
-def _numbers(numbers: list[int]) -> str:
-    """Which elements one box is: all of them where they are few.
-
-    >>> _numbers([3]), _numbers([0, 4]), _numbers([0, 1, 2, 3])
-    ('3', '0,4', '0..3')
-    """
-    if len(numbers) <= 2:
-        return ",".join(map(str, numbers))
-    return f"{numbers[0]}..{numbers[-1]}"
 
 
 def row_of(tensor: Strided, size: int) -> int:
@@ -331,7 +315,7 @@ def _grid(tensor: Strided, places: list[int]) -> list[str]:
     wide = max(len(str(each)) for each in places)
     lines = ["the tensor, each element by its index in the storage"]
     if columns * (wide + 2) > WIDTH:
-        return [*lines, *_folded(places)]
+        return lines + _folded(places)
     block = rows * columns
     for number, index in enumerate(product(*map(range, tensor.shape[:-2]))):
         if index:
@@ -345,3 +329,64 @@ def _folded(places: list[int]) -> list[str]:
     wide = max(len(str(each)) for each in places) + 2
     room = WIDTH // wide
     return ["".join(str(each).rjust(wide) for each in places[at : at + room]) for at in range(0, len(places), room)]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor: dims of no element step as those of one.
+
+    >>> row_major((4, 8)), row_major((2, 0, 3)), row_major(())
+    ((8, 1), (3, 3, 1), ())
+    """
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.insert(0, steps[0] * max(size, 1))
+    return tuple(steps[: len(shape)])
+
+
+def in_order(shape: Sequence[int], dims: Sequence[int], least: int = 1) -> tuple[int, ...]:
+    """Strides without gaps where ``dims`` lists the dims, the quickest first; a dim of no element steps as ``least``.
+
+    >>> in_order((2, 3, 4, 5), (1, 3, 2, 0))
+    (60, 1, 15, 3)
+    """
+    stride, step = [0] * len(shape), 1
+    for dim in dims:
+        stride[dim] = step
+        step *= max(shape[dim], least)
+    return tuple(stride)
+
+
+def preserved(tensor: Strided) -> tuple[int, ...]:
+    """Strides of a new tensor that keeps the order of another's dims (torch.preserve_format).
+
+    >>> preserved(Strided("fp32", 4, (4, 3), (1, 8), 0, 96)), preserved(Strided("fp32", 4, (8, 4), (1, 0), 0, 32))
+    ((1, 4), (4, 1))
+    """
+    return tensor.stride if tensor.dense else in_order(tensor.shape, quickest_first(tensor))
+
+
+def quickest_first(tensor: Strided) -> list[int]:
+    """The dims of a tensor in the order in which torch's TensorIterator walks them."""
+    # It sorts by insertion (ATen/TensorIterator.cpp, reorder_dimensions), and a dim of stride 0 compares with none and
+    # is passed over, so that the result depends on the way of sorting.
+    order = [*reversed(range(len(tensor.shape)))]
+    for start in range(1, len(order)):
+        here = start
+        for before in reversed(range(start)):
+            compared = _compared(tensor, order[before], order[here])
+            if compared < 0:
+                break
+            if compared > 0:
+                order[before], order[here] = order[here], order[before]
+                here = before
+    return order
+
+
+def _compared(tensor: Strided, first: int, second: int) -> int:
+    """Below 0 where the first dim is the quicker one, above where it is the slower, 0 where neither."""
+    steps = tensor.stride[first], tensor.stride[second]
+    if 0 in steps:
+        return 0
+    if steps[0] != steps[1]:
+        return -1 if steps[0] < steps[1] else 1
+    return 1 if tensor.shape[first] > tensor.shape[second] else 0

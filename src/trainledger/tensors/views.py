@@ -12,8 +12,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.tensors.strided import Strided, list_text
-from trainledger.tensors.strides import row_major
+from trainledger.tensors.strided import Strided, list_text, row_major
 
 Outcome = tuple[Strided, str, str]
 Operation = Callable[..., Outcome]
@@ -182,13 +181,12 @@ def view_dtype(tensor: Strided, dtype: str, itemsize: int) -> Outcome:
     if old == itemsize:
         return same, "view", "the same bytes read as another format"
     if not tensor.shape:
-        raise CannotApply(f"cannot change the size of an element of a scalar: {old} to {itemsize} bytes",
-                          "unsqueeze(0) before it")  # fmt: skip
+        rule = f"cannot change the size of an element of a scalar: {old} to {itemsize} bytes"
+        raise CannotApply(rule, "unsqueeze(0) before it")
     if tensor.stride[-1] != 1:
-        raise CannotApply(
-            f"needs a last dim of stride 1 to read elements of {old} bytes as {itemsize}, and it has stride "
-            f"{tensor.stride[-1]}", f"contiguous() before it, a copy of {tensor.nbytes:,} bytes",
-        )  # fmt: skip
+        last = f"and it has stride {tensor.stride[-1]}"
+        rule = f"needs a last dim of stride 1 to read elements of {old} bytes as {itemsize}, {last}"
+        raise CannotApply(rule, f"contiguous() before it, a copy of {tensor.nbytes:,} bytes")
     if itemsize < old:
         ratio = old // itemsize
         shape = (*tensor.shape[:-1], tensor.shape[-1] * ratio)
@@ -196,10 +194,8 @@ def view_dtype(tensor: Strided, dtype: str, itemsize: int) -> Outcome:
         made = replace(same, shape=shape, stride=stride, offset=tensor.offset * ratio)
         return made, "view", f"the same bytes read as {ratio} elements each"
     ratio = itemsize // old
-    for what, value in (
-        ("a last dim", tensor.shape[-1]), ("an offset", tensor.offset),
-        *((f"a stride of dim {dim}", step) for dim, step in enumerate(tensor.stride[:-1])),
-    ):  # fmt: skip
+    strides = ((f"a stride of dim {dim}", step) for dim, step in enumerate(tensor.stride[:-1]))
+    for what, value in (("a last dim", tensor.shape[-1]), ("an offset", tensor.offset), *strides):
         if value % ratio:
             raise CannotApply(f"needs {what} that {ratio} divides to read {ratio} elements as one, and it is {value}")
     shape = (*tensor.shape[:-1], tensor.shape[-1] // ratio)
@@ -278,16 +274,16 @@ def squeeze(tensor: Strided, *dims: Any) -> Outcome:
 def unsqueeze(tensor: Strided, dim: Any) -> Outcome:
     at = dim_of(tensor, dim, 1)
     step = tensor.shape[at] * tensor.stride[at] if at < len(tensor.shape) else 1
-    return over(tensor, (*tensor.shape[:at], 1, *tensor.shape[at:]), (*tensor.stride[:at], step, *tensor.stride[at:]),
-                "inserts a dim of size 1")  # fmt: skip
+    shape, stride = (*tensor.shape[:at], 1, *tensor.shape[at:]), (*tensor.stride[:at], step, *tensor.stride[at:])
+    return over(tensor, shape, stride, "inserts a dim of size 1")
 
 
 def expand(tensor: Strided, *sizes: Any) -> Outcome:
     wanted, have = numbers(sizes), tensor.shape
     new = len(wanted) - len(have)
     if new < 0:
-        raise CannotApply(f"names {len(wanted)} sizes, and {tensor.title} has {len(have)} dims",
-                          list_text((*(-1 for _ in range(-new)), *wanted)))  # fmt: skip
+        near = list_text((*(-1 for _ in range(-new)), *wanted))
+        raise CannotApply(f"names {len(wanted)} sizes, and {tensor.title} has {len(have)} dims", near)
     shape, stride = list(wanted), [0] * len(wanted)
     for at in reversed(range(len(wanted))):
         dim, size = at - new, wanted[at]
@@ -297,8 +293,8 @@ def expand(tensor: Strided, *sizes: Any) -> Outcome:
         shape[at] = old if size == -1 else size
         if shape[at] != old and old != 1:
             works = [have[i - new] if i >= new and have[i - new] != 1 else size for i, size in enumerate(wanted)]
-            raise CannotApply(f"expands only dims of size 1, and dim {dim} of {tensor.title} has {old}",
-                              list_text(works))  # fmt: skip
+            rule = f"expands only dims of size 1, and dim {dim} of {tensor.title} has {old}"
+            raise CannotApply(rule, list_text(works))
         if shape[at] == old and dim >= 0:
             stride[at] = tensor.stride[dim]
         elif shape[at] == old and have:
@@ -331,8 +327,6 @@ def unflatten(tensor: Strided, dim: Any, *sizes: Any) -> Outcome:
     return over(tensor, shape, stride, f"dim {at} split into {len(parted)}")
 
 
-SHAPES: dict[str, Operation] = {
-    "transpose": transpose, "swapaxes": transpose, "swapdims": transpose, "t": t, "T": T, "mT": mT,
-    "permute": permute, "movedim": movedim, "moveaxis": movedim, "squeeze": squeeze, "unsqueeze": unsqueeze,
-    "expand": expand, "broadcast_to": expand, "unflatten": unflatten,
-}  # fmt: skip
+_SHAPES = (transpose, t, T, mT, permute, movedim, squeeze, unsqueeze, expand, unflatten)
+SHAPES: dict[str, Operation] = {operation.__name__: operation for operation in _SHAPES}
+SHAPES |= {"swapaxes": transpose, "swapdims": transpose, "moveaxis": movedim, "broadcast_to": expand}

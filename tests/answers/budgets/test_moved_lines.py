@@ -10,11 +10,10 @@ import torch
 from planted_changes import KEPT_OF_H, KEPT_OF_Y, MODEL, line_of, traced
 
 from trainledger.answers.budgets.check import compare
-from trainledger.answers.budgets.compare import Difference, Move, Row
+from trainledger.answers.budgets.compare import Difference, Move, Row, Tolerance
 from trainledger.answers.budgets.lockfile import Locked, read_lock, write_lock
 from trainledger.answers.budgets.summary import QUANTITIES, Place, Summary
 from trainledger.answers.budgets.target import Evaluation, Target
-from trainledger.answers.budgets.tolerance import Tolerance
 from trainledger.answers.pages.budget import checked, moved_at, table_of
 from trainledger.report.document import Content, Document, sections
 from trainledger.report.terminal import text

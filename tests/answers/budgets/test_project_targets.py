@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainledger.answers.budgets.compare import Tolerance
 from trainledger.answers.budgets.target import Target, named, targets_of_project
-from trainledger.answers.budgets.tolerance import Tolerance
 from trainledger.spec.problem import InvalidInput
 
 

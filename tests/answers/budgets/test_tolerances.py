@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from trainledger.answers.budgets.compare import Row
-from trainledger.answers.budgets.tolerance import Tolerance, read_amount, read_flags, read_tolerances
+from trainledger.answers.budgets.compare import Row, Tolerance, read_amount, read_flags, read_tolerances
 from trainledger.spec.problem import InvalidInput
 
 

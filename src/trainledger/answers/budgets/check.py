@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainledger.answers.budgets.compare import MORE, Difference, edited_lines, moves_of, rows_of
+from trainledger.answers.budgets.compare import MORE, Difference, Tolerance, edited_lines, moves_of, rows_of
 from trainledger.answers.budgets.lockfile import LOCK, Locked, read_lock, write_lock
 from trainledger.answers.budgets.summary import PLACED, Sources, Summary
 from trainledger.answers.budgets.target import PROJECT, Evaluation, Target, evaluate, named, targets_of_project
-from trainledger.answers.budgets.tolerance import Tolerance
 from trainledger.spec.durable import held
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import check_target
@@ -55,9 +54,8 @@ def lock(
     if names:
         wanted = {name: _target(name, project, own, fields or {}) for name in names}
     else:
-        wanted = {**{name: target for name, (target, _) in project.items()}, **{
-            name: target for name, target in own.items() if _is_there(target, root)
-        }}  # fmt: skip
+        wanted = {name: target for name, (target, _) in project.items()}
+        wanted |= {name: target for name, target in own.items() if _is_there(target, root)}
         if not wanted and (root / _DEFAULT_RUN).is_file():
             wanted = {_DEFAULT_RUN: named(_DEFAULT_RUN, {})}
     if not wanted:

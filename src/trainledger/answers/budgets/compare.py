@@ -4,14 +4,154 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
+from fractions import Fraction
+from typing import Any, TypeVar
 
-from trainledger.answers.budgets.summary import QUANTITIES, Collectives, Place, Sources, Summary
-from trainledger.answers.budgets.tolerance import Tolerance, Tolerances
+from trainledger.answers.budgets.summary import PLACED, QUANTITIES, Collectives, Place, Sources, Summary
 from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.units import NotAQuantity, parse_count, parse_nbytes, parse_number
+
+
+@frozen
+class Tolerance:
+    """A tolerance: ``share`` of what is locked, or an ``amount`` of the quantity's own unit."""
+
+    share: Fraction = Fraction(0)
+    amount: int = 0
+
+    def of(self, locked: int) -> int:
+        """The most that a quantity may be above what is locked.
+
+        >>> Tolerance(share=Fraction("0.01")).of(1050), Tolerance(amount=64).of(1050), Tolerance().of(1050)
+        (10, 64, 0)
+        """
+        return int(self.share * abs(locked)) + self.amount
+
+
+Tolerances = Mapping[str, Tolerance]
+Amount = int | float | str
+
+
+def read_tolerances(data: object, field: str) -> dict[str, Tolerance]:
+    """Tolerances from plain data such as ``{"peak": "1%", "kept": "64MB", "flops": 1000}``; raises `InvalidInput`."""
+    if not isinstance(data, Mapping):
+        rule = 'must be a table such as { peak = "1%", kept = "64MB" }'
+        raise InvalidInput([Problem(field, data, rule)])
+    problems: list[Problem] = []
+    allowed = {}
+    for name, value in data.items():
+        if name not in QUANTITIES:
+            rule = f"is not a quantity; there are {', '.join(QUANTITIES)}"
+            problems.append(Problem(f"{field}.{name}", value, rule, nearest_text(str(name), QUANTITIES)))
+            continue
+        try:
+            allowed[name] = _read(value, QUANTITIES[name][1])
+        except (NotAQuantity, ValueError) as error:
+            rule = error.rule if isinstance(error, NotAQuantity) else str(error)
+            problems.append(Problem(f"{field}.{name}", value, rule))
+    if problems:
+        raise InvalidInput(problems)
+    return allowed
+
+
+def read_flags(texts: Iterable[str]) -> dict[str, Tolerance]:
+    """Tolerances from texts such as ``peak=1%``; raises `InvalidInput`."""
+    given: dict[str, Any] = {}
+    for each in texts:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InvalidInput([Problem("--allow", each, "is written QUANTITY=TOLERANCE", "peak=1%")])
+        given[name.strip()] = value.strip()
+    return read_tolerances(given, "--allow")
+
+
+def read_amount(value: object, unit: str) -> int:
+    """An amount of a quantity: a whole number, or a text such as ``"1.2GB"`` or ``"3T"``; raises ValueError."""
+    if isinstance(value, str):
+        return (
+            parse_nbytes(value) if unit == "nbytes" else parse_count(_without_unit(value) if unit == "flops" else value)
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300 or value != int(value):
+        example = '"1.2GB"' if unit == "nbytes" else '"3T"'
+        raise ValueError(f"must be a whole number from 0, or a text such as {example}")
+    return int(value)
+
+
+def _read(value: object, unit: str) -> Tolerance:
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        parse_number(value)
+        share = Fraction(value.rstrip().removesuffix("%").strip().replace("_", "").replace(",", "")) / 100
+        if share < 0:
+            raise ValueError("must not be negative")
+        return Tolerance(share=share)
+    amount = read_amount(value, unit)
+    if amount < 0:
+        raise ValueError("must not be negative")
+    return Tolerance(amount=amount)
+
+
+def _without_unit(text: str) -> str:
+    """FLOPs may be written with their unit: ``3 TFLOP``."""
+    lower = text.rstrip().lower()
+    return text.rstrip()[: -len("flop")] if lower.endswith("flop") else text
+
+
+@frozen
+class Limit:
+    """A quantity with the most that it may be."""
+
+    quantity: str
+    most: int
+    now: int
+
+    @property
+    def is_met(self) -> bool:
+        return self.now <= self.most
+
+
+def read_limits(amounts: Mapping[str, Amount | None]) -> dict[str, int]:
+    """The amounts of a budget as numbers, those left out that are None; raises `InvalidInput`.
+
+    >>> read_limits({"peak": "1.2GB", "flops": "3T", "kept": None})
+    {'peak': 1200000000, 'flops': 3000000000000}
+    """
+    limits = {}
+    for quantity, amount in amounts.items():
+        if amount is None:
+            continue
+        try:
+            limits[quantity] = read_amount(amount, QUANTITIES[quantity][1])
+        except ValueError as error:
+            raise InvalidInput([Problem(quantity, amount, getattr(error, "rule", str(error)))]) from None
+    return limits
+
+
+def limits_of(found: Summary, limits: Mapping[str, int]) -> list[Limit]:
+    """A step's figures with their limits; of what is split by kind, the sum."""
+    return [Limit(quantity, most, _total(found, quantity)) for quantity, most in limits.items()]
+
+
+def _total(found: Summary, quantity: str) -> int:
+    if quantity in found.totals:
+        return found.totals[quantity]
+    if quantity == "uncounted":
+        return sum(found.uncounted.values())
+    return sum(each.count if quantity == "collectives" else each.payload for each in found.collectives.values())
+
+
+def largest(found: Summary, quantity: str) -> list[tuple[int, Place]]:
+    """The places at which most of a quantity arises, the largest first; [] where no place is known of it."""
+    if quantity not in PLACED:
+        return []
+    amounts = [(each.amount(quantity), each) for each in found.places if each.amount(quantity)]
+    return sorted(amounts, key=lambda each: (-each[0], each[1].key))
+
 
 SAME, WITHIN, MORE, LESS = "same", "within", "more", "less"
 _EXACT = Tolerance()
 _NONE = Collectives(0, 0)
+_T = TypeVar("_T")
 
 
 @frozen
@@ -100,15 +240,12 @@ def rows_of(locked: Summary, now: Summary, allowed: Tolerances) -> tuple[Row, ..
         if name in now.totals:
             rows.append(row(name, title, locked.totals[name], now.totals[name]))
         if name == "peak":
-            for category in _either(locked.peak, now.peak):
-                before, after = locked.peak.get(category, 0), now.peak.get(category, 0)
+            for category, before, after in _pairs(locked.peak, now.peak, 0):
                 rows.append(Row(name, category, before, after, part="peak"))
-    for kind in _either(locked.collectives, now.collectives):
-        before_, after_ = locked.collectives.get(kind, _NONE), now.collectives.get(kind, _NONE)
-        rows.append(row("collectives", kind, before_.count, after_.count))
-        rows.append(row("payload", f"{kind}, bytes", before_.payload, after_.payload))
-    for operation in _either(locked.uncounted, now.uncounted):
-        before, after = locked.uncounted.get(operation, 0), now.uncounted.get(operation, 0)
+    for kind, sent_before, sent in _pairs(locked.collectives, now.collectives, _NONE):
+        rows.append(row("collectives", kind, sent_before.count, sent.count))
+        rows.append(row("payload", f"{kind}, bytes", sent_before.payload, sent.payload))
+    for operation, before, after in _pairs(locked.uncounted, now.uncounted, 0):
         rows.append(row("uncounted", f"without a rule: {operation}", before, after))
     return tuple(rows)
 
@@ -134,8 +271,8 @@ def _move(quantity: str, before: Place | None, after: Place | None) -> Move | No
 
 
 def _operations(before: Place | None, after: Place | None, grew: bool) -> tuple[str, ...]:
-    was, is_now = (dict(() if each is None else each.kept) for each in (before, after))
-    changes = {name: is_now.get(name, 0) - was.get(name, 0) for name in {**was, **is_now}}
+    was, is_now = (dict(() if place is None else place.kept) for place in (before, after))
+    changes = {name: now - earlier for name, earlier, now in _pairs(was, is_now, 0)}
     moved = [name for name, change in changes.items() if change and (change > 0) == grew]
     return tuple(sorted(moved, key=lambda name: (-abs(changes[name]), name)))
 
@@ -153,8 +290,8 @@ def paired(locked: Iterable[Place], now: Iterable[Place]) -> Iterator[tuple[Plac
     before, after = _by_where(locked), _by_where(now)
     left: list[Place] = []
     right: list[Place] = []
-    for where in _either(before, after):
-        old, new = before.get(where, []), after.get(where, [])
+    none: list[Place] = []
+    for _, old, new in _pairs(before, after, none):
         matcher = SequenceMatcher(None, [each.text for each in old], [each.text for each in new], autojunk=False)
         for _, i, i_end, j, j_end in matcher.get_opcodes():
             count = min(i_end - i, j_end - j)
@@ -171,8 +308,8 @@ def paired(locked: Iterable[Place], now: Iterable[Place]) -> Iterator[tuple[Plac
 
 def _by_where(places: Iterable[Place]) -> dict[str, list[Place]]:
     found: dict[str, list[Place]] = {}
-    for each in places:
-        found.setdefault(each.where, []).append(each)
+    for place in places:
+        found.setdefault(place.where, []).append(place)
     return found
 
 
@@ -192,5 +329,5 @@ def edited_lines(locked: Summary, now: Summary, sources: Sources, first: Iterabl
     return tuple(edited)
 
 
-def _either(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    return list(dict.fromkeys([*one, *other]))
+def _pairs(one: Mapping[str, _T], other: Mapping[str, _T], none: _T) -> list[tuple[str, _T, _T]]:
+    return [(name, one.get(name, none), other.get(name, none)) for name in dict.fromkeys([*one, *other])]

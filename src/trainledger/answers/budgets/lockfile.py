@@ -145,10 +145,8 @@ def _locked(fields: object, at: str) -> Locked:
         rule = "is missing" if name in TOTALS else "is not a total of a lock"
         raise InvalidInput([Problem(f"{at}.totals.{name}", None, rule)])
     places = tuple(_place(key, line) for key, line in (figures.places or {}).items())
-    return Locked(target, figures.versions, Summary(
-        totals=figures.totals, peak=figures.peak or {}, collectives=figures.collectives or {},
-        uncounted=figures.uncounted or {}, places=places, functions=figures.functions or {},
-    ))  # fmt: skip
+    kinds = figures.peak or {}, figures.collectives or {}, figures.uncounted or {}
+    return Locked(target, figures.versions, Summary(figures.totals, *kinds, places, figures.functions or {}))
 
 
 def _negative(value: object, at: str = "") -> Iterator[tuple[str, int]]:
@@ -179,10 +177,10 @@ def to_toml(targets: Mapping[str, Locked]) -> str:
         lines.append(f"versions = {_value(locked.versions)}")
         places = {each.key: _line(each) for each in summary.places}
         collectives = {kind: vars(each) for kind, each in summary.collectives.items()}
-        for section, table in (
-            ("totals", summary.totals), ("peak", dict(sorted(summary.peak.items()))), ("collectives", collectives),
-            ("uncounted", summary.uncounted), ("places", places), ("functions", summary.functions),
-        ):  # fmt: skip
+        peak = dict(sorted(summary.peak.items()))
+        sections: dict[str, Mapping[str, Any]] = {"totals": summary.totals, "peak": peak, "collectives": collectives}
+        sections |= {"uncounted": summary.uncounted, "places": places, "functions": summary.functions}
+        for section, table in sections.items():
             if table:
                 lines += ["", f"[{at}.{section}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"

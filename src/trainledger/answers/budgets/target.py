@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainledger.answers.budgets.compare import Tolerance, read_tolerances
 from trainledger.answers.budgets.summary import Summary, operation, summarize
-from trainledger.answers.budgets.tolerance import Tolerance, read_tolerances
 from trainledger.spec.device import KERNELS
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import NO_FIELD, from_plain
@@ -25,10 +25,7 @@ _VERSIONED = ("torch", "transformers")  # libraries whose versions may move a fi
 CLOSED_FORM, TRACE = "closed form", "trace"
 PROJECT = "pyproject.toml"
 _OF_RUN = ("set", "by")
-_OF_CODE = (
-    "input", "label", "step", "loss", "dtype", "autocast", "kernels", "checkpointing", "grad_accum", "first_step",
-    "world_size", "rank",
-)  # fmt: skip
+_OF_CODE = "input label step loss dtype autocast kernels checkpointing grad_accum first_step world_size rank"
 _OF_ONE_DEVICE = ("dtype", "autocast", "checkpointing", "grad_accum")  # a program of many ranks does these itself
 _KINDS = ("run", "module", "hf")
 _LISTS = ("set", "input", "checkpointing")
@@ -70,7 +67,7 @@ class Target:
             rule = 'must be one of run = "run.toml", module = "package.module:build" and hf = "config.json"'
             yield Problem(" and ".join(kinds) or "run, module or hf", None, rule)
             return
-        theirs, kind = (_OF_CODE, "module or hf") if self.run else (_OF_RUN, "run")
+        theirs, kind = (_OF_CODE.split(), "module or hf") if self.run else (_OF_RUN, "run")
         yield from self._given(theirs, f"is for a target with {kind}")
         if self.world_size and self.module:
             yield from self._given(_OF_ONE_DEVICE, "is decided by a program of many ranks itself")
@@ -285,11 +282,8 @@ def _traced(target: Target) -> Ledger:
 
     given = ("hf", "label", "loss", "step", "dtype", "autocast", "world_size")
     words: dict[str, Any] = {name: getattr(target, name) or None for name in given}
-    ledger, _ = trace_named(
-        target.module, input=target.input, kernels=target.kernels or "cpu", checkpointing=target.checkpointing,
-        grad_accum=target.grad_accum, first_step=target.first_step, rank=target.rank, field="--module",
-        **words,
-    )  # fmt: skip
+    words |= {name: getattr(target, name) for name in ("input", "checkpointing", "grad_accum", "first_step", "rank")}
+    ledger, _ = trace_named(target.module, kernels=target.kernels or "cpu", field="--module", **words)
     return ledger
 
 

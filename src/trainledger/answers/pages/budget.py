@@ -7,10 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from trainledger.answers.budgets.check import Written
-from trainledger.answers.budgets.compare import LESS, MORE, WITHIN, Difference, Move, Row, label
+from trainledger.answers.budgets.compare import LESS, MORE, WITHIN, Difference, Limit, Move, Row, label, largest
 from trainledger.answers.budgets.lockfile import Locked
 from trainledger.answers.budgets.summary import QUANTITIES, Summary
-from trainledger.answers.budgets.tolerance import Limit, largest
 from trainledger.answers.pages.plain_data import plain
 from trainledger.report.document import Amount, Cell, Content, Document, Table, section, sections, shown, signed
 from trainledger.report.table import WIDTH

@@ -10,8 +10,7 @@ from trainledger.report.chart import COLOURS, Axis, Chart, Line
 from trainledger.report.document import Table
 from trainledger.spec.dtypes import FORMATS, NumberFormat, Rounded
 from trainledger.spec.units import ceil_div
-from trainledger.tensors.blocks import InBlock
-from trainledger.tensors.number import WHOLE, Whole
+from trainledger.tensors.number import WHOLE, InBlock, Whole
 
 COLUMNS = 32  # bits in a row of cells
 SIGN, EXPONENT, MANTISSA, INTEGER = "sign", "exponent", "mantissa", "integer"

@@ -10,8 +10,7 @@ from typing import Any
 from trainledger.answers.pages.plain_data import named
 from trainledger.report.document import Content, Document, Section, Table, section, sections
 from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, NumberFormat, Rounded
-from trainledger.tensors.blocks import InBlock
-from trainledger.tensors.number import TF32, WHOLE, Whole, overflows_from, zero_up_to
+from trainledger.tensors.number import TF32, WHOLE, InBlock, Whole, overflows_from, zero_up_to
 
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
 _SPECIALS = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}

@@ -14,8 +14,8 @@ from trainledger.tensors.strided import list_text
 
 if TYPE_CHECKING:
     from trainledger.tensors.einops import Rearranged
+    from trainledger.tensors.einsum import Tensor
     from trainledger.tensors.strided import Chain, Strided
-    from trainledger.tensors.tensor import Tensor
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
 _STRIDED = "dtype shape offset storage storage_nbytes elements nbytes contiguous memory_format"

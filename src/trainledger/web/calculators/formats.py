@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from trainledger.answers.pages import formats as report
 from trainledger.answers.pages.format_figures import bits_chart, bits_table, steps_chart, uses_table
 from trainledger.spec.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
-from trainledger.tensors.blocks import InBlock, formats_and_blocks, in_block, is_format
 from trainledger.tensors.number import (
     FAMILIES,
     SHOWN,
     WHOLE,
+    InBlock,
     Whole,
+    formats_and_blocks,
+    in_block,
+    is_format,
     known_format,
     overflows_from,
     read_number,
@@ -175,7 +178,7 @@ def _words(query: Query, number: float | None, inside: Sequence[InBlock]) -> tup
 
 
 def _python(query: Query, named: Sequence[str], number: float | None) -> str:
-    lines = ["from trainledger.tensors.blocks import formats_and_blocks, in_block", ""]
+    lines = ["from trainledger.tensors.number import formats_and_blocks, in_block", ""]
     lines += [f"formats, blocks = formats_and_blocks({list(named)!r})"]
     if number is None:
         return "\n".join([*lines, "print(*formats, sep=chr(10))"])

@@ -16,9 +16,8 @@ from trainledger.spec.device import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import counted, format_flops_per_second, format_percent, format_seconds, parse_count
 from trainledger.tensors import einsum as einsums
-from trainledger.tensors.einsum import Einsum
+from trainledger.tensors.einsum import Einsum, read_shape
 from trainledger.tensors.number import known_format
-from trainledger.tensors.tensor import read_shape
 from trainledger.web.calculator import PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of
 

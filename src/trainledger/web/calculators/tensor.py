@@ -17,9 +17,9 @@ from trainledger.report.table import sentence
 from trainledger.spec.dtypes import FORMATS, OTHER_NBYTES
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.chain import chain, places, read_index
+from trainledger.tensors.einsum import Tensor, read_shape
 from trainledger.tensors.number import known_format
 from trainledger.tensors.strided import Chain, Strided, list_text
-from trainledger.tensors.tensor import Tensor, read_shape
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
 from trainledger.web.field import Field, Query, one_of
 
@@ -158,7 +158,7 @@ def _words(query: Query, index: Sequence[int] | None) -> tuple[str, ...]:
 
 def _python(query: Query) -> str:
     return (
-        "from trainledger.tensors.chain import chain\nfrom trainledger.tensors.tensor import read_tensor\n\n"
+        "from trainledger.tensors.chain import chain\nfrom trainledger.tensors.einsum import read_tensor\n\n"
         f"print(chain(read_tensor({_named(query)!r}), {query['operations']!r}))"
     )
 
