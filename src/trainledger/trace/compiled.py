@@ -105,7 +105,8 @@ def compiled_runs_eagerly() -> Iterator[None]:
 def modes_unseen() -> Iterator[None]:
     """Dynamo does not see the dispatch modes that are active, for which it would run everything eagerly."""
     before = getattr(dispatch, _FLAG, None)
-    if before is None or not hasattr(dispatch, _SET_FLAG):  # a version that looks at the modes themselves
+    # A version that looks at the modes themselves
+    if before is None or not hasattr(dispatch, _SET_FLAG):
         yield
         return
     setattr(dispatch, _FLAG, False)
@@ -204,7 +205,8 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
     breaks = len(internal("breaks"))
     with ExitStack() as stack:
         for _, each in compiled_parts(model):
-            if each._compiled_call_impl is None:  # of torch.compile: a module around the one that is compiled
+            # Of torch.compile: a module around the one that is compiled
+            if each._compiled_call_impl is None:
                 stack.enter_context(replaced(each, "forward", _without_hooks))
             else:
                 stack.enter_context(replaced(each, "_compiled_call_impl", _without_hooks))

@@ -141,7 +141,8 @@ def _flops(node: Any) -> int:
         return 0
     name = func._schema.name
     if name == "prims::convert_element_type" or name.startswith(("prims::inductor", "prims::iota")):
-        return 0  # as a cast, a draw and an arange are elsewhere
+        # As a cast, a draw and an arange are elsewhere
+        return 0
     outs = out if isinstance(out, (list, tuple)) else [out]
     values = [*outs, *(each.meta.get("val") for each in node.all_input_nodes)]
     sizes = [each.numel() for each in values if isinstance(each, torch.Tensor)]

@@ -28,7 +28,8 @@ REPEATING = (
     "kind",
     "nothing",
 )  # what inserted entries must have in common with those before, the strictest first
-MICRO_BATCHES = 4  # enough to see how all but the first ones go
+# Enough to see how all but the first ones go
+MICRO_BATCHES = 4
 _AHEAD = 256  # entries after a difference that are compared to find its cause
 
 
@@ -185,7 +186,8 @@ def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Extra
         base = tuple(rounds for _ in whole)
         grown = [tuple(each + (number == part) for number, each in enumerate(base)) for part in range(len(base))]
         longer = tuple(each + MORE for each in base)
-        for repeating in REPEATING:  # what a wrong guess gives does not come out for the longer model
+        # What a wrong guess gives does not come out for the longer model
+        for repeating in REPEATING:
             extrapolated = extrapolate(at(base), [at(each) for each in grown], base, stars, repeating=repeating)
             if extrapolated is not None and extrapolated.proves(at(longer), longer):
                 return extrapolated

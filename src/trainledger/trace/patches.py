@@ -27,7 +27,8 @@ def around(function: Callable[..., Any]) -> Made:
     """A function that is called with what the name meant, and then the arguments."""
 
     def made(before: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(before)  # some programs look at signatures
+        # Some programs look at signatures
+        @wraps(before)
         def called(*args: Any, **kwargs: Any) -> Any:
             return function(before, *args, **kwargs)
 
@@ -59,7 +60,8 @@ def replaced(owner: Any, name: str, made: Made, *, needed: bool = True) -> Itera
         yield
         return
     own = name in vars(owner) if hasattr(owner, "__dict__") else False
-    before = vars(owner)[name] if own else getattr(owner, name)  # a classmethod is kept as one
+    # A classmethod is kept as one
+    before = vars(owner)[name] if own else getattr(owner, name)
     setattr(owner, name, made(getattr(owner, name)))
     try:
         yield

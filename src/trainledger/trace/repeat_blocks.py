@@ -47,7 +47,7 @@ class Probe:
     def __init__(self, model: nn.Module, found: Found) -> None:
         self._model = model
         self._found = found
-        self._answers: dict[Any, _Answer] = {}
+        self.answers: dict[Any, _Answer] = {}
         self._ran: dict[Any, tuple[Any, ...]] = {}
         self._calls: dict[Any, int] = {}
         self.reads_place = found.hidden
@@ -65,10 +65,13 @@ class Probe:
                     stack.enter_context(replaced(block, "forward", call.instead_of))
             for owner, name in self._found.by_place:
                 if hasattr(owner, name):
-                    self.reads_place = True  # the class has something of that name: reads of it cannot be watched
+                    # The class has something of that name: reads of it cannot be watched
+                    self.reads_place = True
                 else:
                     setattr(owner, name, _watched(name, partial(setattr, self, "reads_place", True)))
                     stack.callback(delattr, owner, name)
+            around.attribution.follow()
+            stack.callback(around.attribution.leave)
             stack.enter_context(around)
             forward()
         return Ledger(tuple(around.entries))
@@ -77,15 +80,12 @@ class Probe:
         """A number for a way of calling a block."""
         return self._calls.setdefault(call, len(self._calls))
 
-    def answer(self, call: Any) -> _Answer | None:
-        return None if self.reads_place else self._answers.get(call)
-
     def learn(self, call: Any, answer: _Answer | None, ran: tuple[Any, ...]) -> None:
         """What a block of a kind did when called in some way, which is what all of them do."""
         if self._ran.setdefault(call, ran) != ran:
             raise NotAlikeError("one of them runs other operations than those before it")
         if answer is not None:
-            self._answers[call] = answer
+            self.answers[call] = answer
 
 
 class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -99,16 +99,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known: dict[int, str] = {}  # other objects that it took
         self.objects: list[Any] = []
         self.alive: list[Any] = []
-        self._attribution = Attribution(model, None, lambda *_: None)
-
-    def __enter__(self) -> _Around:
-        self._attribution.follow()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._attribution.leave()
+        self.attribution = Attribution(model, None, lambda *_: None)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,7 +111,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.inside is not None:
             self.inside.append((func, made))
         else:
-            path = self._attribution.path("forward")
+            path = self.attribution.path("forward")
             sizes = tuple(size for shape, _ in made for size in shape)
             formats = str([(len(shape), dtype) for shape, dtype in made])
             self.entries.append(Entry(str(func), path, "forward", "", shape=sizes, source=formats))
@@ -150,7 +141,7 @@ class _Call:
         around.objects = []
         call = (self._stack.path, self._kind, torch.is_grad_enabled(), _call_of((args, kwargs), "", around, given))
         around.entries.append(Entry("call", self._path, "forward", "", source=str(probe.number(call))))
-        answer = probe.answer(call)
+        answer = None if probe.reads_place else probe.answers.get(call)
         if answer is not None:
             around.inside = []
             out = answer(dict(given))
@@ -239,7 +230,8 @@ def _like(tensor: Tensor) -> _Answer:
 
     def made(tensors: Mapping[str, Tensor]) -> Tensor:
         new = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        return new.requires_grad_() * 1 if learns else new  # as a leaf it could not be changed in place
+        # As a leaf it could not be changed in place
+        return new.requires_grad_() * 1 if learns else new
 
     return made
 

@@ -258,7 +258,8 @@ class Stack:
         after = self.first + self.count * self.size
         pattern = self.kinds[self.first : self.first + self.size]
         while after < len(self.kinds) and self.kinds[after] == pattern[(after - self.first) % self.size]:
-            after += 1  # a round that is not whole ends the run; the one before may as well
+            # A round that is not whole ends the run; the one before may as well
+            after += 1
         removed = (self.count - rounds) * self.size
         return [*range(after - removed), *range(after, len(self.kinds))]
 

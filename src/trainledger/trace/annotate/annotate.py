@@ -241,7 +241,8 @@ def _alone(
     stack: ExitStack, note: Callable[[str], object], before: Callable[..., None], *args: Any, **kwargs: Any
 ) -> None:
     """A program that begins a process group is the only rank of it."""
-    from trainledger.trace.distributed.world import process_groups  # most of torch.distributed, which few programs need
+    # Most of torch.distributed, which few programs need
+    from trainledger.trace.distributed.world import process_groups
 
     size = int(kwargs.get("world_size", -1))
     size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))

@@ -150,7 +150,8 @@ class Conversions:
     ) -> None:
         """A tensor was copied, for whatever reason."""
         if why == DTYPE and before.dtype in _HALVES and after.dtype == torch.float32 and before.dim() > 1:
-            key = (line, expression, tuple(before.shape))  # a call of a library may convert many tensors
+            # A call of a library may convert many tensors
+            key = (line, expression, tuple(before.shape))
             upcast = self.upcasts.setdefault(key, Copy(line, expression, [before], after))
             upcast.count(made.nbytes)
             self._upcast[made] = upcast

@@ -78,7 +78,8 @@ class Graph:
 
     def look(self) -> None:
         """See which past steps' nodes are alive."""
-        past = self.steps - 1  # nodes with a number before its end are of past steps
+        # Nodes with a number before its end are of past steps
+        past = self.steps - 1
         before = self._ends[past - 1] if past > 0 else 0
         steps: set[int] = set()
         old: list[tuple[Storage, weakref.ref[Tensor]]] = []

@@ -167,8 +167,10 @@ class _Running:
             return
         first, last = shape.blocks.get(statement, (0, 0))
         if before and first <= before <= last:
-            return  # a with statement is left
-        again = now == before and shape.loops.get(now, (0, 0))[0] == now  # a loop on one line
+            # A with statement is left
+            return
+        # A loop on one line
+        again = now == before and shape.loops.get(now, (0, 0))[0] == now
         if again or not before or statement != shape.first.get(before, before):
             self.runs.runs[self.file, statement] += 1
         if self.open or statement in shape.loops:

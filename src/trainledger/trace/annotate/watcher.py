@@ -288,7 +288,8 @@ class Steps:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.in_step:
-            return  # it began before it was followed
+            # It began before it was followed
+            return
         self.in_step = False
         self._watcher.gradients.after_step(self._gradients(optimizer))
         self.end_step()

@@ -82,7 +82,8 @@ def name_groups(mesh: DeviceMesh) -> None:
         try:
             AXES.setdefault(mesh.get_group(axis).group_name, axis)
         except (RuntimeError, KeyError, AssertionError, AttributeError):
-            continue  # a mesh without groups of its own
+            # A mesh without groups of its own
+            continue
 
 
 def collective_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Collective:
@@ -91,7 +92,8 @@ def collective_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     kind, place = _KINDS.get(name, (name.strip("_"), 0))
     message = () if kind == "barrier" else out if place is None else args[place]
     group = _group_of(func, args, kwargs)
-    asynchronous = _argument(func, args, kwargs, "async_op")  # functional ones have none, and are waited for
+    # Functional ones have none, and are waited for
+    asynchronous = _argument(func, args, kwargs, "async_op")
     return Collective(
         name=kind,
         payload=sum(each.nbytes for each in tensors_in(message)),

@@ -85,7 +85,8 @@ class Messages:
                 objects[:] = take(sender, EVERYONE)
 
         def gather(objects: Any, value: Any, group: Any = None) -> None:
-            objects[:] = [value] * len(objects)  # assuming that every rank has the same
+            # Assuming that every rank has the same
+            objects[:] = [value] * len(objects)
 
         functions: dict[str, Any] = {"send_object_list": send, "recv_object_list": receive}
         functions |= {"broadcast_object_list": broadcast, "all_gather_object": gather}

@@ -105,7 +105,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.phases.begin("forward")
         collective = collective_of(func, args, kwargs, out) if operator_of(func).kind == "collective" else None
         if collective is not None and collective.name == "recv":
-            self.resident(tensors_in(args), COMMUNICATION)  # buffers that are there for what arrives
+            # Buffers that are there for what arrives
+            self.resident(tensors_in(args), COMMUNICATION)
         event = super()._record(func, args, kwargs, out, *measured)
         if event is None:
             if func._schema.name == _GATHER_COPY_IN:
@@ -150,7 +151,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         event.facts |= {"payload": payload if collective.ranks > 1 else 0, "written": written}
         event.facts["overlap"] = "compute" if overlaps else ""
         if collective.name == "all_to_all" and any(isinstance(each, list) and each for each in args[1:]):
-            event.facts["basis"] = "assumed"  # what others send this rank depends on their data
+            # What others send this rank depends on their data
+            event.facts["basis"] = "assumed"
         if made:
             for each in tensors_in(out):
                 self._unwaited[each.untyped_storage()._cdata] = len(self.events) - 1

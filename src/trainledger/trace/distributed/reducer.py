@@ -141,7 +141,8 @@ class Reducer:
         bucket, parameter = self._bucket_of[index], self._parameters[index]
         view = bucket.views[index]
         if index not in bucket.waits_for:
-            return  # a second gradient in one backward, which torch refuses unless the graph is static
+            # A second gradient in one backward, which torch refuses unless the graph is static
+            return
         with torch.no_grad():
             if parameter.grad is None:
                 view.zero_()

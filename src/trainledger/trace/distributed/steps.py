@@ -81,7 +81,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward, clip = around(partial(self._during, "backward")), around(partial(self._during, "clip"))
         enter(replaced(torch.autograd, "backward", backward))
         enter(replaced(torch.autograd, "grad", backward))
-        unseen = inside(self._unseen)  # DTensor runs an operator on fake tensors of the whole size, to know its shape
+        # DTensor runs an operator on fake tensors of the whole size, to know its shape
+        unseen = inside(self._unseen)
         for owner, names, made in (
             (clip_grad, ("_get_total_norm", "_clip_grads_with_norm_"), clip),
             (ShardingPropagator, ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"), unseen),
@@ -106,19 +107,22 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         recorder = self.recorder
-        if func is _WAIT:  # its rule for fake tensors makes a new one; in truth it gives back what it waits for
+        # Its rule for fake tensors makes a new one; in truth it gives back what it waits for
+        if func is _WAIT:
             if recorder is not None:
                 recorder.waited(args[0])
             return args[0]
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self._assume(func, args)
-        if not isinstance(func, OpOverload):  # an operator that calls others
+        # An operator that calls others
+        if not isinstance(func, OpOverload):
             if recorder is None:
                 return func(*args, **(kwargs or {}))
             return recorder.__torch_dispatch__(func, types, args, kwargs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return run_on_parts(func, args, kwargs or {}, partial(dispatching, self))
-        if func in COUNTS and recorder is not None:  # of tokens by the expert they are routed to
+        # Of tokens by the expert they are routed to
+        if func in COUNTS and recorder is not None:
             self._counted.setdefault(self._assumed.line())
         if recorder is not None:
             out = recorder.__torch_dispatch__(func, types, args, kwargs)

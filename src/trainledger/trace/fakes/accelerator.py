@@ -71,7 +71,8 @@ class _OnCpu(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         if func == _IS_CUDA and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
-            return True  # a kernel of the program's own wants to know it before it is launched
+            # A kernel of the program's own wants to know it before it is launched
+            return True
         if name == "cuda":
             return args[0].to("cpu")
         if kwargs and is_gpu(kwargs.get("device")):
@@ -162,7 +163,8 @@ class Accelerator(TorchFunctionMode):
             other = kwargs.pop("other")
             device, kwargs["dtype"] = self._device_like(other), other.dtype
         if device is not None and not is_gpu(device) and _asked_by_torch():
-            device = None  # the CPU is what C++ knows the tensor to be on
+            # The CPU is what C++ knows the tensor to be on
+            device = None
         if device is not None and is_gpu(device) != self.holds(tensor):
             self._moving = True
             try:

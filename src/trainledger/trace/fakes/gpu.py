@@ -194,7 +194,8 @@ def gpu_answers(gpu: Gpu) -> Iterator[None]:
     ]
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     if flex is not None:
-        patches.append((flex, "_validate_device", answering(None)))  # which refuses a backward on CPUs
+        # Which refuses a backward on CPUs
+        patches.append((flex, "_validate_device", answering(None)))
     with all_replaced(*patches):
         yield
 
@@ -284,7 +285,8 @@ def _first(meanwhile: Any, before: Any) -> Any:
 def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
     """``torch.autocast("cuda")`` is the CPU's, in the format that the GPU's has where none is given."""
 
-    @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
+    # A compiler that meets autocast asks for the names of its arguments
+    @wraps(init)
     def initialized(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.float16

@@ -220,7 +220,8 @@ def _dropout_on_cuda(
 ) -> Tensor:
     if not training or inplace or not 0 < p < 1:
         return before(input, p, training, inplace)
-    return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte an element
+    # Keeps a mask of one byte an element
+    return torch.native_dropout(input, p, True)[0]
 
 
 def widened(value: Any) -> Any:

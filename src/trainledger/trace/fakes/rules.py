@@ -204,7 +204,8 @@ class Counts:
         found = self.number(x.numel())
         with mode:
             places = x.new_empty(max(x.dim(), 1) if x.dim() else 0, found, dtype=torch.int64)
-            return places.t()  # column by column, as real kernels give them
+            # Column by column, as real kernels give them
+            return places.t()
 
     def _masked_select(self, mode: FakeTensorMode, func: Any, x: Tensor, mask: Tensor) -> Tensor:
         shape: Any = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]

@@ -116,7 +116,8 @@ def _copied(before: Callable[..., Tensor], tensor: Tensor, memo: dict[Any, Any])
         return known
     if not tensor.is_leaf:
         rule = "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
-        raise RuntimeError(rule)  # as torch says it of real ones
+        # As torch says it of real ones
+        raise RuntimeError(rule)
     with torch.no_grad():
         if tensor.layout is not torch.strided:
             copied = tensor.clone()
@@ -134,7 +135,8 @@ def _of_copied_memory(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
     storage = tensor.untyped_storage()
     elements = storage.nbytes() // tensor.element_size()
     if elements == tensor.numel() and tensor.is_contiguous() and storage._cdata not in memo:
-        whole = tensor.clone()  # a value that is known stays known
+        # A value that is known stays known
+        whole = tensor.clone()
         memo[storage._cdata] = whole.view(-1) if whole.dim() else whole
         return whole
     if storage._cdata not in memo:
@@ -165,7 +167,8 @@ def converted(before: Callable[..., Any]) -> Callable[..., Any]:
                 continue
             with torch.no_grad():
                 changed = fn(parameter)
-                if has_no_memory(parameter) and not has_no_memory(changed):  # as of real ones, another parameter
+                # As of real ones, another parameter
+                if has_no_memory(parameter) and not has_no_memory(changed):
                     self._parameters[name] = nn.Parameter(changed, parameter.requires_grad)
                 elif changed is not parameter:
                     parameter.data = changed
@@ -180,7 +183,8 @@ def converted(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_process(before: Callable[..., None], note: Note) -> Callable[..., None]:
-    @functools.wraps(before)  # Trainers make loaders anew of the arguments that its signature has
+    # Trainers make loaders anew of the arguments that its signature has
+    @functools.wraps(before)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("num_workers"):
             note("a DataLoader's workers were left out: fake tensors cannot go to another process")
@@ -224,7 +228,8 @@ def host_values(mode: FakeTensorMode) -> Iterator[None]:
         return before(converter, of, tensor, *args, **kwargs)
 
     def made(before: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        kwargs.pop("pin_memory", None)  # which asks for a driver where there are values
+        # Which asks for a driver where there are values
+        kwargs.pop("pin_memory", None)
         out = before(*args, **kwargs)
         of_host = not is_gpu(kwargs.get("device")) and kwargs.get("out") is None
         if of_host and type(out) is FakeTensor and out.fake_mode is mode and not is_gpu(out.device):
@@ -233,13 +238,15 @@ def host_values(mode: FakeTensorMode) -> Iterator[None]:
 
     def from_file(before: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not mode:
-            return before(*args, **kwargs)  # in a thread that loads ahead: two threads cannot work in one mode
+            # In a thread that loads ahead: two threads cannot work in one mode
+            return before(*args, **kwargs)
         with _disable_current_modes():
             real = before(*args, **kwargs)
         found: Tensor = mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
         return found
 
-    torch.utils._device._device_constructors()  # remembered: `torch.device` as a context knows torch.empty by it
+    # Remembered: `torch.device` as a context knows torch.empty by it
+    torch.utils._device._device_constructors()
     with all_replaced(
         (fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda _: _MOST),
         (FakeTensorConverter, "from_real_tensor", around(with_constant)),
@@ -265,7 +272,8 @@ def _give(mode: FakeTensorMode, tensor: FakeTensor) -> None:
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes > _MOST_NBYTES:
         return
-    with _disable_current_modes():  # zeros, as what nobody has written should not differ from run to run
+    # Zeros, as what nobody has written should not differ from run to run
+    with _disable_current_modes():
         real = torch.zeros(nbytes // tensor.element_size(), dtype=tensor.dtype)
         real = real.as_strided(tensor.shape, tensor.stride())
     converter = mode.fake_tensor_converter

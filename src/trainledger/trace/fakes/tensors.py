@@ -81,7 +81,8 @@ def mapped(batch: Any, made: Callable[[Tensor], Tensor]) -> Any:
         items = {name: mapped(each, made) for name, each in batch.items()}
         if type(batch) is dict or not isinstance(batch, dict):
             return items
-        same = copy(batch)  # a dict of a kind of its own
+        # A dict of a kind of its own
+        same = copy(batch)
         same.update(items)
         return same
     if isinstance(batch, (list, tuple)):
@@ -115,13 +116,15 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
     fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
     before = mode.allow_non_fake_inputs
     with restored(model, optimizers):
-        mode.allow_non_fake_inputs = True  # a loss may refer to real targets
+        # A loss may refer to real targets
+        mode.allow_non_fake_inputs = True
         try:
             if not fake_already:
                 for slot, name, value in places:
                     slot[name] = twin(value)
                 for group in (group for each in optimizers for group in each.param_groups):
-                    group["params"][:] = [twin(each) for each in group["params"]]  # L-BFGS refers to the list itself
+                    # L-BFGS refers to the list itself
+                    group["params"][:] = [twin(each) for each in group["params"]]
             for each in optimizers:
                 state, each.state = each.state, defaultdict(dict)
                 for parameter, values in state.items():

@@ -177,7 +177,8 @@ def _promoted(args: Args, out: Any) -> int:
     common = given[0].dtype
     for each in given[1:]:
         common = torch.promote_types(common, each.dtype)
-    if any(each.dim() == 0 for each in given):  # a single number does not decide
+    # A single number does not decide
+    if any(each.dim() == 0 for each in given):
         common = torch.result_type(given[0], given[1])
     return sum(each.numel() * common.itemsize for each in given if each.dtype != common and each.dim())
 

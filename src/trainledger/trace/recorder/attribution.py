@@ -31,8 +31,10 @@ from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, c
 from trainledger.trace.recorder.storages import Storages
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
-_NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
-_WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
+# Nodes that add to a parameter's gradient have the largest number there is
+_NO_NUMBER = 2**63
+# Of a pool, which outlives what is submitted to it
+_WORKER = getattr(pools, "_worker", None)
 _COMPILER = tuple(os.path.join(TORCH, each) + os.sep for each in ("_inductor", "_functorch"))
 _NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
@@ -121,7 +123,8 @@ class Attribution:
             return run(*args, **kwargs)
         finally:
             self._backwards.pop()
-            self._latest = makers  # whatever was recomputed meanwhile
+            # Whatever was recomputed meanwhile
+            self._latest = makers
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A module begins to run."""
@@ -152,7 +155,8 @@ class Attribution:
         """The module path of the operation that runs now."""
         if self.running:
             return self.running[-1]
-        if phase in ("forward", "other"):  # a backward inside of it runs where it began
+        # A backward inside of it runs where it began
+        if phase in ("forward", "other"):
             return self._backwards[-1][1] if self._backwards and _number_of_node() is not None else OUTSIDE
         if phase != "backward":
             return ""
@@ -173,7 +177,8 @@ class Attribution:
             return ""
         line = self._lines.here()
         if line == "" and _number_of_node() is not None:
-            line = BY_AUTOGRAD  # of a device that has a thread of its own, on which no Python called
+            # Of a device that has a thread of its own, on which no Python called
+            line = BY_AUTOGRAD
         if line is not BY_AUTOGRAD:
             # The node that autograd has just made for it, if it made one. That of an own Function is there before
             # its forward, which runs without gradients.
@@ -181,7 +186,8 @@ class Attribution:
             self._here.thread.line_of_node.setdefault(made, line)
             return line
         number = _number_of_node()
-        if number is None:  # what backward does before it runs any node, such as the gradient that it starts from
+        # What backward does before it runs any node, such as the gradient that it starts from
+        if number is None:
             return self._lines.here(past_engine=True) or ""
         if number < _NO_NUMBER:
             self._last_line = self._makers().line_of_node.get(number, "")
@@ -222,7 +228,8 @@ def threads_follow(attribution: Attribution) -> Iterator[None]:
 def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[..., Any]:
     """A function under the modes that are active here, wherever it runs."""
     modes = dispatch._get_current_dispatch_mode_stack()
-    if not modes or _compiler_gives():
+    # The threads of torch's own compiler have nothing to do with the model.
+    if not modes or any(frame.f_code.co_filename.startswith(_COMPILER) for frame in callers()):
         return function
     inside = list(attribution.running)
 
@@ -241,13 +248,9 @@ def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[
     return run
 
 
-def _compiler_gives() -> bool:
-    # Whether the work is that of torch's own compiler, whose threads have nothing to do with the model.
-    return any(each.f_code.co_filename.startswith(_COMPILER) for each in callers())
-
-
 _ADD = torch.ops.aten.add.Tensor
 _DISPATCH = ("__torch_dispatch__", "_dispatched", "_record", "of_operation", "_is_recomputation")
+_AROUND = ("_dynamo/eval_frame.py", "_compile.py")
 _FOUND = ("other", "forward", "backward")  # phases that are distinguished by whether autograd runs
 
 
@@ -290,7 +293,8 @@ class Phases:
         if phase == self.current:
             return
         if phase == "backward" and events and events[-1].facts["name"] == "ones_like":
-            seed = events[-1]  # the gradient that backward starts from is made just before it
+            # The gradient that backward starts from is made just before it
+            seed = events[-1]
             seed.facts["phase"] = phase
             for record in seed.allocated:
                 record.phase = phase
@@ -341,14 +345,10 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
 
 def engine_calls(frame: Any) -> bool:
     """Whether the engine itself called, and no Python of a backward or of a hook."""
-    while frame is not None and _is_dispatch(frame.f_code):
+    # A dispatch mode's own code, and what torch wraps it in (torch._disable_dynamo), stand between the two.
+    while frame is not None and (frame.f_code.co_name in _DISPATCH or frame.f_code.co_filename.endswith(_AROUND)):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
-
-
-def _is_dispatch(code: Any) -> bool:
-    # Whether this is a dispatch mode's own code, or what torch wraps it in.
-    return bool(code.co_name in _DISPATCH or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py")))
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:

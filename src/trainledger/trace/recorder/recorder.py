@@ -176,12 +176,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most of what is dispatched on fake tensors
+        # Most of what is dispatched on fake tensors is this question: each kernel's rule asks it of its arguments.
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         with self._one_at_a_time:
             return self._dispatched(func, types, args, kwargs or {})
 
     def _dispatched(self, func: OpOverload, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A tensor of parts (DTensor, torchao's) dispatches first; what it does with its parts comes here again.
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
         if not isinstance(func, OpOverload):
@@ -258,7 +260,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written += touched_nbytes(out)
         if changes:
             written += sum(touched_nbytes(each) for each in storages.written_arguments(func, args, kwargs))
-        if operator.name in GATHERS:  # of the table, only the rows that come out are read
+        # Of the table, only the rows that come out are read
+        if operator.name in GATHERS:
             read += written - touched_nbytes(inputs[0])
         if operator.kind == "allocate":
             read = written = 0

@@ -164,7 +164,8 @@ def why_it_stopped(error: BaseException, phase: str) -> str:
     """The sentence: in which phase, at which line, at which operator, and why."""
     where, own = _lines(error.__traceback__)
     at = f" at {where}" if where else ""
-    if own and own != where:  # inside a library, whose helper wanted a file or a network, say
+    # Inside a library, whose helper wanted a file or a network, say
+    if own and own != where:
         at += f", called at {own}"
     if isinstance(error, Refused):
         return f"{phase} ended{at}: {error}"

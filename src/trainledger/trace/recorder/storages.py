@@ -100,7 +100,8 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
     """The tensors that an operator writes in place, by its schema."""
     written = []
     for index, argument in enumerate(func._schema.arguments):
-        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is removed
+        # Fused optimizers write gradients only where a loss scale is removed
+        if argument.name == "grads":
             continue
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
