@@ -29,8 +29,7 @@ from trainledger.spec.units import (
     format_nbytes,
     format_seconds,
 )
-from trainledger.tensors.einsum import einsum
-from trainledger.tensors.einsum import read_tensor
+from trainledger.tensors.einsum import einsum, read_tensor
 
 # Napkins
 
