@@ -8,7 +8,7 @@ import pytest
 from test_ranks import LATE_US, written
 
 from drawn import marks
-from trainledger.answers.pages.rank_figures import rank_charts
+from trainledger.answers.pages.profile_figures import rank_charts
 from trainledger.observe.profiler.ranks import WAITS, Ranks, ranks_of
 from trainledger.observe.profiler.step_time import EXPOSED
 from trainledger.report.chart import Area

@@ -1,4 +1,4 @@
-"""The document of a profiler's recording: where a step's time went, what its kernels reached, what is doubtful."""
+"""The document of a profile, alone or against the forecast of its run: where a step's time went, and what to change."""
 
 from __future__ import annotations
 
@@ -6,73 +6,61 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainledger.answers.pages.plain_data import plain
+from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.profile_figures import figures
+from trainledger.forecast.plan.changes import EFFECTS
+from trainledger.forecast.predict.forecast import Bar
+from trainledger.observe.profiler.beside_forecast import Operation, ProfileBeside
 from trainledger.observe.profiler.causes import MeasuredBar
+from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.profile import Profile
-from trainledger.report.document import Bars, Document, Facts, Item, Items, Table, notes, section, sections, shown
+from trainledger.report.chart import Chart
+from trainledger.report.document import (
+    Bars,
+    Document,
+    Facts,
+    Item,
+    Items,
+    Section,
+    Table,
+    notes,
+    section,
+    sections,
+    shown,
+)
+from trainledger.report.table import commands
 from trainledger.spec.units import (
     NANOSECONDS_PER_SECOND,
     format_count,
     format_flops_per_second,
     format_nbytes,
     format_percent,
+    format_seconds,
 )
 
 _CAUSES = 4
-_ROWS, _ROWS_OF_A_PAGE = 12, 100
+_ROWS, _ROWS_BESIDE, _ROWS_OF_A_PAGE = 12, 16, 100
 _LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
-def document(found: Profile, *, most: int = _ROWS) -> Document:
+def document(found: Profile | ProfileBeside, *, most: int | None = None) -> Document:
     """Steps, parts of the median one, its kernels, matmuls and collectives, and what the recording cannot say.
 
+    Against a forecast: first the two waterfalls, what of the operations does not match, and changes with their gains.
     Tables have ``most`` rows.
     """
-    step = found.step
-    length = max(step.nanoseconds, 1)
-    parts = Table(
-        "parts",
-        ("of the time of a step", "time", "share", "shortest", "longest"),
-        tuple(
-            (name, each, each / length, *_range(found, name))
-            for name, each in step.parts_ns.items()
-            if any(_range(found, name))
-        ),
-        ("", "nanoseconds", "share", "nanoseconds", "nanoseconds"),
-    )
-    kernels = Table(
-        "kernels",
-        ("kernel", "kind", "runs", "time", "share"),
-        tuple(
-            (short_name(each.name, _room(most)), each.kind, each.count, each.nanoseconds, each.nanoseconds / length)
-            for each in found.kernels[:most]
-        ),
-        ("", "", "count", "nanoseconds", "share"),
-    )
-    matmuls = Table(
-        "matmuls",
-        ("kind", "shape", "format", "runs", "time", "speed", "of peak", "again"),
-        tuple(_matmul(found, most)),
-        ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
-    )
-    sent = Table(
-        "collectives",
-        ("collective", "elements", "format", "ranks", "runs", "time"),
-        tuple(
-            (each.collective, each.elements_in, each.dtype, each.ranks, each.count, each.nanoseconds)
-            for each in found.collectives[:most]
-        ),
-        ("", "count", "", "count", "count", "nanoseconds"),
-    )
+    if isinstance(found, ProfileBeside):
+        return _beside(found, _ROWS_BESIDE if most is None else most)
+    rows = _ROWS if most is None else most
+    count = len(found.steps)
+    title = f"Step {found.step.step.name}" + (f", the median of {count}" if count > 1 else "")
     return Document(
         title=f"{found.path}: where the time of a step went",
         sections=sections(
             Facts(tuple(_facts(found))),
-            section(_step_title(found), Bars(tuple(short_bars(found.waterfall))), parts),
+            section(title, Bars(tuple(short_bars(found.waterfall))), _parts(found)),
             section("Where to look first", causes_of(found)) if found.causes else None,
-            section("Kernels", kernels) if found.kernels else None,
-            section("Matmuls", matmuls) if found.matmuls else None,
-            section("Collectives", sent) if found.collectives else None,
+            *work_of(found, rows),
             notes(found.doubts),
         ),
         data=lambda: _data(found),
@@ -80,15 +68,92 @@ def document(found: Profile, *, most: int = _ROWS) -> Document:
     )
 
 
+def _beside(found: ProfileBeside, most: int) -> Document:
+    profile, ranks = found.profile, found.ranks
+    first = [] if ranks is None else ranks.document().sections[:1]
+    predicted = [bar.predicted_ns for bar in found.bars if bar.predicted_ns is not None]
+    rows = [(bar.cause, bar.predicted_ns, bar.measured_ns) for bar in found.bars]
+    rows.append(("in all", sum(predicted) if predicted else None, sum(bar.measured_ns for bar in found.bars)))
+    bars = Table(
+        "beside",
+        ("of the time of a step", "forecast", "measured", "measured - forecast"),
+        tuple((name, told, took, None if told is None else took - told) for name, told, took in rows),
+        ("", "nanoseconds", "nanoseconds", "nanoseconds"),
+    )
+    remedies = [
+        Item(
+            f"{remedy.cause}: {remedy.change.what}, predicted to save {format_percent(remedy.gain)} of the step "
+            f"({EFFECTS[remedy.change.effect]})",
+            commands(remedy.change.sets),
+        )
+        for remedy in found.remedies
+    ]
+    return Document(
+        title=f"{profile.path}: where the time of a step went, against the forecast",
+        sections=sections(
+            Facts(tuple(_facts(profile))),
+            *first,
+            section("Against the forecast", Facts(tuple(_facts_beside(found))), bars),
+            section("Measured, from the account's model FLOPs at the peak", Bars(tuple(short_bars(found.waterfall)))),
+            section("What to change", Items(tuple(remedies))) if remedies else None,
+            section("Operations of the account and of the trace", *_operations(found, most)),
+            section("Where to look first", causes_of(profile)) if profile.causes else None,
+            *work_of(profile, most),
+            notes(profile.doubts),
+            notes(found.notes),
+        ),
+        data=lambda: {**_data(profile), **({} if ranks is None else ranks.document().data()), **_data_beside(found)},
+        figures=lambda: _charts_beside(found),
+    )
+
+
+def work_of(found: Profile, most: int) -> Iterator[Section | None]:
+    """The tables of kernels, matmuls and collectives."""
+    room = _LONGEST_NAME if most < _ROWS_OF_A_PAGE else 5 * _LONGEST_NAME  # of a kernel's name
+    length = max(found.step.nanoseconds, 1)
+    yield _table(
+        "kernels",
+        ("kernel", "kind", "runs", "time", "share"),
+        [
+            (short_name(ran.name, room), ran.kind, ran.count, ran.nanoseconds, ran.nanoseconds / length)
+            for ran in found.kernels[:most]
+        ],
+        ("", "", "count", "nanoseconds", "share"),
+    )
+    yield _table(
+        "matmuls",
+        ("kind", "shape", "format", "runs", "time", "speed", "of peak", "again"),
+        [_matmul(found, rate) for rate in found.matmuls[:most]],
+        ("", "", "", "count", "nanoseconds", "flops_per_second", "share", ""),
+    )
+    yield _table(
+        "collectives",
+        ("collective", "elements", "format", "ranks", "runs", "time"),
+        [
+            (sent.collective, sent.elements_in, sent.dtype, sent.ranks, sent.count, sent.nanoseconds)
+            for sent in found.collectives[:most]
+        ],
+        ("", "count", "", "count", "count", "nanoseconds"),
+    )
+
+
+def _table(name: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]], units: tuple[str, ...]) -> Section | None:
+    return section(name.capitalize(), Table(name, columns, tuple(rows), units)) if rows else None
+
+
+def _parts(found: Profile) -> Table:
+    length, rows = max(found.step.nanoseconds, 1), list[tuple[Any, ...]]()
+    for name, nanoseconds in found.step.parts_ns.items():
+        every = [step.parts_ns[name] for step in found.steps]
+        if any(every):
+            rows.append((name, nanoseconds, nanoseconds / length, min(every), max(every)))
+    columns = ("of the time of a step", "time", "share", "shortest", "longest")
+    return Table("parts", columns, tuple(rows), ("", "nanoseconds", "share", "nanoseconds", "nanoseconds"))
+
+
 def short_bars(bars: Iterable[MeasuredBar]) -> Iterator[tuple[str, int]]:
     """Bars of a waterfall with names that a terminal has room for."""
-    for each in bars:
-        yield short_name(each.title, _LONGEST_BAR), each.nanoseconds
-
-
-def _step_title(found: Profile) -> str:
-    count = len(found.steps)
-    return f"Step {found.step.step.name}" + (f", the median of {count}" if count > 1 else "")
+    return ((short_name(bar.title, _LONGEST_BAR), bar.nanoseconds) for bar in bars)
 
 
 def short_name(name: str, most: int = _LONGEST_NAME) -> str:
@@ -98,47 +163,43 @@ def short_name(name: str, most: int = _LONGEST_NAME) -> str:
     return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
-def _room(most: int) -> int:
-    """Characters of a kernel's name: a page with all rows has room for more."""
-    return _LONGEST_NAME if most < _ROWS_OF_A_PAGE else 5 * _LONGEST_NAME
-
-
-def _range(found: Profile, name: str) -> tuple[int, int]:
-    every = [each.parts_ns[name] for each in found.steps]
-    return min(every), max(every)
-
-
 def _facts(found: Profile) -> Iterator[tuple[str, str]]:
     if found.device_name:
         known = f" ({found.device.title})" if found.device is not None else ", which the catalog does not know"
         yield "device", found.device_name + known
     if found.rank is not None:
         yield "rank", f"{found.rank}" + (f" of {found.ranks}" if found.ranks else "")
-    lengths = [each.nanoseconds for each in found.steps]
-    some = ", ".join(shown(each, "nanoseconds") for each in lengths[:_ROWS])
+    lengths = [step.nanoseconds for step in found.steps]
+    some = ", ".join(shown(length, "nanoseconds") for length in lengths[:_ROWS])
     yield "steps", f"{format_count(len(lengths))}, found by {found.found_by}: {some}"
     step = found.step
     busy = format_percent(step.busy_ns / max(step.nanoseconds, 1))
     yield "busy", f"{busy} of the step" + ("" if found.on_device else " in operators")
     if step.communication_ns:
         hidden = format_percent(step.overlapped_ns / step.communication_ns)
-        yield (
-            "communication",
-            f"{shown(step.communication_ns, 'nanoseconds')}, of which {hidden} lie beside computation",
-        )
+        time = shown(step.communication_ns, "nanoseconds")
+        yield "communication", f"{time}, of which {hidden} lie beside computation"
     if found.flops:
         rate = format_flops_per_second(found.flops * NANOSECONDS_PER_SECOND / max(step.nanoseconds, 1))
-        share = (
-            "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
-        )
-        yield "speed", f"{rate}{share} (matmuls, attention and convolutions whose shapes are known)"
+        mfu = "" if found.mfu is None else f", MFU {format_percent(found.mfu)}, HFU {format_percent(found.hfu or 0.0)}"
+        yield "speed", f"{rate}{mfu} (matmuls, attention and convolutions whose shapes are known)"
     if found.memory is not None:
         yield "memory", f"{format_nbytes(found.memory.peak_nbytes)} at the most in the step, of PyTorch's allocator"
     if found.flops > found.model_flops:
-        yield (
-            "recomputed",
-            f"{format_percent(1 - found.model_flops / found.flops)} of these FLOPs, which MFU leaves out",
-        )
+        again = format_percent(1 - found.model_flops / found.flops)
+        yield "recomputed", f"{again} of these FLOPs, which MFU leaves out"
+
+
+def _facts_beside(found: ProfileBeside) -> Iterator[tuple[str, str]]:
+    yield "account", f"of {found.rank}"
+    forecast, seconds = found.plan.forecast, found.profile.step.nanoseconds / NANOSECONDS_PER_SECOND
+    if forecast.step_seconds:
+        ratio = seconds / float(forecast.step_seconds)
+        told = format_seconds(forecast.step_seconds)
+        yield "step", f"{format_seconds(seconds)}, {ratio:.3g} times the {told} of the forecast"
+    if found.mfu is not None:
+        before = "" if forecast.mfu is None else f", forecast {format_percent(forecast.mfu)}"
+        yield "MFU", f"{format_percent(found.mfu)} by the account's model FLOPs{before}"
 
 
 def causes_of(found: Profile, most: int = _CAUSES) -> Items:
@@ -146,36 +207,93 @@ def causes_of(found: Profile, most: int = _CAUSES) -> Items:
     length = max(found.step.nanoseconds, 1)
     return Items(
         tuple(
-            Item(f"{each.name}, {format_percent(each.nanoseconds / length)} of the step: {each.sentence}", each.code)
-            for each in found.causes[:most]
+            Item(
+                f"{cause.name}, {format_percent(cause.nanoseconds / length)} of the step: {cause.sentence}", cause.code
+            )
+            for cause in found.causes[:most]
         )
     )
 
 
-def _matmul(found: Profile, most: int) -> Iterator[tuple[Any, ...]]:
-    peaks = {} if found.device is None else found.device.peak_flops_per_second
-    for each in found.matmuls[:most]:
-        speed, peak = each.flops_per_second, peaks.get(each.dtype)
-        share = None if speed is None or peak is None else speed / peak
-        again = "recomputed" if each.recomputed else ""
-        yield each.kind, each.shape, each.dtype, each.count, each.nanoseconds, speed, share, again
+def _matmul(found: Profile, rate: MatmulRate) -> tuple[Any, ...]:
+    speed, peak = rate.flops_per_second, found.peaks.get(rate.dtype)
+    share = None if speed is None or peak is None else speed / peak
+    what = (rate.kind, rate.shape, rate.dtype, rate.count, rate.nanoseconds)
+    return *what, speed, share, "recomputed" if rate.recomputed else ""
+
+
+def _operations(found: ProfileBeside, most: int) -> Iterator[Table | str]:
+    computed = [each for each in found.operations if each.unit == "FLOPs"]
+    moved = [each for each in found.operations if each.unit == "bytes"]
+    for name, some in (("matmuls and attention", computed), ("collectives", moved)):
+        if some:
+            same = [each for each in some if each.equal]
+            equal, all_ = (sum(each.measured for each in group) for group in (same, some))
+            share = f", {format_percent(equal / all_)} of the {some[0].unit} of the trace" if all_ else ""
+            yield f"{format_count(len(same))} of {format_count(len(some))} {name} are equal in count and size{share}."
+    rows = [each for each in found.operations if not each.equal]
+    if rows:
+        yield Table(
+            "unexplained",
+            ("unexplained", "shape", "account", "trace", "account, all", "trace, all", "what differs"),
+            tuple(
+                (
+                    row.kind,
+                    row.shape,
+                    row.predicted_count,
+                    row.measured_count,
+                    row.predicted,
+                    row.measured,
+                    row.difference,
+                )
+                for row in rows[:most]
+            ),
+            ("", "", "count", "count", "count", "count", ""),
+        )
+    if len(rows) > most:
+        yield f"{len(rows) - most} more differ (--json has them)."
+
+
+def _charts_beside(found: ProfileBeside) -> list[Chart]:
+    charts = figures(found.profile, found.waterfall)
+    before = [Bar(each.cause, each.predicted_ns) for each in found.bars if each.predicted_ns is not None]
+    return [*charts, waterfall(before, "Where a step goes, forecast")] if before else charts
 
 
 def _data(found: Profile) -> dict[str, Any]:
     step = found.step
+    named = ["path", "device_name", "rank", "ranks", "flops", "model_flops", "mfu", "hfu"]
+    listed = ["kernels", "collectives", "causes", "waterfall"]
     return {
-        "path": found.path, "device": found.device.name if found.device else None, "device_name": found.device_name,
-        "rank": found.rank, "ranks": found.ranks, "steps_found_by": found.found_by,
+        **{name: getattr(found, name) for name in named},
+        **{name: plain(list(getattr(found, name))) for name in listed},
+        **{name: getattr(step, name) for name in ("busy_ns", "communication_ns", "overlapped_ns")},
+        "device": found.device.name if found.device else None,
+        "steps_found_by": found.found_by,
         "steps": [
             {"name": each.step.name, "nanoseconds": each.nanoseconds, "parts_ns": dict(each.parts_ns)}
             for each in found.steps
         ],
-        "step": step.step.name, "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
-        "parts_ns": dict(step.parts_ns), "waterfall": plain(list(found.waterfall)),
-        "busy_ns": step.busy_ns, "communication_ns": step.communication_ns, "overlapped_ns": step.overlapped_ns,
-        "flops": found.flops, "model_flops": found.model_flops, "mfu": found.mfu, "hfu": found.hfu,
-        "kernels": plain(list(found.kernels)),
-        "matmuls": plain(list(found.matmuls), more={type(each): ("flops_per_second",) for each in found.matmuls}),
-        "collectives": plain(list(found.collectives)), "causes": plain(list(found.causes)),
-        "doubts": list(found.doubts), "memory": plain(found.memory),
+        "step": step.step.name,
+        "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
+        "parts_ns": dict(step.parts_ns),
+        "matmuls": plain(list(found.matmuls), more={MatmulRate: ("flops_per_second",)}),
+        "doubts": list(found.doubts),
+        "memory": plain(found.memory),
+    }
+
+
+def _data_beside(found: ProfileBeside) -> dict[str, Any]:
+    forecast = found.plan.forecast
+    return {
+        "run": plain(found.plan.run), "account_of": found.rank, "mfu": found.mfu,
+        "waterfall": plain(list(found.waterfall)), "beside": plain(list(found.bars)),
+        "forecast": {"step_seconds": forecast.step_seconds, "mfu": forecast.mfu, "basis": dict(forecast.basis)},
+        "operations": plain(list(found.operations), more={Operation: ("equal", "difference")}),
+        "remedies": [
+            {"cause": each.cause, "what": each.change.what, "set": list(each.change.sets), "gain": each.gain,
+             "effect": each.change.effect, "basis": each.change.basis}
+            for each in found.remedies
+        ],
+        "notes": list(found.notes),
     }  # fmt: skip

@@ -1,110 +1,238 @@
-"""The document of two profiles compared."""
+"""The document of two profiles, or of two directories of ranks, compared: verdict, largest changes, then tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from trainledger.answers.pages.plain_data import Shape, plain
+from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
-from trainledger.answers.pages.profile import document as of_profile
 from trainledger.answers.pages.profile import short_name
 from trainledger.forecast.predict.forecast import Bar
-from trainledger.observe.profiler.against import Against, Changed, Changes
-from trainledger.report.chart import Chart
+from trainledger.observe.profiler.against import Against, Changed, RanksAgainst
+from trainledger.observe.profiler.profile import Profile
+from trainledger.observe.profiler.ranks import WAITS, RankProfile, Ranks
+from trainledger.report.chart import COLOURS, Axis, Chart, bar_chart, beside, stacked
 from trainledger.report.document import Document, Facts, Section, Table, notes, section, sections, shown
 from trainledger.spec.units import format_percent
 
-MOST_ROWS, _SENTENCES = 12, 3
+_ROWS, _SENTENCES = 12, 3
 _LEAST = 0.005  # of the step: less is no sentence
+_LEAST_CHANGE = 0.0005  # of a step: less is written as 0.0 %
+_DRAWN_PARTS, _DRAWN_RANKS = 10, 16
+# Of a rank: its median step, its own work and gaps, what it waits for others.
+_TIMES = ("step_ns", "own_ns", "waits_ns")
 
 
-def document(found: Against, *, most: int = MOST_ROWS) -> Document:
-    """Both steps, what changed most in a sentence each, then parts, kernels, matmuls, collectives (``most`` rows)."""
-    steps = found.before.step.nanoseconds, found.after.step.nanoseconds
+def document(found: Against | RanksAgainst, *, most: int = _ROWS) -> Document:
+    """Both programs, what changed most in a sentence each, then ranks, parts, kernels, matmuls, collectives."""
+    of_ranks = isinstance(found, RanksAgainst)
+    over, whole = (", median over ranks", "the step") if of_ranks else ("", "in all")
+    sentences = _of_ranks(found) if isinstance(found, RanksAgainst) else _of_profiles(found)
+    ranks = section("Ranks", _ranks(found, most)) if isinstance(found, RanksAgainst) and found.shared else None
+    facts = tuple((name, _fact(side)) for name, side in (("before", found.before), ("after", found.after)))
     return Document(
         title=f"{found.after.path} against {found.before.path}",
         sections=sections(
-            section("", Facts(tuple(_facts(found))), *_sentences(found)),
-            section("Parts of the step", parts_table(found.changes, steps, "in all")),
-            *changed_sections(found.changes, most),
+            section("", Facts(facts), list(sentences)),
+            ranks,
+            section("Parts of the step" + over, _parts(found, whole)),
+            *(
+                _changed(name, getattr(found.changes, name)[:most], over)
+                for name in ("kernels", "matmuls", "collectives")
+            ),
             notes(found.notes),
         ),
         data=lambda: _data(found),
-        figures=lambda: _figures(found),
+        figures=lambda: _charts(found),
     )
 
 
-def _facts(found: Against) -> Iterator[tuple[str, str]]:
-    for name, each in (("before", found.before), ("after", found.after)):
-        speed = "" if each.mfu is None else f", MFU {format_percent(each.mfu)}"
-        step = shown(each.step.nanoseconds, "nanoseconds")
-        yield name, f"{each.path}: {step} (step {each.step.step.name}, the median of {len(each.steps)}){speed}"
+def _fact(side: Profile | Ranks) -> str:
+    """The path of one side, its steps and its MFU."""
+    if isinstance(side, Profile):
+        what = f"{shown(side.step.nanoseconds, 'nanoseconds')} (step {side.step.step.name}, the median of "
+        what, speeds = f"{what}{len(side.steps)})", [side.mfu]
+    else:
+        steps = sorted(rank.profile.step.nanoseconds for rank in side.ranks)
+        between = " to ".join(dict.fromkeys(shown(end, "nanoseconds") for end in (steps[0], steps[-1])))
+        what = f"{'1 rank' if len(side.ranks) == 1 else f'{len(side.ranks):,} ranks'}, median steps of {between}"
+        speeds = [rank.profile.mfu for rank in side.ranks]
+    known = sorted(speed for speed in speeds if speed is not None)
+    mfu = " to ".join(dict.fromkeys(format_percent(end) for end in (known[0], known[-1]))) if known else ""
+    return f"{side.path}: {what}" + (f", MFU {mfu}" if mfu else "")
 
 
-def _sentences(found: Against) -> Iterator[str]:
-    before, difference = found.before.step.nanoseconds, found.difference_ns
+def _of_profiles(found: Against) -> Iterator[str]:
+    before, difference = found.steps_ns[0], found.difference_ns
     if not before:
         return
-    how = "longer" if difference > 0 else "shorter"
-    yield f"The step is {format_percent(abs(difference) / before)} {how}."
-    yield from largest_changes(found.changes.parts, before)
-    for which, some in (("gone", [e for e in found.changes.kernels if not e.after_count]),
-                        ("new", [e for e in found.changes.kernels if not e.before_count])):  # fmt: skip
+    yield f"The step is {format_percent(abs(difference) / before)} {'longer' if difference > 0 else 'shorter'}."
+    yield from _largest_changes(found)
+    kernels = found.changes.kernels
+    gone, new = [e for e in kernels if not e.after_count], [e for e in kernels if not e.before_count]
+    for which, some in (("gone", gone), ("new", new)):
         if some:
             time = shown(sum(each.before_ns + each.after_ns for each in some), "nanoseconds")
             count = "1 kernel is" if len(some) == 1 else f"{len(some)} kernels are"
             yield f"{count} {which} ({time}); the longest: {short_name(some[0].name)}"
 
 
-def largest_changes(parts: Sequence[Changed], before_ns: int) -> Iterator[str]:
-    """A sentence on each of the parts that changed most; ``before_ns`` is the step that they are compared with."""
-    for each in parts[:_SENTENCES]:
-        if abs(each.difference_ns) > _LEAST * before_ns:
-            more = "more" if each.difference_ns > 0 else "less"
-            share = format_percent(abs(each.difference_ns) / before_ns)
-            yield f"{each.name}: {shown(abs(each.difference_ns), 'nanoseconds')} {more} ({share} of the step before)."
+def _of_ranks(found: RanksAgainst) -> Iterator[str]:
+    before, after = found.steps_ns
+    if before:
+        share = abs(found.difference_ns) / before
+        how = f"{format_percent(share)} {'longer' if found.difference_ns > 0 else 'shorter'}"
+        change = how if share >= _LEAST_CHANGE else "as long as before"
+        times = f"{shown(before, 'nanoseconds')} before, {shown(after, 'nanoseconds')} after"
+        yield f"The step is {change}: {times} (median over ranks)."
+        yield from _largest_changes(found)
+    yield from _of_stragglers(found.before, found.after)
+    yield _of_the_slowest(found.before, found.after)
 
 
-def parts_table(found: Changes, steps_ns: tuple[int, int], whole: str) -> Table:
+def _largest_changes(found: Against | RanksAgainst) -> Iterator[str]:
+    """A sentence on each of the parts that changed most."""
+    before_ns = found.steps_ns[0]
+    for part in found.changes.parts[:_SENTENCES]:
+        changed_ns = abs(part.difference_ns)
+        if changed_ns > _LEAST * before_ns:
+            more = "more" if part.difference_ns > 0 else "less"
+            share = format_percent(changed_ns / before_ns)
+            yield f"{part.name}: {shown(changed_ns, 'nanoseconds')} {more} ({share} of the step before)."
+
+
+def _of_stragglers(before: Ranks, after: Ranks) -> Iterator[str]:
+    """Of each rank that holds the others up, before or after, what became of it."""
+    late = [{each.rank: each for each in some.stragglers} for some in (before, after)]
+    if not any(late):
+        yield "No rank holds the others up, neither before nor after."
+    for number in dict.fromkeys((*late[0], *late[1])):
+        costs = [
+            _cost(some, own[number]) if number in own else "" for some, own in zip((before, after), late, strict=True)
+        ]
+        if all(costs):
+            yield f"Rank {number} still holds the others up: each waits {costs[0]} before and {costs[1]} after."
+        elif costs[0]:
+            gone = "" if any(each.rank == number for each in after.ranks) else ", where it has no trace"
+            yield f"Rank {number} held the others up before (each waited {costs[0]}), and no longer does after{gone}."
+        else:
+            new = "" if any(each.rank == number for each in before.ranks) else ", of which there is no trace before,"
+            yield f"Rank {number}{new} now holds the others up: each waits {costs[1]}."
+
+
+def _cost(found: Ranks, straggler: RankProfile) -> str:
+    cost_ns = found.costs_of_a_step_ns(straggler)
+    return f"{shown(cost_ns, 'nanoseconds')} of a step, {format_percent(cost_ns / max(found.step_ns, 1))}"
+
+
+def _of_the_slowest(before: Ranks, after: Ranks) -> str:
+    """Which rank's own work takes the longest, before and after."""
+    slowest = [some.slowest for some in (before, after)]
+    if not any(slowest):
+        return "No rank's own work stands out, neither before nor after."
+    said = [
+        f"rank {each.rank} ({shown(each.own_ns, 'nanoseconds')} of its own in a step, where the median over ranks is "
+        f"{shown(some.own_ns, 'nanoseconds')})" if each else "none stands out"
+        for each, some in zip(slowest, (before, after), strict=True)
+    ]  # fmt: skip
+    return f"The slowest rank before: {said[0]}; after: {said[1]}."
+
+
+def _ranks(found: RanksAgainst, most: int) -> Table:
+    """The ranks that both have, those whose own work changed most first; in a page all of them, by number."""
+    rows = [(now.rank, *(getattr(rank, time) for time in _TIMES for rank in (then, now))) for then, now in found.shared]
+    if len(rows) > most:
+        rows = sorted(sorted(rows, key=lambda row: -abs(row[4] - row[3]))[:most])
+    columns = ("rank", "step before", "after", "own work before", "after", "waiting before", "after")
+    return Table("ranks", columns, tuple(rows), ("integer", *("nanoseconds",) * 6))
+
+
+def _parts(found: Against | RanksAgainst, whole: str) -> Table:
     """The parts of two steps, and under the name ``whole`` the steps."""
-    rows = [(each.name, each.before_ns, each.after_ns, each.difference_ns) for each in found.parts]
+    rows = [(part.name, part.before_ns, part.after_ns, part.difference_ns) for part in found.changes.parts]
+    rows.append((whole, *found.steps_ns, found.difference_ns))
     columns = ("of the time of a step", "before", "after", "after - before")
-    before, after = steps_ns
-    return Table("parts", columns, (*rows, (whole, before, after, after - before)), ("", *("nanoseconds",) * 3))
+    return Table("parts", columns, tuple(rows), ("", *("nanoseconds",) * 3))
 
 
-def changed_sections(found: Changes, most: int, over: str = "") -> Iterator[Section | None]:
-    """Tables of the kernels, matmuls and collectives that changed, ``most`` rows each; ``over`` ends their titles."""
-    for name in ("kernels", "matmuls", "collectives"):
-        rows = tuple(
-            (short_name(each.name), each.before_count, each.after_count, each.before_ns, each.after_ns,
-             each.difference_ns)
-            for each in getattr(found, name)[:most]
-        )  # fmt: skip
-        columns = (name, "runs before", "after", "time before", "after", "after - before")
-        table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))
-        yield section(name.capitalize() + over, table) if rows else None
+def _changed(name: str, changed: tuple[Changed, ...], over: str) -> Section | None:
+    """The table of the kernels, matmuls or collectives that changed."""
+    rows = tuple(
+        (short_name(c.name), c.before_count, c.after_count, c.before_ns, c.after_ns, c.difference_ns) for c in changed
+    )
+    columns = (name, "runs before", "after", "time before", "after", "after - before")
+    table = Table(name, columns, rows, ("", "count", "count", *("nanoseconds",) * 3))
+    return section(name.capitalize() + over, table) if rows else None
 
 
-def changes_data(found: Changes) -> dict[str, Any]:
-    """All changes, as JSON has them."""
-    more: Shape = {Changed: ("difference_ns",)}
-    return {each.name: plain(list(getattr(found, each.name)), more=more) for each in fields(found)}
+def _charts(found: Against | RanksAgainst) -> list[Chart]:
+    """Waterfalls of two profiles; of ranks their parts before and after, and of each its own work and its waiting."""
+    if isinstance(found, Against):
+        return [
+            waterfall(
+                [Bar(bar.title, bar.nanoseconds) for bar in side.waterfall], f"Where a step goes, {name}: {side.path}"
+            )
+            for name, side in (("before", found.before), ("after", found.after))
+        ]
+    parts = sorted(found.changes.parts, key=lambda part: -max(part.before_ns, part.after_ns))[:_DRAWN_PARTS]
+    times = {"before": [part.before_ns / 1e6 for part in parts], "after": [part.after_ns / 1e6 for part in parts]}
+    bars = beside(times, lambda name, row: f"{name}: {times[name][row]:.4g} ms of {parts[row].name}")
+    title = "Parts of a step before and after, median over ranks"
+    charts = [bar_chart(title, "milliseconds", [part.name for part in parts], bars)]
+    return [*charts, _rank_chart(found)] if found.shared else charts
 
 
-def _figures(found: Against) -> list[Chart]:
-    return [
-        waterfall(
-            [Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], f"Where a step goes, {name}: {each.path}"
-        )
-        for name, each in (("before", found.before), ("after", found.after))
+def _rank_chart(found: RanksAgainst) -> Chart:
+    """A pair of bars for each rank that both have (of many those whose own work changed most)."""
+    some = sorted(found.shared, key=lambda pair: -abs(pair[1].own_ns - pair[0].own_ns))[:_DRAWN_RANKS]
+    lanes = [
+        (f"rank {pair[1].rank}, {when}", each)
+        for pair in sorted(some, key=lambda pair: pair[1].rank)
+        for when, each in zip(("before", "after"), pair, strict=True)
     ]
+    parts = {
+        "its own work and gaps": [each.own_ns / 1e6 for _, each in lanes],
+        WAITS: [each.waits_ns / 1e6 for _, each in lanes],
+    }
+    colours = dict(zip(parts, (COLOURS[0], COLOURS[5]), strict=True))
+    bars = stacked(
+        parts, colours, lambda name, row: f"{lanes[row][0]}: {parts[name][row]:.4g} ms of {name}", thick=0.75
+    )
+    few = f", {len(some)} of {len(found.shared)}" if len(some) < len(found.shared) else ""
+    names = tuple(name for name, _ in lanes)
+    x = Axis("milliseconds of the median step")
+    return Chart(f"The ranks before and after{few}", tuple(bars), x, Axis(names=names), height=26 * len(lanes))
 
 
-def _data(found: Against) -> dict[str, Any]:
-    return {
-        "before": of_profile(found.before).data(), "after": of_profile(found.after).data(),
-        "difference_ns": found.difference_ns, **changes_data(found.changes), "notes": list(found.notes),
-    }  # fmt: skip
+def _data(found: Against | RanksAgainst) -> dict[str, Any]:
+    sides = {"before": found.before, "after": found.after}
+    changes = {
+        each.name: plain(list(getattr(found.changes, each.name)), more={Changed: ("difference_ns",)})
+        for each in fields(found.changes)
+    }
+    data: dict[str, Any] = {name: side.document().data() for name, side in sides.items()}
+    if isinstance(found, Against):
+        return data | {"difference_ns": found.difference_ns, **changes, "notes": list(found.notes)}
+    ranks = [
+        {"rank": now.rank}
+        | {
+            name: {"before": getattr(then, time), "after": getattr(now, time)}
+            for name, time in zip(("step_ns", "own_ns", "waited_ns"), _TIMES, strict=True)
+        }
+        for then, now in found.shared
+    ]
+    before, after = found.steps_ns
+    return data | {
+        "step_ns": {"before": before, "after": after, "difference": found.difference_ns},
+        "ranks": ranks,
+        "slowest": {name: side.slowest and side.slowest.rank for name, side in _ranks_of(found)},
+        "stragglers": {name: [rank.rank for rank in side.stragglers] for name, side in _ranks_of(found)},
+        **changes,
+        "notes": list(found.notes),
+    }
+
+
+def _ranks_of(found: RanksAgainst) -> tuple[tuple[str, Ranks], ...]:
+    return ("before", found.before), ("after", found.after)

@@ -8,9 +8,8 @@ from typing import Any
 
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
-from trainledger.answers.pages.profile import causes_of, short_bars
-from trainledger.answers.pages.profile import document as of_profile
-from trainledger.answers.pages.rank_figures import rank_charts
+from trainledger.answers.pages.profile import causes_of, short_bars, work_of
+from trainledger.answers.pages.profile_figures import rank_charts
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.observe.profiler.ranks import RankProfile, Ranks
 from trainledger.observe.profiler.step_time import EXPOSED
@@ -24,48 +23,35 @@ def document(found: Ranks, *, most: int = 0) -> Document:
 
     A page (``most`` rows are asked for) has the kernels and matmuls of these ranks too.
     """
-    waits = _who_waits_most(found)
-    shown_ranks = [waits, *(each for each in found.stragglers if each.rank != waits.rank)]
+    waits = max(found.ranks, key=lambda rank: rank.waits_ns)
+    ranks = [waits, *(rank for rank in found.stragglers if rank.rank != waits.rank)]
+    late = [found.said_of(rank) for rank in found.stragglers] or [each for each in (found.by_turns,) if each]
+    doubts = dict.fromkeys(doubt for rank in found.ranks for doubt in rank.profile.doubts)
     return Document(
         title=f"{found.path}: where the time of {format_count(len(found.ranks))} ranks went",
         sections=sections(
-            section(
-                "",
-                Facts(tuple(_facts(found))),
-                _table(found),
-                _who_is_late(found),
-            ),
-            *(section(_title(each), Bars(tuple(short_bars(each.waterfall)))) for each in shown_ranks),
+            section("", Facts(tuple(_facts(found))), _table(found), late),
+            *(section(_title(rank), Bars(tuple(short_bars(rank.waterfall)))) for rank in ranks),
             *(
-                section(f"Where to look first, on rank {each.rank}", causes_of(each.profile, 2))
-                for each in shown_ranks
-                if each.profile.causes
+                section(f"Where to look first, on rank {rank.rank}", causes_of(rank.profile, 2))
+                for rank in ranks
+                if rank.profile.causes
             ),
             *(
-                replace(part, title=f"{part.title} of rank {each.rank}")
-                for each in shown_ranks
-                for part in of_profile(each.profile, most=most).sections
-                if most and part.title in ("Kernels", "Matmuls", "Collectives")
+                replace(part, title=f"{part.title} of rank {rank.rank}")
+                for rank in ranks
+                for part in work_of(rank.profile, most)
+                if part is not None
             ),
-            notes((*found.doubts, *dict.fromkeys(said for each in found.ranks for said in each.profile.doubts))),
+            notes((*found.doubts, *doubts)),
         ),
         data=lambda: _data(found),
-        figures=lambda: [*rank_charts(found), *_figures(shown_ranks)],
+        figures=lambda: rank_charts(found) + _waterfalls(ranks),
     )
 
 
-def _who_is_late(found: Ranks) -> list[str]:
-    """A sentence on each straggler, or that ranks wait by turns."""
-    return [found.said_of(each) for each in found.stragglers] or [each for each in (found.by_turns,) if each]
-
-
-def _who_waits_most(found: Ranks) -> RankProfile:
-    return max(found.ranks, key=lambda each: sum(each.waited_in_median_ns.values()))
-
-
-def _title(each: RankProfile) -> str:
-    step = each.profile.step
-    return f"Rank {each.rank}, step {step.step.name}: {shown(step.nanoseconds, 'nanoseconds')}"
+def _title(rank: RankProfile) -> str:
+    return f"Rank {rank.rank}, step {rank.profile.step.step.name}: {shown(rank.step_ns, 'nanoseconds')}"
 
 
 def _facts(found: Ranks) -> Iterator[tuple[str, str]]:
@@ -80,20 +66,17 @@ def _facts(found: Ranks) -> Iterator[tuple[str, str]]:
 
 def _table(found: Ranks) -> Table:
     rows = []
-    for each in found.ranks:
-        step = each.profile.step
-        whole = max(step.nanoseconds, 1)
-        rows.append(
-            (each.rank, step.nanoseconds, step.busy_ns / whole, step.parts_ns[EXPOSED] / whole,
-             sum(each.waited_in_median_ns.values()) / whole, each.caused_ns, f"{each.last} of {each.compared}")
-        )  # fmt: skip
+    for rank in found.ranks:
+        step, whole = rank.profile.step, max(rank.step_ns, 1)
+        shares = (step.busy_ns / whole, step.parts_ns[EXPOSED] / whole, rank.waits_ns / whole)
+        rows.append((rank.rank, rank.step_ns, *shares, rank.caused_ns, f"{rank.last} of {rank.compared}"))
     columns = ("rank", "step", "busy", "exposed communication", "waits for the slowest", "others waited for it", "last")
     return Table(
         "ranks", columns, tuple(rows), ("integer", "nanoseconds", "share", "share", "share", "nanoseconds", "")
     )
 
 
-def _figures(some: list[RankProfile]) -> list[Chart]:
+def _waterfalls(some: list[RankProfile]) -> list[Chart]:
     return [
         waterfall([Bar(bar.title, bar.nanoseconds) for bar in each.waterfall], f"Where a step of rank {each.rank} goes")
         for each in some
@@ -101,18 +84,21 @@ def _figures(some: list[RankProfile]) -> list[Chart]:
 
 
 def _data(found: Ranks) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank.rank,
+            "waited_ns": {step: dict(by) for step, by in rank.waited_ns.items()},
+            **{name: getattr(rank, name) for name in ("caused_ns", "last", "compared")},
+            "waterfall": plain(list(rank.waterfall)),
+            "profile": rank.profile.document().data(),
+        }
+        for rank in found.ranks
+    ]
     return {
-        "path": found.path, "common_steps": list(found.steps),
-        "ranks": [
-            {
-                "rank": each.rank,
-                "waited_ns": {step: dict(by) for step, by in each.waited_ns.items()},
-                "caused_ns": each.caused_ns, "last": each.last,
-                "compared": each.compared, "waterfall": plain(list(each.waterfall)),
-                "profile": of_profile(each.profile).data(),
-            }
-            for each in found.ranks
-        ],
-        "stragglers": [{"rank": each.rank, "sentence": found.said_of(each)} for each in found.stragglers],
-        "by_turns": found.by_turns, "doubts": list(found.doubts),
-    }  # fmt: skip
+        "path": found.path,
+        "common_steps": list(found.steps),
+        "ranks": ranks,
+        "stragglers": [{"rank": rank.rank, "sentence": found.said_of(rank)} for rank in found.stragglers],
+        "by_turns": found.by_turns,
+        "doubts": list(found.doubts),
+    }

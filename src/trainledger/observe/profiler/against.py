@@ -54,8 +54,12 @@ class Against(Answer, report="profile_against"):
     notes: tuple[str, ...] = ()
 
     @property
+    def steps_ns(self) -> tuple[int, int]:
+        return self.before.step.nanoseconds, self.after.step.nanoseconds
+
+    @property
     def difference_ns(self) -> int:
-        return self.after.step.nanoseconds - self.before.step.nanoseconds
+        return self.steps_ns[1] - self.steps_ns[0]
 
 
 def against(after: Profile, before: Profile) -> Against:
@@ -113,7 +117,7 @@ def _notes(before: Profile, after: Profile) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class RanksAgainst(Answer, report="profile_ranks_against"):
+class RanksAgainst(Answer, report="profile_against"):
     """The traces of several ranks (``after``), and those that they are compared with (``before``).
 
     All counts and times are medians over the ranks (of an even number the lower of the two), in their median steps;
@@ -126,8 +130,12 @@ class RanksAgainst(Answer, report="profile_ranks_against"):
     notes: tuple[str, ...] = ()
 
     @property
+    def steps_ns(self) -> tuple[int, int]:
+        return self.before.step_ns, self.after.step_ns
+
+    @property
     def difference_ns(self) -> int:
-        return self.after.step_ns - self.before.step_ns
+        return self.steps_ns[1] - self.steps_ns[0]
 
     @property
     def shared(self) -> tuple[tuple[RankProfile, RankProfile], ...]:

@@ -117,6 +117,11 @@ class RankProfile:
     waiting_ns: int = 0
 
     @property
+    def step_ns(self) -> int:
+        """Its median step."""
+        return self.profile.step.nanoseconds
+
+    @property
     def waited_in_median_ns(self) -> Mapping[str, int]:
         """What it waited in its median step, by kind of collective; nothing where other ranks do not have that."""
         return self.waited_ns.get(self.profile.step.step.name, {})
@@ -129,7 +134,7 @@ class RankProfile:
     @property
     def own_ns(self) -> int:
         """Its median step without what it waits in it for other ranks: its own work, and its own gaps."""
-        return self.profile.step.nanoseconds - self.waits_ns
+        return self.step_ns - self.waits_ns
 
     @property
     def waterfall(self) -> tuple[MeasuredBar, ...]:
@@ -154,7 +159,7 @@ class Ranks(Answer, report="profile_ranks"):
     @property
     def step_ns(self) -> int:
         """The median step of the rank in the middle."""
-        return median_low(rank.profile.step.nanoseconds for rank in self.ranks)
+        return median_low(rank.step_ns for rank in self.ranks)
 
     @property
     def own_ns(self) -> int:
