@@ -166,6 +166,7 @@ def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):
     assert "l4" in answer["devices_that_hold_it"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("verb", ["fit", "optimal"])
 def test_a_light_start(verb):
     words = {

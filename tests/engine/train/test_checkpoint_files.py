@@ -212,6 +212,7 @@ def test_the_manifest_says_size_and_sha256_of_each_file(tmp_path: Path) -> None:
         assert each == {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+@pytest.mark.process
 def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) -> None:
     """The kernel's own refusal: a limit on file size that the second process cannot go beyond."""
     fields: dict[str, Any] = {"steps": 6, "checkpoints.every": 2, "model": {"vocab_size": 512}}

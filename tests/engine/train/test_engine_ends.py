@@ -106,6 +106,7 @@ def test_a_missing_device_is_refused_with_what_there_is(tmp_path: Path) -> None:
         train(run, tmp_path, open_feed=CountingFeed)
 
 
+@pytest.mark.process
 def test_a_second_process_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     """The lock is held by a live process here and asked for by another."""
     outcome: list[subprocess.CompletedProcess[str]] = []
@@ -149,6 +150,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert all_checkpoints(tmp_path)[-1].name == "step-00000002"
 
 
+@pytest.mark.process
 def test_ctrl_c_from_a_terminal_ends_the_process_with_130(tmp_path: Path) -> None:
     fields = json.dumps({"steps": 100000, "checkpoints.keep_last": 1, "checkpoints.every": 1000})
     command = [sys.executable, str(Path(__file__).with_name("train_tiny.py")), str(tmp_path), fields]
