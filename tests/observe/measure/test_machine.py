@@ -9,6 +9,7 @@ import torch
 
 import trainledger as tl
 from trainledger.catalog import device_of_driver
+from trainledger.cli import main
 from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
 from trainledger.observe.measure.hardware import (
@@ -201,15 +202,15 @@ def test_a_backend_that_is_not_there_is_a_sentence():
     assert "finds no such device on this machine; nearest that works: cpu" in done.stderr
 
 
-def test_one_real_step_is_measured_operation_by_operation(tmp_path):
+def test_one_real_step_is_measured_operation_by_operation(tmp_path, capsys):
     run = tmp_path / "run.toml"
     sizes = (
         "vocab_size = 32\nd_model = 16\nn_layers = 2\nattention.n_heads = 2\nfeed_forward.d_ff = 32\nmax_seq_len = 8"
     )
     run.write_text(f"[model]\n{sizes}\n[recipe]\nseq_len = 8\nglobal_batch = 4\nmicro_batch = 2\nsteps = 1\n")
     kept = tmp_path / "ledger.json.gz"
-    command = [sys.executable, "-m", "trainledger", "measure", "step", str(run), "--json", "--output", str(kept)]
-    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert main(["measure", "step", str(run), "--json", "--output", str(kept)]) == 0
+    printed = json.loads(capsys.readouterr().out)
     ledger = read_ledger(kept)
     assert printed["flops"]["matmul"] == ledger.by("kind")["matmul"]
     assert printed["parameters"] == ledger.parameters

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,16 @@ TRACES = Path(__file__).parent / "traces"
 LATE_US = 400.0
 
 
+@cache
+def public_trace() -> bytes:
+    return gzip.decompress((TRACES / "mi300_resnet_checkpointed_ddp8.json.gz").read_bytes())
+
+
 def written(
     folder: Path, rank: int, *, early_us: float = 0.0, without: str = "", ranks: int = 3, of: Sequence[int] = range(6)
 ) -> None:
     """A public trace of rank 0 as that of another rank, whose all-reduces (``of`` the six) begin so much earlier."""
-    trace = json.loads(gzip.decompress((TRACES / "mi300_resnet_checkpointed_ddp8.json.gz").read_bytes()))
+    trace = json.loads(public_trace())
     trace["distributedInfo"] |= {"rank": rank, "world_size": ranks}
     sums = [each for each in trace["traceEvents"] if each["args"].get("Collective name") == "allreduce"]
     for at, each in enumerate(sorted(sums, key=lambda each: each["ts"])):
