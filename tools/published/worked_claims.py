@@ -14,7 +14,7 @@ from claim import Claim, Numbers, Row, show
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.forecast.plan.rules_of_thumb_error import step_facts
+from trainledger.forecast.plan.plan import step_facts
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.dtypes import FORMATS

@@ -22,7 +22,7 @@ from trainledger.engine.train.engine import say_on_stderr, train
 from trainledger.engine.train.observer import Finished, Observer, TrainingState
 from trainledger.engine.train.preflight import Needs
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
-from trainledger.forecast.plan.memory_check import refuse_beyond
+from trainledger.forecast.plan.fit import refuse_beyond
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.predict import accounts_of, checkpoint_nbytes, forecast, memory_of_device
 from trainledger.forecast.predict.roofline import Machine

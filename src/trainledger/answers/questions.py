@@ -23,13 +23,12 @@ from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.affordable import SEQ_LEN, affordable
 from trainledger.forecast.plan.breaks import Breaks
 from trainledger.forecast.plan.breaks import breaks as breaks_of
-from trainledger.forecast.plan.compute_budget import read_budget
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, what_fits
 from trainledger.forecast.plan.layouts.grid import fixed_by, read_fixed
 from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.forecast.plan.limits import Limits
 from trainledger.forecast.plan.optimal import Optimal
-from trainledger.forecast.plan.quantity import read
+from trainledger.forecast.plan.quantity import read, read_budget
 from trainledger.forecast.plan.scaling_law import FixedSize, Law, RatioLaw
 from trainledger.forecast.plan.serving import Inference, served
 from trainledger.forecast.plan.sizes import AXES

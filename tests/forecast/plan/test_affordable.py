@@ -9,13 +9,12 @@ import pytest
 
 import trainledger as tl
 from trainledger.answers.cost import plan
-from trainledger.forecast.plan.affordable import affordable, default_tokens_per_step
-from trainledger.forecast.plan.compute_budget import read_budget
+from trainledger.forecast.plan.affordable import _fewer_than_devices, affordable, default_tokens_per_step
 from trainledger.forecast.plan.family import family_of
+from trainledger.forecast.plan.fit import memory_model
 from trainledger.forecast.plan.limits import critical_batch
-from trainledger.forecast.plan.memory_check import memory_model
 from trainledger.forecast.plan.optimal import optimal
-from trainledger.forecast.plan.placed import _fewer_than_devices
+from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters

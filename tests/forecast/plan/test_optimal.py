@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from trainledger.answers.pages.optimal import document
-from trainledger.forecast.plan.compute_budget import read_budget
 from trainledger.forecast.plan.optimal import off_optimum, optimal, repeat, serve
+from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import LossLaw, laws
 
 LAWS = laws()

@@ -9,7 +9,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.answers.cost import plan
-from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb, step_facts
+from trainledger.forecast.plan.plan import RuleOfThumb, rules_of_thumb, step_facts
 from trainledger.forecast.predict.predict import accounts_of
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.model.parameters import parameters

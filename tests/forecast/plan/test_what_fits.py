@@ -15,9 +15,8 @@ from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.fit import document
 from trainledger.forecast.plan import sizes, sweep
-from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, saving_recipes, what_fits
-from trainledger.forecast.plan.memory_check import memory_model
-from trainledger.forecast.plan.sweep import Sweep, edge
+from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, memory_model, saving_recipes, what_fits
+from trainledger.forecast.plan.sizes import Sweep, edge
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
 from trainledger.spec.rules.run import run_problems

@@ -8,8 +8,7 @@ from typing import Any
 from trainledger.answers.pages.heading import model_line, of_run
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
-from trainledger.forecast.plan.memory_check import MemoryUse
+from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory

@@ -11,9 +11,8 @@ from trainledger.answers.pages.heading import model_line, of_run
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.forecast.plan.layouts.result import as_toml
-from trainledger.forecast.plan.plan import Plan, by_causal
+from trainledger.forecast.plan.plan import Plan, RuleOfThumb, by_causal
 from trainledger.forecast.plan.published import Resemblance, nearest
-from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb
 from trainledger.forecast.predict.forecast import Bar, Forecast
 from trainledger.forecast.predict.predict import ALONE
 from trainledger.ledger.memory.timeline import peak_nbytes

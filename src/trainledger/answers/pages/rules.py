@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan import rules_table
-from trainledger.forecast.plan.plan import Plan
-from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb, StepFact, step_facts
+from trainledger.forecast.plan.plan import Plan, RuleOfThumb, StepFact, step_facts
 from trainledger.ledger.rules_of_thumb import CONVENTIONS
 from trainledger.report.document import Content, Document, Table, sections
 from trainledger.report.table import sentence

@@ -21,8 +21,7 @@ from trainledger.forecast.plan.limits import (
     remedy,
 )
 from trainledger.forecast.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
-from trainledger.forecast.plan.sizes import AXES, grow
-from trainledger.forecast.plan.sweep import Sweep, first_failing
+from trainledger.forecast.plan.sizes import AXES, Sweep, first_failing, grow
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.forecast.predict.run import too_few

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import exp, log
 
 from trainledger.forecast.plan.affordable import Affordable
-from trainledger.forecast.plan.compute_budget import Budget
+from trainledger.forecast.plan.quantity import Budget
 from trainledger.forecast.plan.scaling_law import Between, Law, LossLaw, laws
 from trainledger.ledger.rules_of_thumb import forward_flops_per_token, training_flops
 from trainledger.report.document import Answer
@@ -143,7 +143,7 @@ def optimal(
     ``parameters`` or ``tokens_per_parameter`` asks for one model off the optimum, ``inference_tokens`` for the model
     that is cheapest to train and serve, ``unique_tokens`` for the best one on so much data. Raises InvalidInput.
 
-    >>> from trainledger.forecast.plan.compute_budget import read_budget
+    >>> from trainledger.forecast.plan.quantity import read_budget
     >>> best = optimal(read_budget(device="h100-sxm", count=32, days=14))
     >>> f"{best.parameters / 1e9:.1f}B on {best.tokens / 1e9:.0f}B tokens"
     '12.6B on 253B tokens'

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from trainledger.forecast.plan.quantity import checked_mfu
-from trainledger.forecast.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
 from trainledger.forecast.predict import predict
 from trainledger.forecast.predict.device_memory import DeviceMemory
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
+from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
@@ -18,10 +19,170 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
+from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
+from trainledger.spec.optimizers import Adam, Adam8bit
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
-from trainledger.spec.units import SECONDS_PER_DAY, format_percent
+from trainledger.spec.units import SECONDS_PER_DAY, ceil_div, format_percent
+
+
+@frozen
+class RuleOfThumb:
+    """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops, nbytes or seconds.
+
+    ``why`` names what the rule leaves out or assumes.
+    """
+
+    quantity: str
+    rule: str
+    unit: str
+    by_rule: float
+    by_ledger: float
+    why: str
+
+    @property
+    def error(self) -> float:
+        """How far the rule is off, as a share of the ledger's figure."""
+        return self.by_rule / self.by_ledger - 1 if self.by_ledger else 0.0
+
+
+def rules_of_thumb(
+    run: Run,
+    ledger: Ledger,
+    peak_nbytes: int,
+    *,
+    memory_nbytes: int | None = None,
+    flops_per_second: float | None = None,
+    mfu: float = 0.5,
+) -> tuple[RuleOfThumb, ...]:
+    """The rules of thumb that apply to this run, each with what the ledger counts.
+
+    With a device's memory also how many devices the rule and the ledger ask for, and with the FLOP/s that all
+    devices reach together at an ``mfu`` also how long the run takes.
+    """
+    rows = list(_rows(run, ledger, peak_nbytes))
+    if memory_nbytes is not None and run.recipe.optimizer.kind in ("adamw", "adam"):
+        rule, nbytes = _static(run, ledger)
+        why = "as memory at the peak; assumes that it can be spread evenly"
+        counts = ceil_div(nbytes, memory_nbytes), ceil_div(peak_nbytes, memory_nbytes)
+        rows.append(RuleOfThumb("devices to hold it", f"{rule} / memory", "count", *counts, why))
+    if flops_per_second is not None:
+        steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
+        active = parameters(run.model).active
+        by_rule = thumb.training_flops(active, steps * tokens) / flops_per_second
+        by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
+        name = f"6 {_n(run)} D / rate"
+        rows.append(
+            RuleOfThumb(f"time at {100 * mfu:g} % MFU", name, "seconds", by_rule, by_ledger, "as FLOPs per token")
+        )
+    return tuple(rows)
+
+
+def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
+    spec, recipe = run.model, run.recipe
+    N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
+    count, n = parameters(spec), _n(run)
+    blocks = thumb.block_parameters(d, L)
+    table = spec.vocab_size * d
+    yield RuleOfThumb(
+        "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
+        "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
+    )  # fmt: skip
+    yield RuleOfThumb(
+        "parameters", "12 d^2 L", "count", blocks, count.total - count.outside,
+        "layers alone; the same assumptions, and no norms or biases",
+    )  # fmt: skip
+    flops = ledger.by("phase", "model_flops")
+    per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
+    kept = ledger.kept_nbytes
+    attention = thumb.attention_flops_per_token(L, d, T)
+    six = thumb.training_flops(count.active, 1)
+    idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
+    yield RuleOfThumb(
+        "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
+        "no attention scores; counts the input embedding as a matmul",
+    )  # fmt: skip
+    yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
+    yield RuleOfThumb(
+        "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
+        f"counts the input embedding as a matmul; assumes n_heads x head size = d_model{idle}",
+    )  # fmt: skip
+    yield RuleOfThumb(
+        "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
+        thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads), kept,
+        "assumes 16-bit activations, unfused attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
+    )  # fmt: skip
+    yield RuleOfThumb(
+        "kept for backward", "2 B T d L", "nbytes",
+        thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
+    )  # fmt: skip
+    static = dict(ledger.resident)
+    gradients = nbytes_in(N, recipe.precision.gradients)
+    states = sum(static.get(each, 0) for each in ("frozen weights", "parameters", "optimizer state")) + gradients
+    if recipe.optimizer.kind in ("adamw", "adam"):
+        rule, nbytes = _static(run, ledger)
+        frozen_too = "; frozen weights in 16 bits" if recipe.lora is not None else ""
+        yield RuleOfThumb(
+            "static state", rule, "nbytes", nbytes, states,
+            f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments{frozen_too}; no step counters",
+        )  # fmt: skip
+        yield RuleOfThumb(
+            "memory at the peak", rule, "nbytes", nbytes, peak_nbytes,
+            "no activations, logits, scratch; and gradients need not all exist at the peak",
+        )  # fmt: skip
+
+
+def _static(run: Run, ledger: Ledger) -> tuple[str, int]:
+    """The rule for what is there for the whole run, and its bytes: with adapters also frozen weights in 16 bits."""
+    trained: int = thumb.static_nbytes(ledger.parameters, "fp32-adamw")
+    if run.recipe.lora is None:
+        return "16 N", trained
+    return "2 N + 16 N_adapters", 2 * parameters(run.model).total + trained
+
+
+def _n(run: Run) -> str:
+    """What N is in the rules for FLOPs: of a mixture of experts the parameters that a token passes through."""
+    return "N" if run.model.experts is None else "N_active"
+
+
+PASCANU = "Pascanu et al. 2013, On the difficulty of training recurrent neural networks (arXiv 1211.5063), section 3.2"
+
+
+@frozen
+class StepFact:
+    """One fact: what, its formula, the numbers of this run, and the sentence that they make."""
+
+    what: str
+    formula: str
+    numbers: tuple[float, ...]
+    sentence: str
+    source: str
+
+
+def step_facts(run: Run, ledger: Ledger) -> tuple[StepFact, ...]:
+    """The facts of a run's recipe, counted in its ledger where the ledger has them."""
+    return tuple(_facts(run, ledger))
+
+
+def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
+    recipe = run.recipe
+    if isinstance(recipe.optimizer, Adam | Adam8bit):
+        steps = tuple(thumb.averaging_steps(each) for each in (recipe.optimizer.beta1, recipe.optimizer.beta2))
+        sentence = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
+        yield StepFact("moments average", "1 / (1 - beta)", steps, sentence, thumb.ADAM)
+    divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")
+    count = sum(each.times for each in divided) // run.layout.data_ranks
+    if count:
+        of_a_rank = " of a data rank" if run.layout.data_ranks > 1 else ""
+        sentence = f"loss / {count:,}, for each of {count:,} micro-batches{of_a_rank}"
+        source = "the mean over the batch is the mean of its equal parts' means"
+        yield StepFact("micro-batches", "loss / k", (count,), sentence, source)
+    norms = [each for each in ledger if each.phase == "clip" and each.name == "stack"]
+    if norms:
+        tensors = ledger.filter(lambda each: each.phase == "clip" and each.name.endswith("norm")).entries[-1].flops
+        sentence = f"{len(norms)} norm over all {tensors:,} tensors"
+        yield StepFact("gradients are cut by", "sqrt(sum of g^2)", (len(norms), tensors), sentence, PASCANU)
 
 
 @frozen

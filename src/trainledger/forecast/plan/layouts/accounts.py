@@ -104,6 +104,7 @@ class Accounts:
         self.unknown = ""
         self._work: tuple[float, float] | None = None
         self._seen: set[Run] = set()
+        self._gaps: dict[tuple[Any, ...], list[float]] = {}  # seconds over their estimates, by `_kind`
 
     def go(
         self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool, first: bool = False
@@ -126,6 +127,8 @@ class Accounts:
                     break
                 if time.process_time() > until and (self.found or self.count >= LEAST_ACCOUNTED):
                     break
+                if len(ordered) >= self.keep and self._expected(row) >= ordered[self.keep - 1]:
+                    continue
                 report("accounts", number, len(rows))
                 self._account(row)
             else:
@@ -143,6 +146,10 @@ class Accounts:
         except KeyboardInterrupt:
             return True
         return False
+
+    def _expected(self, row: Any) -> float:
+        """The seconds of a row, where its estimate is as far below its account as that of any of its kind at least."""
+        return float(row[0]) * min(self._gaps.get(_kind(self.layout_at(row)), (1.0,)))
 
     def first(self, rows: Any) -> None:
         """Account for rows until one fits: those about as quick as the quickest, the simplest first, then others."""
@@ -204,6 +211,7 @@ class Accounts:
         if score.seconds is None:
             self.unknown = score.why
             return
+        self._gaps.setdefault(_kind(run), []).append(score.seconds / float(row[0]))
         self.found.append(self._found(run, score, float(row[0]), float(row[1])))
 
     def _found(self, run: Run, score: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
@@ -251,6 +259,16 @@ class Accounts:
         if self.unknown:
             notes.append(f"some layouts cannot be timed: {self.unknown}")
         return notes
+
+
+def _kind(run: Run) -> tuple[Any, ...]:
+    """Layouts whose estimates leave out the same are as far below their accounts."""
+    layout, recipe = run.layout, run.recipe
+    return (
+        layout.schedule, layout.pipeline > 1, layout.tensor > 1, layout.sequence_parallel, layout.context > 1,
+        layout.context_kind, layout.expert > 1, layout.zero, layout.reshards, layout.shard > 1,
+        recipe.activation_checkpointing,
+    )  # fmt: skip
 
 
 def pareto(seconds: Any, nbytes: Any) -> Any:

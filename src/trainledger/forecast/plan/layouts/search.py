@@ -34,6 +34,9 @@ from trainledger.spec.units import format_nbytes
 MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on no Pareto front that matters
 _MOST_ROWS = 10**6  # that are kept at a time
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
+# An account of interleaved stages takes up to twenty times as long as one of plain stages, and kinds of context ranks
+# are a third of all that is accounted for before: a search that asks for any good layout has neither.
+_PLAIN = {"virtual_stages": 1, "context_kind": "ring"}
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
 NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
@@ -59,15 +62,15 @@ def search(
     ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. Layouts whose states alone do
     not fit are left out, the others estimated (`plan.layouts.bounds`), and the best by estimate accounted for until the
     order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front`` off leaves out
-    slower layouts that save memory; with ``first`` the first that fits is all that is asked for. A layout is taken
-    where the chance that it fits is at least a half (`even_chance_margin`), or beside the margin that the run gives.
+    slower layouts that save memory; with ``first`` the first of plain ones that fits is all that is asked for. A layout
+    is taken where the chance that it fits is at least a half (`even_chance_margin`), or beside the run's own margin.
     Raises InvalidInput where the run's fields contradict each other or the machine's rates are not known.
     """
     import numpy as np
 
     report = progress or (lambda what, done, of: None)
     began = time.process_time()
-    grid = grid_of(run, run.cluster.count, fixed or {})
+    grid = grid_of(run, run.cluster.count, {**(_PLAIN if first else {}), **(fixed or {})})
     run = grid.run
     kept_free = even_chance_margin(run, machine) if run.cluster.memory_margin_nbytes is None else 0
     capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_free)
@@ -163,11 +166,12 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         update_seconds = _update_seconds(account(alone, backend=backend), clock)
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
-    # An addition reads two gradients and writes one; how near to the data sheet's bandwidth it comes is left out.
-    moved = 3 * nbytes_in(8, run.recipe.precision.gradients) / 8
-    adding_seconds = moved / machine.memory_bytes_per_second if machine.memory_bytes_per_second else 0.0
+    # An addition reads a gradient and the sum so far, and writes that.
+    precision, efficiency = run.recipe.precision, machine.efficiency
+    moved = nbytes_in(8, precision.arriving) / 8 + 2 * nbytes_in(8, precision.gradients) / 8
+    rate = (machine.memory_bytes_per_second or float("inf")) * (efficiency.bandwidth_share if efficiency else 1.0)
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-    return Costs(clock, update_seconds, adding_seconds, straggling(whole, machine, fabric))
+    return Costs(clock, update_seconds, moved / rate, straggling(whole, machine, fabric))
 
 
 def _update_seconds(ledger: Ledger, clock: Clock) -> float:
