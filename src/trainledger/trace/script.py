@@ -142,13 +142,8 @@ def why_it_ended(error: BaseException, files: Files) -> str:
 
 def last_line(trace: TracebackType | None, files: Files) -> str:
     """The innermost line of the files shown that an error passed through."""
-    found = ""
-    while trace is not None:
-        name = files.name(trace.tb_frame.f_code.co_filename)
-        if name:
-            found = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    lines = [(files.name(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(trace)]
+    return next((f"{name}:{line}" for name, line in reversed(lines) if name), "")
 
 
 def _of_script(trace: TracebackType | None, files: Files) -> TracebackType | None:

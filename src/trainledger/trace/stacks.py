@@ -108,15 +108,12 @@ class _Pair:
         return True
 
     def _registered(self, name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-        if list(mine) != list(theirs):
-            return False
-        for value, its in zip(mine.values(), theirs.values(), strict=True):
+        def alike(value: Any, its: Any) -> bool:
             if value is None or its is None:
-                if value is not its:
-                    return False
-            elif not (self.modules(value, its) if name == "_modules" else self._alike.tensors(value, its, self)):
-                return False
-        return True
+                return value is its
+            return self.modules(value, its) if name == "_modules" else self._alike.tensors(value, its, self)
+
+        return list(mine) == list(theirs) and all(map(alike, mine.values(), theirs.values()))
 
     def each(self, mine: Iterable[Any], theirs: Iterable[Any]) -> bool:
         one, other = list(mine), list(theirs)
@@ -225,12 +222,9 @@ def classes_of(blocks: Sequence[nn.Module], alike: Callable[[nn.Module, nn.Modul
     firsts: list[int] = []
     kinds: list[int] = []
     for place, block in enumerate(blocks):
-        for kind, first in enumerate(firsts):
-            if alike(blocks[first], block, place - first):
-                kinds.append(kind)
-                break
-        else:
-            kinds.append(len(firsts))
+        known = (kind for kind, first in enumerate(firsts) if alike(blocks[first], block, place - first))
+        kinds.append(next(known, len(firsts)))
+        if kinds[-1] == len(firsts):
             firsts.append(place)
     return kinds
 

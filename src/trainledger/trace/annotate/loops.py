@@ -310,13 +310,11 @@ class LoopGraphs:
 
         body = self._files.shape(frame.f_code.co_filename).loops.get(turns.head, (0, 0))
 
-        def of(value: Any) -> tuple[list[Tensor], int]:
-            found = {}
-            for each in _tensors_of(value):
-                at = _iteration(each, numbers)
-                if at is not None:
-                    found[at] = each
-            return list(found.values()), len(found)
+        def of(value: Any) -> list[Tensor]:
+            if not isinstance(value, (*_COLLECTIONS, dict)):
+                return []
+            found = {_iteration(tensor, numbers): tensor for tensor in _tensors_of(value)}
+            return [tensor for iteration, tensor in found.items() if iteration is not None]
 
         for name, value in variables_of(frame):
             if isinstance(value, Tensor):
@@ -325,16 +323,14 @@ class LoopGraphs:
                     if line and sums_up(name, line, frame, self._files):
                         yield Holder(name, "variable", line, added), [value], len(turns.ends)
             elif isinstance(value, (*_COLLECTIONS, dict)):
-                tensors, iterations = of(value)
-                if iterations >= _FEWEST_HELD:
+                if len(tensors := of(value)) >= _FEWEST_HELD:
                     place = added_to(name, frame, self._files, within=body)
-                    yield Holder(name, type(value).__name__, *place), tensors, iterations
+                    yield Holder(name, type(value).__name__, *place), tensors, len(tensors)
             else:
                 for inner, held in attributes_of(value):
-                    tensors, iterations = of(held) if isinstance(held, (*_COLLECTIONS, dict)) else ([], 0)
-                    if iterations >= _FEWEST_HELD:
+                    if len(tensors := of(held)) >= _FEWEST_HELD:
                         place = added_to(inner, frame, self._files, attribute=True, within=body)
-                        yield Holder(f"{name}.{inner}", "attribute", *place), tensors, iterations
+                        yield Holder(f"{name}.{inner}", "attribute", *place), tensors, len(tensors)
 
 
 def _iteration(tensor: Tensor, numbers: list[int]) -> int | None:

@@ -150,7 +150,7 @@ def _aligned(mask: Tensor) -> Tensor:
 
 
 def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool, widest: int) -> bool:
-    if not widest or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype:
+    if not widest or not _of_formats(_HALVES, q, k, v):
         return False
     if torch.are_deterministic_algorithms_enabled() or (dropout and q.shape[-2] == 1):
         return False
@@ -161,19 +161,24 @@ def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool,
 
 
 def _flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, grouped: bool) -> bool:
-    if mask is not None or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype:
-        return False
     width = q.shape[-1]
-    if not width == k.shape[-1] == v.shape[-1] or width > _WIDEST_HEAD:
+    if mask is not None or not _of_formats(_HALVES, q, k, v) or width > _WIDEST_HEAD:
         return False
-    return (_same_heads(q, k, v) or grouped) and (not causal or q.shape[-2] == k.shape[-2])
+    return (
+        width == k.shape[-1] == v.shape[-1]
+        and (_same_heads(q, k, v) or grouped)
+        and (not causal or q.shape[-2] == k.shape[-2])
+    )
 
 
 def _efficient_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    if q.dim() != 4 or q.dtype not in (*_HALVES, torch.float32) or not q.dtype == k.dtype == v.dtype:
-        return False
     aligned = 8 if q.dtype in _HALVES else 4
-    return _same_heads(q, k, v) and q.shape[-1] % aligned == 0 and v.shape[-1] % aligned == 0
+    known = _of_formats((*_HALVES, torch.float32), q, k, v)
+    return known and _same_heads(q, k, v) and q.shape[-1] % aligned == 0 and v.shape[-1] % aligned == 0
+
+
+def _of_formats(formats: tuple[torch.dtype, ...], q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return q.dim() == 4 and q.dtype in formats and q.dtype == k.dtype == v.dtype
 
 
 def _same_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:

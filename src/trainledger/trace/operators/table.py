@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,90 +21,9 @@ from trainledger.trace.operators.custom import CUSTOM, Args, Count, Operator, re
 from trainledger.trace.operators.scratch import SCRATCH
 from trainledger.trace.recorder.storages import tensors_in
 
-# Operators of aten by kind and rule of FLOPs, for each element of the largest input (`ledger.rules.FLOPS_PER_ELEMENT`).
-_COUNTED: dict[tuple[str, str], str] = {
-    ("norm", "layernorm"): """
-        native_layer_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm native_group_norm
-    """,
-    ("norm", "rmsnorm"): "_fused_rms_norm _weight_norm_interface",
-    ("norm", "norm backward"): """
-        native_layer_norm_backward _fused_rms_norm_backward native_batch_norm_backward cudnn_batch_norm_backward
-        native_group_norm_backward _weight_norm_interface_backward
-    """,
-    ("softmax", "softmax"): "_softmax _log_softmax _safe_softmax",
-    ("softmax", "softmax backward"): "_softmax_backward_data _log_softmax_backward_data",
-    ("reduction", "reduction"): """
-        sum mean linalg_vector_norm amax amin aminmax argmax max min cumsum var_mean var histc any all prod logsumexp
-        norm std max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d avg_pool3d _adaptive_avg_pool3d
-        adaptive_max_pool2d adaptive_max_pool3d max_pool3d_with_indices mse_loss smooth_l1_loss huber_loss
-        binary_cross_entropy soft_margin_loss std_mean cumprod cummax cummin logcumsumexp nansum argmin median kthvalue
-        mode dist trace count_nonzero scatter_reduce multi_margin_loss multilabel_margin_loss_forward
-        fractional_max_pool2d fractional_max_pool3d
-    """,
-}
-# Operators of aten without FLOPs, by kind.
-_UNCOUNTED: dict[str, str] = {
-    # Rows picked out, put in or sorted.
-    "embedding": """
-        embedding embedding_dense_backward index_select gather scatter scatter_add index index_put_ index_put
-        _unsafe_index index_add nll_loss_forward nll_loss_backward slice_backward select_backward scatter_
-        _index_put_impl_ index_add_ one_hot masked_select nonzero topk sort searchsorted bucketize embedding_renorm_
-        nll_loss2d_forward nll_loss2d_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward
-        embedding_sparse_backward index_fill index_fill_ index_copy index_copy_ masked_scatter masked_scatter_
-        scatter_add_ bincount unique_dim _unique2 unfold_backward max_unpool2d _coalesce sparse_mask
-        _embedding_bag_backward diagonal_backward
-    """,
-    # What is written as it is read, or without reading.
-    "copy": """
-        clone _to_copy copy_ cat stack repeat fill_ zero_ full full_like zeros zeros_like ones ones_like arange
-        _foreach_copy_ constant_pad_nd scalar_tensor roll new_zeros new_full new_ones triu tril flip _foreach_zero_
-        lift_fresh_copy split_with_sizes_copy repeat_interleave lift_fresh eye linspace concatenate _foreach_clone
-        tril_indices triu_indices logspace diag_embed pixel_shuffle pixel_unshuffle channel_shuffle im2col
-        reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
-        block_diag view_as_complex_copy _sparse_coo_tensor_with_dims_and_tensors select_scatter slice_scatter
-        expand_copy permute_copy diagonal_copy tril_ triu_ fill copy
-    """,
-    # Memory that nothing is written to, and views in place.
-    "allocate": """
-        empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ unsqueeze_ squeeze_ transpose_
-        t_ as_strided_ detach_ set_ _efficientzerotensor
-    """,
-    # Draws of a generator.
-    "random": """
-        native_dropout bernoulli_ bernoulli rand randn randint randperm uniform_ normal_ rand_like randn_like
-        exponential_ random_ geometric_ log_normal_ cauchy_ multinomial poisson
-    """,
-    # What the program asks of the device, or only of a tensor's shape.
-    "transfer": """
-        _local_scalar_dense is_same_size equal sym_size item _assert_async _assert_scalar _linalg_check_errors
-        record_stream is_pinned
-    """,
-}
-# Pointwise operators that torch does not tag so; those at the end it has tagged since 2.12.
-_POINTWISE = """
-    floor_divide polar __or__ __and__ __xor__ silu_backward gelu_backward native_dropout_backward sigmoid_backward
-    tanh_backward masked_fill masked_fill_ threshold_backward relu_ softplus_backward hardtanh_backward where lerp lerp_
-    addcdiv_ addcmul_ glu glu_backward leaky_relu_backward elu_backward max_pool2d_with_indices_backward
-    avg_pool2d_backward _adaptive_avg_pool2d_backward max_pool3d_with_indices_backward avg_pool3d_backward
-    _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward mse_loss_backward
-    smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward binary_cross_entropy_with_logits hardswish
-    fractional_max_pool2d_backward fractional_max_pool3d_backward
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams fake_quantize_per_tensor_affine_cachemask
-    fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_tensor_affine
-    _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine_backward
-    _fake_quantize_learnable_per_channel_affine_backward _fused_moving_avg_obs_fq_helper multi_margin_loss_backward
-    multilabel_margin_loss_backward soft_margin_loss_backward mish_backward hardswish_backward hardsigmoid_backward
-    log_sigmoid_backward log_sigmoid_forward _prelu_kernel _prelu_kernel_backward complex rrelu_with_noise
-    rrelu_with_noise_backward softshrink_backward col2im reflection_pad1d_backward reflection_pad2d_backward
-    reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-    affine_grid_generator affine_grid_generator_backward grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward
-    grid_sampler_3d_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
-    upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward
-    upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward celu_ elu_ hardsigmoid_
-    hardtanh_ leaky_relu leaky_relu_ selu_
-"""
-_PRIMITIVE = "add sub mul div neg where convert_element_type"
+# Operators by kind: counted for each element of an input, uncounted, and pointwise ones that torch does not tag so.
+_KINDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
+_POINTWISE = {library: frozenset(named.split()) for library, named in _KINDS["pointwise"].items()}
 _SENDS = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")  # whose operators are collectives
 
 
@@ -164,9 +85,12 @@ _RULES: dict[str, tuple[str, Count]] = {
     **matmuls.FACTORIZATIONS,
     **matmuls.RULES,
     **{
-        f"aten::{each}": (kind, _each_input(what)) for (kind, what), named in _COUNTED.items() for each in named.split()
+        f"aten::{name}": (kind, _each_input(what))
+        for kind, rules_of_kind in _KINDS["counted"].items()
+        for what, named in rules_of_kind.items()
+        for name in named.split()
     },
-    **{f"aten::{each}": (kind, _none) for kind, named in _UNCOUNTED.items() for each in named.split()},
+    **{f"aten::{name}": (kind, _none) for kind, named in _KINDS["uncounted"].items() for name in named.split()},
     **{
         f"fsdp::{each}": ("copy", _none)
         for each in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "chunk_cat_mixed_dtype")
@@ -205,8 +129,7 @@ def _known(func: OpOverload) -> Operator:
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _each_of_list)
-    primitive = library == "prims" and name in _PRIMITIVE.split()
-    if torch.Tag.pointwise in func.tags or name in _POINTWISE.split() or primitive:
+    if torch.Tag.pointwise in func.tags or name in _POINTWISE["any"] or name in _POINTWISE.get(library, ()):
         return Operator(name, "elementwise", _each_output, scratch=scratch)
     return registered_with_torch(func) or Operator(schema, "unknown", _none)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,12 +184,11 @@ def why_it_stopped(error: BaseException, phase: str) -> str:
 def _lines(trace: TracebackType | None) -> tuple[str, str]:
     """The innermost line that an error passed through, but for torch's and ours; and that of code not installed."""
     found = own = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
         if is_users(file):
-            found = f"{shown_file(file)}:{trace.tb_lineno}"
+            found = f"{shown_file(file)}:{line}"
             own = own if is_installed(file) else found
-        trace = trace.tb_next
     return found, own
 
 
