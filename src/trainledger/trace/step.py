@@ -14,9 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
 from trainledger.trace.fakes.kernels import kernels_of
-from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.rules import Counts
-from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
+from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake, results_of
 from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
 from trainledger.trace.recorder.attribution import threads_follow

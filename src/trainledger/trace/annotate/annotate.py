@@ -194,11 +194,9 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     notes |= dict.fromkeys(counts.notes())
     if request.device is not None and not request.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")
-    not_counted = (
-        "" if runs.counted else "runs of lines were not counted: a debugger or coverage tool already traces them"
-    )
-    sentences = too_few_steps(steps.taken), without_cuda(ending.sentence, request.device), not_counted
-    notes |= dict.fromkeys(filter(None, sentences))
+    notes |= dict.fromkeys(filter(None, (too_few_steps(steps.taken), without_cuda(ending.sentence, request.device))))
+    if not runs.counted:
+        note("runs of lines were not counted: a debugger or coverage tool already traces them")
     found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
     others = (line for name, line in account.lines.items() if name.rpartition(":")[0] not in files.shown())
     elsewhere = sum((line.own + line.backward + line.recompute for line in others), Work())

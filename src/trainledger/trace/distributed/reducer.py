@@ -170,7 +170,7 @@ class Reducer:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
-        """The backward is over: the sums go back into the gradients."""
+        # The backward is over: the sums go back into the gradients.
         self._expecting = False
         if self._find_unused and not self._static:
             used = torch.zeros(len(self._parameters), dtype=torch.int32)

@@ -186,7 +186,7 @@ def _on_cpu(init: Callable[..., None], mesh: DeviceMesh, device_type: str, *args
 
 
 def _numbered(value: Any) -> Any:
-    """Ranks of a mesh that were given as a fake tensor: those of a view of ``torch.arange``, as programs make it."""
+    # Ranks of a mesh that were given as a fake tensor: those of a view of ``torch.arange``, as programs make it.
     if not isinstance(value, FakeTensor):
         return value
     whole = value.untyped_storage().nbytes() // value.element_size()

@@ -100,7 +100,7 @@ def _key(f: Any) -> Any:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """A tensor without memory; a single number that is known keeps its value."""
+    # A tensor without memory; a single number that is known keeps its value.
     constant = getattr(tensor, "constant", None)
     if constant is not None and constant.numel() == 1:
         return constant.clone()  # type: ignore[no-any-return]
@@ -131,7 +131,7 @@ def _copied(before: Callable[..., Tensor], tensor: Tensor, memo: dict[Any, Any])
 
 
 def _of_copied_memory(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """A tensor that lies in a copy of its memory as it lies in its own."""
+    # A tensor that lies in a copy of its memory as it lies in its own.
     storage = tensor.untyped_storage()
     elements = storage.nbytes() // tensor.element_size()
     if elements == tensor.numel() and tensor.is_contiguous() and storage._cdata not in memo:

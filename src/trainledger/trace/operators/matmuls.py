@@ -43,7 +43,7 @@ def _matmul(first: int) -> Shape:
 
 
 def _grouped_mm(args: Args) -> tuple[int, ...]:
-    """Rows by the matrix of their group, or a matrix from the rows of each group, assuming groups of one size."""
+    # Rows by the matrix of their group, or a matrix from the rows of each group, assuming groups of one size.
     a, b = args[0], args[1]
     groups = args[2].shape[0]
     if b.dim() == 3:
@@ -58,7 +58,7 @@ def _grouped_mm_flops(args: Args, out: Any) -> int:
 
 
 def _linear(args: Args) -> tuple[int, ...]:
-    """Rows of any number of dims by a transposed matrix, as nested tensors and inference take it at once."""
+    # Rows of any number of dims by a transposed matrix, as nested tensors and inference take it at once.
     x, weight = args[0], args[1]
     return 1, x.numel() // x.shape[-1], weight.shape[0], weight.shape[1]
 
@@ -94,7 +94,7 @@ def _convolution_backward(args: Args, out: Any) -> int:
 
 
 def _recurrent(args: Args, out: Any) -> int:
-    """A layer of oneDNN's recurrent nets: each step's input and state by their matrices."""
+    # A layer of oneDNN's recurrent nets: each step's input and state by their matrices.
     x, from_input, from_state = args[:3]
     return 2 * int(x.numel() // x.shape[-1]) * int(from_input.numel() + from_state.numel())
 
@@ -164,7 +164,7 @@ def flex_facts(name: str, args: Args) -> dict[str, int]:
 
 
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:
-    """The four projections, and scores and their sums over all keys: a mask saves nothing."""
+    # The four projections, and scores and their sums over all keys: a mask saves nothing.
     B, T, D = x_BTD.shape
     projections: int = sum(rules.matmul_flops(B * T, *each.shape) for each in (qkv, proj))
     return projections + int(rules.attention_flops(B, heads, T, T, D // heads, D // heads))
@@ -197,7 +197,7 @@ def _scratch_of_attention(args: Args, out: Any) -> int:
 
 
 def _scratch_of_layer(args: Args, out: Tensor) -> int:
-    """Attention, or the MLP's wide values between two of x; norms in front keep one more of x."""
+    # Attention, or the MLP's wide values between two of x; norms in front keep one more of x.
     x_BTD, heads, norm_first, up = args[0], args[2], args[8], args[14]
     mask, mask_type = (*args, *(None, None)[len(args) - 18 :])[18:20]
     x, wide = x_BTD.nbytes, x_BTD.nbytes // max(1, x_BTD.shape[2]) * up.shape[0]
@@ -241,25 +241,25 @@ def _argument(args: Args, index: int, default: Any) -> Any:
 
 
 def _triangle(m: int, n: int, args: Args) -> int:
-    """xGEQRF."""
+    # LAPACK's xGEQRF.
     long, short = max(m, n), min(m, n)
     return 2 * long * short * short - 2 * short**3 // 3
 
 
 def _reflected(m: int, n: int, k: int) -> int:
-    """xORGQR: the first n columns of a product of k reflectors of length m."""
+    # xORGQR: the first n columns of a product of k reflectors of length m.
     return 4 * m * n * k - 2 * (m + n) * k * k + 4 * k**3 // 3
 
 
 def _qr(m: int, n: int, args: Args) -> int:
-    """The triangle, and Q unless only R is asked for."""
+    # The triangle, and Q unless only R is asked for.
     mode = _argument(args, 1, "reduced")
     columns = {"r": 0, "complete": m}.get(mode, min(m, n))
     return _triangle(m, n, args) + (_reflected(m, columns, min(m, n)) if columns else 0)
 
 
 def _lu(m: int, n: int, args: Args) -> int:
-    """xGETRF."""
+    # LAPACK's xGETRF.
     long, short = max(m, n), min(m, n)
     return long * short * short - short**3 // 3
 
@@ -281,7 +281,7 @@ def _svd(m: int, n: int, args: Args) -> int:
 
 
 def _pseudo_inverse(m: int, n: int, args: Args) -> int:
-    """By singular values, and the product of both sides."""
+    # By singular values, and the product of both sides.
     long, short = max(m, n), min(m, n)
     return 8 * long * short * short + 20 * short**3
 

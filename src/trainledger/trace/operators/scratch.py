@@ -100,11 +100,11 @@ class _Blocked:
         self.spread = groups * _lanes() ** 2 * prod(w.shape[2:])
 
     def forward(self, result: int) -> int:
-        """Image, weight and map at once, then the map and the result."""
+        # Image, weight and map at once, then the map and the result.
         return max(self.image + self.w + self.map, self.map + result)
 
     def back_to_image(self, result: int) -> int:
-        """The same from the map to the image; a strided one is written twice."""
+        # The same from the map to the image; a strided one is written twice.
         plain = 2 * result if self.strided else result
         return max(self.map + self.padded_w + self.image_gradient, self.image_gradient + plain)
 
@@ -149,7 +149,7 @@ def _backward(args: Args, out: Any) -> int:
 
 
 def _dense(*places: int) -> Count:
-    """Of a kernel that first copies what is not contiguous among some arguments."""
+    # Of a kernel that first copies what is not contiguous among some arguments.
 
     def scratch(args: Args, out: Any) -> int:
         given = [args[each] for each in places if each < len(args)]
