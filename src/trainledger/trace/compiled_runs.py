@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.operators.table import operator_of
+from trainledger.trace.patches import Args
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_users, plain_name, shown_file
 from trainledger.trace.recorder.storages import dtype_name
@@ -297,7 +298,7 @@ class Runs:
 
         return called
 
-    def _called(self, arguments: tuple[Any, ...], seconds: float | None) -> None:
+    def _called(self, arguments: Args, seconds: float | None) -> None:
         """A fused kernel was called. What of it is recomputation is an entry of its own."""
         work, recorder = self._work, self._recorder
         if work is None:
@@ -393,7 +394,7 @@ class Runs:
         return path
 
 
-def _touched(elements: tuple[int, ...], arguments: tuple[Any, ...]) -> int:
+def _touched(elements: tuple[int, ...], arguments: Args) -> int:
     """Bytes of so many elements of each argument; what several loops of a kernel need counts once."""
     pairs = [(count, each) for count, each in zip(elements, arguments, strict=False) if isinstance(each, Tensor)]
     return sum(min(count, each.numel()) * each.element_size() for count, each in pairs)

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainledger.ledger.entry import Amounts, Entry
 from trainledger.ledger.ledger import Ledger
+from trainledger.trace.patches import Kwargs
 
 Counts = tuple[int, ...]  # how often each repeated part runs
 Stars = Callable[[str], str]  # a module's path, with a star for the number of its block
@@ -121,7 +122,7 @@ class Extrapolation:
         others = self.grown.get(at)
         if others is None:
             return entry
-        facts: dict[str, Any] = {name: self._number(name, entry, others, counts) for name in _GROWING}
+        facts: Kwargs = {name: self._number(name, entry, others, counts) for name in _GROWING}
         facts |= {name: self._amounts(name, entry, others, counts) for name in _AMOUNTS}
         sizes = zip(entry.shape, *(each.shape for each in others), strict=True)
         return replace(entry, **facts, shape=tuple(self._grown(size, more, counts) for size, *more in sizes))
@@ -141,7 +142,7 @@ class Extrapolation:
 
     def _head(self, counts: Counts) -> Ledger:
         base, more = self.base, self.more
-        facts: dict[str, Any] = {name: self._number(name, base, more, counts) for name in ("parameters", "tokens")}
+        facts: Kwargs = {name: self._number(name, base, more, counts) for name in ("parameters", "tokens")}
         facts |= {name: self._amounts(name, base, more, counts) for name in ("resident", "uncounted")}
         return replace(base, entries=(), tensors=(), **facts)
 

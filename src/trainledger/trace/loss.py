@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.trace.patches import Args
 from trainledger.trace.recorder.source_lines import OURS, TORCH, callers
 from trainledger.trace.recorder.storages import dtype_name
 
@@ -280,8 +281,8 @@ def number_for_lbfgs() -> float | None:
     return float(next(_falling)) if _lbfgs_asks() else None
 
 
-def _compared(answer: Callable[[tuple[Any, ...]], bool]) -> Callable[[tuple[Any, ...], Any], Any]:
-    def known(args: tuple[Any, ...], out: Any) -> Any:
+def _compared(answer: Callable[[tuple[Any, ...]], bool]) -> Callable[[Args, Any], Any]:
+    def known(args: Args, out: Any) -> Any:
         if not isinstance(out, Tensor) or out.dim() or not _lbfgs_asks():
             return out
         return torch.tensor(answer(args))
@@ -290,7 +291,7 @@ def _compared(answer: Callable[[tuple[Any, ...]], bool]) -> Callable[[tuple[Any,
 
 
 # What L-BFGS asks by comparing single numbers. ``le`` of two tensors is that a search may end.
-DECISIONS: dict[OpOverload, Callable[[tuple[Any, ...], Any], Any]] = {
+DECISIONS: dict[OpOverload, Callable[[Args, Any], Any]] = {
     # ``ys > 1e-10``: the curvature is positive. ``gtd > -tolerance_change``: it does go down.
     aten.gt.Scalar: _compared(lambda args: bool(args[1] > 0)),
     aten.le.Tensor: _compared(lambda args: True),

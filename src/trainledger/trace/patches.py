@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
 Patch = tuple[Any, str, Made]  # the owner of the name, the name
 

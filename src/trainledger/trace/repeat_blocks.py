@@ -28,7 +28,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
 from trainledger.trace.fakes.tensors import restored
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import Args, Kwargs, replaced
 from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.storages import tensors_in
 from trainledger.trace.stacks import Found, Stack, shortened, stacks_of
@@ -101,9 +101,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive: list[Any] = []
         self.attribution = Attribution(model, None, lambda *_: None)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         out = func(*args, **(kwargs or {}))

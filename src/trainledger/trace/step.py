@@ -18,6 +18,7 @@ from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake, results_of
 from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
+from trainledger.trace.patches import Kwargs
 from trainledger.trace.recorder.attribution import threads_follow
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines, ends_here, quiet_fake_errors, why_it_stopped
@@ -115,7 +116,7 @@ def trace(
 
     given = _Inputs(batch, () if label is None else (label,))
     one_by_one = blocks == "all" or takes_closure or is_compiled(model)
-    options: dict[str, Any] = {"first_step": first_step, "kernels": kernels, "rounds": grad_accum, "assume": assume}
+    options: Kwargs = {"first_step": first_step, "kernels": kernels, "rounds": grad_accum, "assume": assume}
     options |= {"forward": None if one_by_one else forward, "least": LEAST if blocks == "auto" else LEAST_ASKED}
     return _record(model, given, step, optimizers_in(optimizer), **options)
 

@@ -21,15 +21,7 @@ from torch.distributed import distributed_c10d
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import counted
 from trainledger.trace import script
-from trainledger.trace.annotate.annotation import (
-    SYNC,
-    Annotation,
-    File,
-    Finding,
-    Line,
-    Mark,
-    Work,
-)
+from trainledger.trace.annotate.annotation import SYNC, Annotation, File, Finding, Line, Mark, Work
 from trainledger.trace.annotate.copies import reads_seen
 from trainledger.trace.annotate.findings import FEWEST_READS, findings
 from trainledger.trace.annotate.graphs import FEWEST_LOOKS
@@ -42,7 +34,7 @@ from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.own_code import program_followed
 from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.values import EmptyBatches, ZeroIndices, ZeroWhereUnknown
-from trainledger.trace.patches import around, replaced
+from trainledger.trace.patches import Kwargs, around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Refused
 from trainledger.trace.recorder.storages import tensors_in
@@ -200,7 +192,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
     others = (line for name, line in account.lines.items() if name.rpartition(":")[0] not in files.shown())
     elsewhere = sum((line.own + line.backward + line.recompute for line in others), Work())
-    facts: dict[str, Any] = {"total": account.total, "elsewhere": elsewhere, "seconds": seconds}
+    facts: Kwargs = {"total": account.total, "elsewhere": elsewhere, "seconds": seconds}
     facts |= {"peak_nbytes": watcher.peak_nbytes, "live_nbytes": sum(ends.values()), "steps": steps.taken}
     facts |= {"backwards": recorder.phases.micro_batches, "fake": request.fake, "device": request.device or ""}
     facts |= {"ended": ending.sentence, "outcome": ending.outcome, "notes": tuple(notes)}

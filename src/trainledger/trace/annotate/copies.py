@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Caller, Callers
-from trainledger.trace.patches import all_replaced, names
+from trainledger.trace.patches import Args, Kwargs, all_replaced, names
 from trainledger.trace.recorder.storages import dtype_name, tensors_in, touched_nbytes
 
 NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE = "non-contiguous", "expanded", "dtype", "device"
@@ -168,7 +168,7 @@ class Conversions:
 class Broadcasts(dict[tuple[str, str], Copy]):
     """Pointwise results of two tensors or more, each stretched along a dim of the other, by line and expression."""
 
-    def take(self, event: Event, args: tuple[Any, ...], out: Tensor, callers: Callers) -> None:
+    def take(self, event: Event, args: Args, out: Tensor, callers: Callers) -> None:
         if event.facts["kind"] != "elementwise" or not event.allocated:
             return
         sources, size = tensors_in(args), out.numel()
@@ -180,7 +180,7 @@ class Broadcasts(dict[tuple[str, str], Copy]):
             found.count(event.allocated[0].nbytes)
 
 
-def why_copied(func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str:
+def why_copied(func: OpOverload, name: str, args: Args, kwargs: Kwargs, out: Any) -> str:
     """Why an operation copies; "" for one that does not."""
     if name in _JOINS:
         return JOINED

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.annotate.source import Chain
+from trainledger.trace.patches import Args, Kwargs
 from trainledger.trace.recorder.storages import tensors_in, written_arguments
 
 RecordOf = Callable[[Tensor], Storage | None]
@@ -303,9 +304,7 @@ class Updates:
         self._of_gradients.discard(record)
         self._written.discard(record)
 
-    def ran(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event | None, *, backward: bool
-    ) -> None:
+    def ran(self, func: OpOverload, args: Args, kwargs: Kwargs, event: Event | None, *, backward: bool) -> None:
         """An operation runs, a view (without an event) too: the program's own, or in a backward."""
         inputs = tensors_in(args)
         for each in inputs:

@@ -24,7 +24,7 @@ from trainledger.trace.annotate.graphs import HEAVY, Forwards, Gradients, Graph,
 from trainledger.trace.annotate.loops import LoopGraphs, Tally
 from trainledger.trace.annotate.source import Caller, Callers, Files, Holder, holder_of, snapshots
 from trainledger.trace.fakes.own_code import record_launch
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import Args, Kwargs, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import TORCH, Lines
 from trainledger.trace.recorder.storages import dtype_name, tensors_in
@@ -51,7 +51,7 @@ class Watcher:
         self.syncs = Syncs()
         self.updates = Updates(lambda tensor: self._record_of(tensor))
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
-        self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], bool] = lambda args, kwargs, event: False
+        self.after: Callable[[Args, Kwargs, Event], bool] = lambda args, kwargs, event: False
         followers = (self.gradients, self.graph, self.conversions, self.updates)
         self.dies: list[Callable[[Storage], None]] = [follower.gone for follower in followers]
         self.uncounted: dict[str, str] = {}
@@ -70,9 +70,7 @@ class Watcher:
         for hear in self.dies:
             hear(record)
 
-    def operation(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
-    ) -> None:
+    def operation(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any, event: Event | None) -> None:
         """Take one operation that just ran."""
         node = torch._C._current_autograd_node()
         if node is None:
@@ -90,15 +88,13 @@ class Watcher:
         if self.updates.watches:
             self.updates.ran(func, args, kwargs, event, backward=node is not None)
 
-    def launched(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def launched(self, name: str, args: Args, kwargs: Kwargs) -> None:
         """Take the launch of a kernel that the program brings itself."""
         event = record_launch(self.recorder, name, args, kwargs)
         self.account.take(event)
         self.uncounted.setdefault(name, event.facts["line"])
 
-    def _take_event(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event, node: Any
-    ) -> None:
+    def _take_event(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any, event: Event, node: Any) -> None:
         before = self.account.live
         line = self.account.take(event)
         crossed = copies.DEVICE if self.after(args, kwargs, event) else ""
@@ -166,7 +162,7 @@ class Watcher:
             caller_line.ran_backward.add(facts["flops"], facts["read"], facts["written"], allocated)
             caller_line.ran_lines.add(facts["line"])
 
-    def _take_written(self, name: str, args: tuple[Any, ...]) -> None:
+    def _take_written(self, name: str, args: Args) -> None:
         # A gradient that the user writes anew is no longer the one that a step used.
         clears = name in ("zero_", "_foreach_zero_", "copy_", "_foreach_copy_")
         clears = clears or (name == "fill_" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0)
@@ -184,8 +180,8 @@ class Watcher:
         self,
         func: OpOverload,
         name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         out: Any,
         event: Event,
         line: LineAccount,
@@ -234,7 +230,7 @@ def _loads_data(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _by_mask(args: tuple[Any, ...]) -> bool:
+def _by_mask(args: Args) -> bool:
     # How many elements a mask picks must be counted first, for which the host waits.
     return any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.spec.frozen import frozen
 from trainledger.spec.units import ceil_div
-from trainledger.trace.patches import Patch, all_replaced, around, inside, replaced
+from trainledger.trace.patches import Args, Kwargs, Patch, all_replaced, around, inside, replaced
 from trainledger.trace.recorder.storages import tensors_in
 
 AXES: dict[str, str] = {}  # the mesh axis of a process group, by the group's name
@@ -86,7 +86,7 @@ def name_groups(mesh: DeviceMesh) -> None:
             continue
 
 
-def collective_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Collective:
+def collective_of(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> Collective:
     """What an operator of kind ``collective`` sends; one that is not known by name sends what it reads."""
     name = func._schema.name.split("::")[1]
     kind, place = _KINDS.get(name, (name.strip("_"), 0))
@@ -103,14 +103,14 @@ def collective_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     )
 
 
-def _argument(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+def _argument(func: OpOverload, args: Args, kwargs: Kwargs, name: str) -> Any:
     for index, each in enumerate(func._schema.arguments):
         if each.name == name:
             return args[index] if index < len(args) else kwargs.get(name, each.default_value)
     return None
 
 
-def _group_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dist.ProcessGroup | None:
+def _group_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dist.ProcessGroup | None:
     """The process group that an operator is called with; None where it has none."""
     for name in ("process_group", "group_name"):
         found = _argument(func, args, kwargs, name)
@@ -142,7 +142,7 @@ def counts_have_values() -> Iterator[None]:
         yield
 
 
-def give_values(func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
+def give_values(func: OpOverload, args: Args, out: Any) -> None:
     """Give a count, or the counts that arrive from all ranks, its assumed values."""
     if func in COUNTS and isinstance(out, FakeTensor):
         out.constant = even(args[0].numel(), out.shape[0], out.dtype)
@@ -268,7 +268,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def run_on_parts(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], within: Callable[[], AbstractContextManager[Any]]
+    func: OpOverload, args: Args, kwargs: Kwargs, within: Callable[[], AbstractContextManager[Any]]
 ) -> Any:
     """An operation on each of many DTensors that lie alike, on the local parts at once; NotImplemented of any other.
 

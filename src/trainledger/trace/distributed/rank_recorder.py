@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from trainledger.ledger.entry import Event, Origin, Storage
 from trainledger.trace.distributed.collectives import Collective, collective_of, communication_marked, local
 from trainledger.trace.operators.table import operator_of
-from trainledger.trace.patches import around, replaced
+from trainledger.trace.patches import Args, Kwargs, around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.storages import tensors_in
 
@@ -98,9 +98,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     # Operations
 
-    def _record(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *measured: Any
-    ) -> Event | None:
+    def _record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any, *measured: Any) -> Event | None:
         if self._begins_forward(func, args):
             self.phases.begin("forward")
         collective = collective_of(func, args, kwargs, out) if operator_of(func).kind == "collective" else None
@@ -124,16 +122,16 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             self._sent(event, collective, args, out)
         return event
 
-    def _begins_forward(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+    def _begins_forward(self, func: OpOverload, args: Args) -> bool:
         """Whether an operation outside of any phase is the first of a forward."""
         outside = self.phases.current == "other" and func is not _READ and torch.is_grad_enabled()
         return outside and any(each.requires_grad for each in tensors_in(args))
 
-    def was_read(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def was_read(self, func: OpOverload, args: Args) -> None:
         """A value goes to the host."""
         self._record(func, args, {}, 0, None)
 
-    def _sent(self, event: Event, collective: Collective, args: tuple[Any, ...], out: Any) -> None:
+    def _sent(self, event: Event, collective: Collective, args: Args, out: Any) -> None:
         made = sum(each.nbytes for each in event.allocated)
         inside = sum(each.nbytes for each in tensors_in(args)) if not made else 0
         payload = collective.payload

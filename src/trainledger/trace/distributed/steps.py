@@ -25,7 +25,7 @@ from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecor
 from trainledger.trace.fakes.own_code import program_followed, record_launch
 from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.values import AssumedValues, EmptyBatches, zero_where_picked
-from trainledger.trace.patches import all_replaced, around, dispatching, inside, replaced
+from trainledger.trace.patches import Args, Kwargs, all_replaced, around, dispatching, inside, replaced
 from trainledger.trace.recorder.source_lines import Lines, Refused, quiet_fake_errors
 from trainledger.trace.recorder.storages import has_no_memory, tensors_in
 
@@ -103,9 +103,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recorder.end()
         self._stack.close()
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         recorder = self.recorder
         # Its rule for fake tensors makes a new one; in truth it gives back what it waits for
         if func is _WAIT:
@@ -135,7 +133,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._empty.ran(func, args, out)
         return out
 
-    def _launched(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _launched(self, name: str, args: Args, kwargs: Kwargs) -> None:
         if self.recorder is not None:
             record_launch(self.recorder, name, args, kwargs)
 
@@ -143,7 +141,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.recorder is not None:
             self._assumed.add()
 
-    def _assume(self, func: OpOverload, args: tuple[Any, ...]) -> float | int:
+    def _assume(self, func: OpOverload, args: Args) -> float | int:
         # An unknown value is 0; where it scales what an optimizer does, no operation depends on it.
         recorder = self.recorder
         if recorder is not None:
@@ -248,7 +246,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made_optimizer = True
         before(*args, **kwargs)
 
-    def _refuse_own_update(self, args: tuple[Any, ...]) -> None:
+    def _refuse_own_update(self, args: Args) -> None:
         # Without an optimizer of torch no step is seen, and a program would run to its end for nothing.
         if torch.is_grad_enabled():
             return

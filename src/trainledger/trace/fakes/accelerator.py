@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from trainledger.ledger.entry import Event, Storage
 from trainledger.trace.fakes.gpu import Gpu, gpu_answers
-from trainledger.trace.patches import around, replaced
+from trainledger.trace.patches import Args, Kwargs, around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import TORCH, is_tracers
 from trainledger.trace.recorder.storages import is_gpu, tensors_in
@@ -67,7 +67,7 @@ class _OnCpu(TorchFunctionMode):
     """Every call of torch that names a GPU names the CPU."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
         if func == _IS_CUDA and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
@@ -121,7 +121,7 @@ class Accelerator(TorchFunctionMode):
             self.nbytes += record.nbytes
             self.gpu.most_nbytes = max(self.gpu.most_nbytes, self.nbytes)
 
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> bool:
+    def after(self, args: Args, kwargs: Kwargs, event: Event) -> bool:
         """What is made of a GPU's tensors is on the GPU; returns whether it is a copy between memories."""
         if event.allocated and any(map(self.holds, tensors_in(args) + tensors_in(kwargs))):
             for record in event.allocated:
@@ -129,7 +129,7 @@ class Accelerator(TorchFunctionMode):
         return self._moving and event.facts["name"] == "clone"
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
@@ -150,7 +150,7 @@ class Accelerator(TorchFunctionMode):
         self._put(out, is_gpu(device))
         return out
 
-    def _move(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _move(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         """``to``, ``cuda`` and ``cpu``: a copy where the device is another, then what else was asked for."""
         tensor, rest, device = args[0], list(args[1:]), kwargs.pop("device", None)
         if name != "to":

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.device import KERNELS
-from trainledger.trace.patches import all_replaced, answering, around, replaced
+from trainledger.trace.patches import Args, Kwargs, all_replaced, answering, around, replaced
 
 # What remains different from a step on CUDA:
 # - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
@@ -243,7 +243,7 @@ def autocast_as_on_cuda() -> Iterator[None]:
     """Inside, autocast of a CPU has in fp32 what CUDA's has."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def outside(run: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def outside(run: Callable[..., Any], args: Args, options: Kwargs) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return run(*args, **options)
 

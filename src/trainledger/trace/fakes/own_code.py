@@ -23,12 +23,12 @@ from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.stored import Note, converted, host_values, without_values
 from trainledger.trace.fakes.values import numbers_shown
 from trainledger.trace.operators.custom import CUSTOM, Operator
-from trainledger.trace.patches import all_replaced, around, replaced, replaced_in
+from trainledger.trace.patches import Args, Kwargs, all_replaced, around, replaced, replaced_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Refused
 from trainledger.trace.recorder.storages import tensors_in
 
-Launched = Callable[[str, tuple[Any, ...], dict[str, Any]], object]
+Launched = Callable[[str, Args, Kwargs], object]
 _HIDDEN = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxnreg")  # of the launch, not of the kernel
 
 
@@ -53,7 +53,7 @@ def launches_followed(launched: Launched) -> Iterator[None]:
         yield
 
 
-def record_launch(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Event:
+def record_launch(recorder: Recorder, name: str, args: Args, kwargs: Mapping[str, Any]) -> Event:
     """The entry of a launch, of the FLOPs that its `cost_rule` gives; without one it counts as unknown."""
     tensors = tensors_in(list(args)) + tensors_in(dict(kwargs))
     recorder.appear(tensors, "read first")
@@ -181,7 +181,7 @@ def flash_attn_varlen_func(
     return _attended(q, k, v, longest, causal, window_size, options)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, keys: int, causal: bool, window: Any, options: dict[str, Any]) -> Any:
+def _attended(q: Tensor, k: Tensor, v: Tensor, keys: int, causal: bool, window: Any, options: Kwargs) -> Any:
     before, after = (-1 if each is None else int(each) for each in window)
     after = 0 if causal and after < 0 else after
     if before >= 0 and after >= 0:

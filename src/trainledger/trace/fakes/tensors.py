@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.spec.units import round_up
 from trainledger.trace.loss import make_state, needs_closure
-from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.patches import Args, all_replaced, around
 
 _DEEPEST = 4  # containers in containers whose contents are put back
 
@@ -201,7 +201,7 @@ def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) ->
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
-Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
+Correct = Callable[[Args, Any], Any]  # from an operator's arguments and fake result, the real one's form
 NOTES = {
     "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
     "is the most"
@@ -210,12 +210,12 @@ _BY_NUMBER = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar
 _BY_VALUE = (*_BY_NUMBER, aten.sqrt.default, aten.neg.default)
 
 
-def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
+def _statistics_in_fp32(args: Args, out: Any) -> Any:
     # Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu).
     return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
 
 
-def _norm(args: tuple[Any, ...], out: Any) -> Any:
+def _norm(args: Args, out: Any) -> Any:
     # Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur.
     first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
     weights = [each for each in args[first : first + 2] if each is not None]
@@ -223,7 +223,7 @@ def _norm(args: tuple[Any, ...], out: Any) -> Any:
     return _statistics_in_fp32(args, out) if mixed else out
 
 
-def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
+def _group_norm_backward(args: Args, out: Any) -> Any:
     # The gradient of half-precision values is in half precision, whatever the weights are in.
     x = args[1]
     if out[0] is None or out[0].dtype == x.dtype:
@@ -231,7 +231,7 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
     return (out[0].to(x.dtype), *out[1:])
 
 
-def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
+def _in_place_of_all(args: Args, out: Any) -> Any:
     # A reduced loss is a view of the memory that all its terms were allocated.
     elements = max(args[0].numel(), args[1].numel())
     if not isinstance(out, Tensor) or out.dim() or elements < 2:
@@ -239,14 +239,14 @@ def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
     return out.new_empty(elements).as_strided((), ())
 
 
-def _resized(args: tuple[Any, ...], out: Any) -> Any:
+def _resized(args: Args, out: Any) -> Any:
     # A result is made as large as the input and then resized: memory never becomes less by that.
     if args[0].numel() <= out.numel():
         return out
     return out.new_empty(args[0].numel()).as_strided(out.shape, out.stride())
 
 
-def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
+def _layer_norm(args: Args, out: Any) -> Any:
     # Results of the CPU's kernel are contiguous, whatever the input is; torch's rule for shapes keeps the input's
     # strides.
     first = out[0]
@@ -258,7 +258,7 @@ def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
 _PAGE, _CACHE_LINE = 4096, 64  # bytes
 
 
-def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
+def _recurrent(args: Args, out: Any) -> Any:
     # oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
     # The buffers are those of oneDNN's `rnn_utils.cpp`; their formats were found by the sizes that torch 2.13
     # allocates, which this gives to the byte.
@@ -316,7 +316,7 @@ def _made(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool = Fa
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False, is_coalesced=known)
 
 
-def _bags_backward(args: tuple[Any, ...], out: Any) -> Any:
+def _bags_backward(args: Args, out: Any) -> Any:
     """A row for each entry of the bags."""
     grad, entries = args[0], args[1]
     if not _is_sparse(out):
@@ -325,7 +325,7 @@ def _bags_backward(args: tuple[Any, ...], out: Any) -> Any:
     return _made(entries.reshape(1, -1), rows, out)
 
 
-def _clone(args: tuple[Any, ...], out: Any) -> Any:
+def _clone(args: Args, out: Any) -> Any:
     # A gradient is not copied where it becomes a parameter's, whatever happens to fake ones.
     x = args[0]
     if not _is_sparse(x):
@@ -336,11 +336,11 @@ def _clone(args: tuple[Any, ...], out: Any) -> Any:
     return _made(indices, values, x, coalesced=x.is_coalesced())
 
 
-def _coalesce(args: tuple[Any, ...], out: Any) -> Any:
+def _coalesce(args: Args, out: Any) -> Any:
     return _made(args[0]._indices().clone(), args[0]._values().clone(), args[0], coalesced=True)
 
 
-def _mask(args: tuple[Any, ...], out: Any) -> Any:
+def _mask(args: Args, out: Any) -> Any:
     """The rows of a dense tensor that a sparse one has."""
     x, mask = args[0], args[1]
     if not _is_sparse(out) or not _is_sparse(mask):
@@ -349,7 +349,7 @@ def _mask(args: tuple[Any, ...], out: Any) -> Any:
     return _made(mask._indices().clone(), rows, out, coalesced=mask.is_coalesced())
 
 
-def _each_value(args: tuple[Any, ...], out: Any) -> Any:
+def _each_value(args: Args, out: Any) -> Any:
     """The same rows with other values."""
     x = args[0]
     if not _is_sparse(out) or not _is_sparse(x) or out._values().shape[0]:
@@ -357,7 +357,7 @@ def _each_value(args: tuple[Any, ...], out: Any) -> Any:
     return _made(x._indices(), torch.empty_like(x._values(), dtype=out.dtype), out, coalesced=x.is_coalesced())
 
 
-def _sum(args: tuple[Any, ...], out: Any) -> Any:
+def _sum(args: Args, out: Any) -> Any:
     # Equal rows of both may become one; how many are depends on values.
     x, y = args[0], args[1]
     if not _is_sparse(out) or not _is_sparse(x) or not _is_sparse(y):
@@ -365,7 +365,7 @@ def _sum(args: tuple[Any, ...], out: Any) -> Any:
     return _made(torch.cat([x._indices(), y._indices()], 1), torch.cat([x._values(), y._values()]), out)
 
 
-def added_to_dense(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
+def added_to_dense(func: OpOverload, args: Args) -> Tensor | None:
     """What becomes of a dense tensor that a sparse one is added to: torch's rule for shapes reads its values."""
     if func not in (aten.add_.Tensor, aten.add.Tensor, aten.sub.Tensor) or not _is_sparse(args[1]):
         return None

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from trainledger.trace.fakes.tensors import added_to_dense
 from trainledger.trace.loss import DECISIONS, number_for_lbfgs
-from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.patches import Args, Kwargs, all_replaced, around
 from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, Refused, callers
 from trainledger.trace.recorder.storages import tensors_in
 
@@ -51,16 +51,14 @@ class ZeroWhereUnknown(TorchDispatchMode):
         self,
         trusted: Callable[[], bool] = lambda: True,
         assumed: Callable[[], None] | None = None,
-        results: Mapping[OpOverload, Callable[[tuple[Any, ...], Any], Any]] | None = None,
+        results: Mapping[OpOverload, Callable[[Args, Any], Any]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._results = {**DECISIONS, **(results or {})}
         self._trusted = trusted
         self._assumed = assumed
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
             trusted = self._trusted()
             loss = number_for_lbfgs() if trusted else None
@@ -177,7 +175,7 @@ class EmptyBatches:
         self._line = line
         self._emptied = ""  # the last line that a slice came out empty at
 
-    def ran(self, func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
+    def ran(self, func: OpOverload, args: Args, out: Any) -> None:
         """An operation has run."""
         if func is _SLICE and not out.numel() and args[0].numel():
             self._emptied = self._line()
@@ -202,9 +200,7 @@ class ZeroIndices(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._guessed, self._decided, self._empty = guessed, decided, empty
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is _READ and args[0].dtype == torch.bool and args[0].constant is None:
             self._decided()
         out = func(*args, **(kwargs or {}))

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from trainledger.ledger.entry import KINDS
 from trainledger.spec.problem import shown
+from trainledger.trace.patches import Args, Kwargs
 
-Args = tuple[Any, ...]
 Count = Callable[[Args, Any], int]  # FLOPs or bytes, of the arguments and the result
 Shape = Callable[[Args], tuple[int, ...]]
 Rule = TypeVar("Rule", bound=Callable[..., int])
@@ -39,7 +39,7 @@ class Operator:
     source: str = ""
     scratch: Count | None = None
 
-    def counted(self, args: Args, options: dict[str, Any], out: Any) -> tuple[int, int]:
+    def counted(self, args: Args, options: Kwargs, out: Any) -> tuple[int, int]:
         """FLOPs done, and the model's own share of them."""
         given = (*args, options) if self.takes_options else args
         done = self.flops(given, out)

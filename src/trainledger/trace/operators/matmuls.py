@@ -15,7 +15,8 @@ from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.spec.units import ceil_div
-from trainledger.trace.operators.custom import Args, Count, Shape
+from trainledger.trace.operators.custom import Count, Shape
+from trainledger.trace.patches import Args
 
 # What the fused layers allocate was measured as in `scratch`, in fp32 and fp64; in half precision their matmuls take
 # more, which is not counted.

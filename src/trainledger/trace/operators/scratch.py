@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from trainledger.spec.units import round_up
-from trainledger.trace.operators.custom import Args, Count
+from trainledger.trace.operators.custom import Count
+from trainledger.trace.patches import Args
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")
 

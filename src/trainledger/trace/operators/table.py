@@ -17,8 +17,9 @@ from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.trace.fakes import tensors as fake_tensors
 from trainledger.trace.operators import matmuls
-from trainledger.trace.operators.custom import CUSTOM, Args, Count, Operator, registered_with_torch
+from trainledger.trace.operators.custom import CUSTOM, Count, Operator, registered_with_torch
 from trainledger.trace.operators.scratch import SCRATCH
+from trainledger.trace.patches import Args
 from trainledger.trace.recorder.storages import tensors_in
 
 # Operators by kind: counted for each element of an input, uncounted, and pointwise ones that torch does not tag so.

@@ -26,7 +26,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainledger.ledger.entry import Event, Storage, keep_what_lives
-from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.patches import Args, all_replaced, around
 from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers, plain_name
 from trainledger.trace.recorder.storages import Storages
 
@@ -325,7 +325,7 @@ class Phases:
         return torch.is_grad_enabled() and not engine_calls(sys._getframe(1))
 
 
-def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
+def added_into(func: OpOverload, args: Args) -> Tensor | None:
     """The gradient whose memory takes the sum, where this operation is the engine's and no one else refers to it.
 
     A ``__torch_dispatch__`` calls this before it runs the operation.

@@ -28,7 +28,7 @@ from trainledger.trace.loss import NoScalarLossError, that_hold_state
 from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.matmuls import flex_facts
 from trainledger.trace.operators.table import assumed_of, operator_of
-from trainledger.trace.patches import around, dispatching, inside, replaced
+from trainledger.trace.patches import Args, Kwargs, around, dispatching, inside, replaced
 from trainledger.trace.recorder import storages
 from trainledger.trace.recorder.attribution import Attribution, Phases, added_into, alone, of_loss
 from trainledger.trace.recorder.source_lines import Lines, notes_of, plain_name, why_it_stopped
@@ -41,7 +41,7 @@ GATHERS = ("embedding", "index_select", "gather")
 _AROUND_ONE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
 
 
-Observe = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any, Event | None], None]
+Observe = Callable[[OpOverload, Args, Kwargs, Any, Event | None], None]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -173,16 +173,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Operations
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         # Most of what is dispatched on fake tensors is this question: each kernel's rule asks it of its arguments.
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         with self._one_at_a_time:
             return self._dispatched(func, types, args, kwargs or {})
 
-    def _dispatched(self, func: OpOverload, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs) -> Any:
         # A tensor of parts (DTensor, torchao's) dispatches first; what it does with its parts comes here again.
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
@@ -202,7 +200,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._observe(func, args, kwargs, out, event)
         return out
 
-    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _higher_order(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that calls others: one that it only wraps is recorded, of any other what it makes."""
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
         wraps = name.rpartition("::")[2] in _AROUND_ONE
@@ -222,13 +220,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _record(
-        self,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        seconds: float | None,
-        into: Tensor | None = None,
+        self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any, seconds: float | None, into: Tensor | None = None
     ) -> Event | None:
         """Record an operation that has run; None for a view. ``into`` is the gradient that it was added into."""
         self.phases.notice(self.events)
@@ -270,7 +262,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._place(made, operator, path)
         if operator.kind == "unknown":
             self._count_unknown(operator.name)
-        facts: dict[str, Any] = {"name": operator.name, "kind": operator.kind, "shape": operator.shape(args)}
+        facts: Kwargs = {"name": operator.name, "kind": operator.kind, "shape": operator.shape(args)}
         facts |= {"flops": flops, "model_flops": model_flops if phase in MODEL_PHASES else 0, "read": read}
         facts |= {"written": written, "line": line, "seconds": seconds, "source": operator.source or func._schema.name}
         facts |= {"basis": storages.ASSUMED if operator.assumed else basis, "path": path, "phase": phase}

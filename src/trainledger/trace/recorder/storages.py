@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.ledger.entry import Event, Origin, Storage, TensorLife
-from trainledger.trace.patches import names
+from trainledger.trace.patches import Args, Kwargs, names
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
@@ -96,7 +96,7 @@ def touched_nbytes(tensor: Tensor) -> int:
     return elements * tensor.element_size()
 
 
-def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written_arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     """The tensors that an operator writes in place, by its schema."""
     written = []
     for index, argument in enumerate(func._schema.arguments):
@@ -212,7 +212,7 @@ class Storages:
             origin = each.origin
             if origin is None or not each.nbytes or (origin.born < 0 and origin.died == -1):
                 continue
-            facts: dict[str, Any] = {"name": origin.name, "shape": origin.shape, "dtype": origin.dtype}
+            facts: Kwargs = {"name": origin.name, "shape": origin.shape, "dtype": origin.dtype}
             facts |= {"path": origin.path, "line": origin.line, "born": origin.born, "died": origin.died}
             phase = "" if origin.born < 0 else each.phase
             yield TensorLife(nbytes=each.nbytes, category=each.category, phase=phase, **facts)
