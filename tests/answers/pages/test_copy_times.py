@@ -1,5 +1,5 @@
 from drawn import marks
-from trainledger.answers.pages.copy_times import document
+from trainledger.answers.pages.rates import document
 from trainledger.observe.measure.rates import CopyTimes
 from trainledger.report.chart import Line
 from trainledger.report.terminal import text

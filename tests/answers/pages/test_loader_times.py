@@ -1,4 +1,4 @@
-from trainledger.answers.pages.loader_times import document
+from trainledger.answers.pages.rates import document
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.report.document import records
 from trainledger.report.terminal import text

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
+from trainledger.answers.pages.einsum_figures import INTENSITY, RATE, roof
 from trainledger.answers.pages.memory import memory_charts
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.record import RunRecord
-from trainledger.answers.pages.run_figures import operations_table, roofline
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Spread
 from trainledger.ledger.ranks import RankFigures
 from trainledger.observe.reconcile import Part, Reconciliation, Row
@@ -22,7 +25,81 @@ from trainledger.report.document import Amount, Cell, Document, Table, section, 
 from trainledger.report.html import page, parts, table_html
 from trainledger.report.table import sentence
 from trainledger.spec.plain import replace_file
-from trainledger.spec.units import format_seconds
+from trainledger.spec.units import TERA, format_flops_per_second, format_seconds
+
+_LEAST_SHARE = 0.001  # of the step: what takes less is left out of the figure
+_ROOM = 2.0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All runs of one operation of a step, of one shape where it is a matmul."""
+
+    name: str
+    phase: str
+    kind: str
+    shape: tuple[int, ...]
+    times: int
+    flops: int
+    nbytes: int
+    seconds: float
+
+
+def operations(ledger: Ledger) -> list[Operation]:
+    """The operations of a recorded step, those that take longest first; without clocks, those with most FLOPs."""
+    found: dict[tuple[str, str, str, tuple[int, ...]], list[Entry]] = {}
+    for each in ledger:
+        found.setdefault((each.name, each.phase, each.kind, each.shape), []).append(each)
+    summed = [
+        Operation(
+            *key, sum(each.times for each in some), sum(each.flops * each.times for each in some),
+            sum((each.read + each.written) * each.times for each in some), sum(each.seconds or 0.0 for each in some),
+        )
+        for key, some in found.items()
+    ]  # fmt: skip
+    return sorted(summed, key=lambda each: (-each.seconds, -each.flops, -each.nbytes))
+
+
+def operations_table(ledger: Ledger) -> Table:
+    """Every operation of the step."""
+    rows = tuple(
+        (each.name, each.phase, each.kind, " x ".join(map(str, each.shape)), each.times, each.flops, each.nbytes,
+         each.seconds or None)
+        for each in operations(ledger)
+    )  # fmt: skip
+    columns = ("operation", "phase", "kind", "shape", "runs", "FLOPs", "bytes moved", "time")
+    return Table("operations", columns, rows, ("", "", "", "", "count", "flops", "nbytes", "seconds"))
+
+
+def roofline(ledger: Ledger, peak_flops_per_second: float | None, title: str) -> Chart | None:
+    """FLOP/s over FLOPs per byte of each operation that was timed; None where none was.
+
+    The roofs are the peak that MFU refers to, and the most bytes per second that any of these operations moved.
+    """
+    timed = [each for each in operations(ledger) if each.seconds and each.flops and each.nbytes]
+    whole = sum(each.seconds for each in timed)
+    shown = [each for each in timed if each.seconds > _LEAST_SHARE * whole]
+    if not shown or peak_flops_per_second is None:
+        return None
+    memory = max(each.nbytes / each.seconds for each in shown)
+    intensities = [each.flops / each.nbytes for each in shown]
+    ends = min(intensities) / _ROOM, max(max(intensities), peak_flops_per_second / memory) * _ROOM
+    marks = [roof("roof", "this machine", peak_flops_per_second, memory, ends, GREY)]
+    for at, phase in enumerate(dict.fromkeys(each.phase for each in shown)):
+        own = [each for each in shown if each.phase == phase]
+        places, rates = [each.flops / each.nbytes for each in own], [each.flops / each.seconds / TERA for each in own]
+        marks.append(Line(places, rates, phase, COLOURS[at % len(COLOURS)], 0, symbol="circle", said=list(_said(own))))
+    return Chart(title, tuple(marks), INTENSITY, RATE)
+
+
+def _said(some: list[Operation]) -> Iterator[str]:
+    for each in some:
+        shape = f" {' x '.join(map(str, each.shape))}" if each.shape else ""
+        yield (
+            f"{each.name}{shape}: {format_seconds(each.seconds)} in {each.times} runs, "
+            f"{format_flops_per_second(each.flops / each.seconds)}"
+        )
+
 
 _MEASURED = COLOURS[0]
 # These are always split; the others only where there is a difference to place.

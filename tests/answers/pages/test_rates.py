@@ -1,7 +1,7 @@
 import pytest
 
 from drawn import marks
-from trainledger.answers.pages.matmul_times import document, figures
+from trainledger.answers.pages.rates import document, matmul_charts
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.report.chart import Line
 from trainledger.report.document import records
@@ -45,7 +45,7 @@ def test_the_table_has_the_share_of_the_best_of_each_dtype():
 
 
 def test_the_points_of_the_roofline_lie_where_they_were_measured_and_its_corner_at_the_ridge():
-    chart = figures(FOUND)[0]
+    chart = matmul_charts(FOUND)[0]
     roofs = {each.name: each for each in marks(chart, Line) if each.width}
     assert roofs.keys() == {"fp32", "bf16"}
     best = FOUND.best("fp32")
@@ -62,6 +62,6 @@ def test_the_points_of_the_roofline_lie_where_they_were_measured_and_its_corner_
 def test_a_sweep_is_drawn_over_the_size_that_moves():
     rows = times(*(matmul(64, 0.01, rows=each) for each in (1, 2, 3)))
     widths = times(*(matmul(each, 0.01, rows=5) for each in (64, 128, 256)))
-    assert [figures(each)[1].x.title for each in (rows, widths)] == ["m", "n = k"]
-    assert len(figures(FOUND)) == 1
-    assert len(figures(times(*(matmul(each, 0.01) for each in (64, 128, 256))))) == 1
+    assert [matmul_charts(each)[1].x.title for each in (rows, widths)] == ["m", "n = k"]
+    assert len(matmul_charts(FOUND)) == 1
+    assert len(matmul_charts(times(*(matmul(each, 0.01) for each in (64, 128, 256))))) == 1
