@@ -40,7 +40,8 @@ from trainledger.engine.train.guard import Agreed, JudgedOnDevice
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.precision import build_model
 from trainledger.engine.train.step import optimizer_step
-from trainledger.forecast.predict.predict import memory_of_device, predict
+from trainledger.forecast.predict.device_memory import memory_of_device
+from trainledger.forecast.predict.predict import predict
 from trainledger.ledger.step import account
 from trainledger.observe.profiler.profile import profile_of
 from trainledger.spec.run import Run

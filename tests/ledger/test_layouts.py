@@ -12,7 +12,8 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.parallel.rank_plan import chunks_of, in_flight, in_flight_by_chunk, rank_plan
+from trainledger.ledger.parallel.micro_batches import in_flight, in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import chunks_of, rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
 from trainledger.spec.layout import Layout
@@ -147,7 +148,7 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_are_in_flight() -> None:
     for each in stages:
         sends = sum(entry.times for entry in collectives(each.ledger, name="send"))
         receives = sum(entry.times for entry in collectives(each.ledger, name="recv"))
-        assert sends == receives == (8 if each.first or each.last else 16)
+        assert sends == receives == (8 if each.plan.first or each.plan.last else 16)
     assert [bool(collectives(each.ledger, phase="backward", name="all_reduce")) for each in stages] == [False] * 4
 
 
@@ -315,7 +316,7 @@ def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_o
     # With no more micro-batches than stages some loops of an interleaved pipeline are empty, of each stage others.
     assert count == 4 or any(each.alike != each.stage for each in found)
     for each in found:
-        assert each.ledger == follow(rank_plan(run, each.stage, each.place), backend="cuda")
+        assert each.ledger == follow(rank_plan(run, each.stage, each.plan.place), backend="cuda")
     assert sum(each.count for each in found) == layout.devices
 
 
@@ -330,9 +331,9 @@ def test_ranks_with_uneven_pieces_have_the_accounts_that_they_would_have_on_thei
     layout = Layout(shard=3, pipeline=more.get("pipeline", 1))
     run = run_of(layout, global_batch=3 * 4, precision=precision, **recipe)
     found = accounts(run, backend="cuda")
-    assert len({each.place for each in found}) > 1
+    assert len({each.plan.place for each in found}) > 1
     for each in found:
-        assert each.ledger == follow(rank_plan(run, each.stage, each.place), backend="cuda")
-    one, other = (next(each.ledger for each in found if (each.place > 0) is later) for later in (False, True))
+        assert each.ledger == follow(rank_plan(run, each.stage, each.plan.place), backend="cuda")
+    one, other = (next(each.ledger for each in found if (each.plan.place > 0) is later) for later in (False, True))
     assert one != other
     assert [each for each in one if each.phase == "backward"] == [each for each in other if each.phase == "backward"]

@@ -4,7 +4,7 @@ import pytest
 from throughput_nemo import nemo_cases
 
 from trainledger import catalog
-from trainledger.forecast.predict.predict import memory_of_device
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import accounts
 

@@ -72,7 +72,7 @@ def bound_of(case: TimeCase) -> float | None:
     from throughput_times import ranks_of
 
     device = replace(catalog.placed(case.device, case.run.cluster), efficiency=None)
-    return layout_time(case.run, ranks_of(case), device).seconds
+    return layout_time(ranks_of(case), device).seconds
 
 
 def constants(name: str, some: tuple[TimeCase, ...], sources: set[str]) -> Iterator[tuple[str, Efficiency]]:

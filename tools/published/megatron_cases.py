@@ -78,7 +78,7 @@ def device_of(row: Row) -> Device:
 @cache
 def _account_of(case: str, args: str, env: str, kernels: str, devices: int) -> tuple[Run, RankAccount, int]:
     run = load(from_arguments(arguments_of({"case": case, "args": args, "env": env}), devices=devices).table)
-    last = [each for each in accounts(run, backend=kernels) if each.last][-1]
+    last = [each for each in accounts(run, backend=kernels) if each.plan.last][-1]
     return run, last, int(peak_nbytes(last.ledger))
 
 

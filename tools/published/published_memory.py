@@ -82,7 +82,7 @@ def predict(case: Case) -> Prediction:
 
 
 def _was_read(source: Source, rank: RankAccount) -> bool:
-    return source.stages == "all" or rank.first or (source.stages == "ends" and rank.last)
+    return source.stages == "all" or rank.plan.first or (source.stages == "ends" and rank.plan.last)
 
 
 @cache

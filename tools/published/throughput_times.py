@@ -46,13 +46,7 @@ def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
             key = tuple((each.count, each.begins, each.ends) for each in chunks)
             if key not in alike:
                 alike[key] = follow(rank, backend="cuda")
-            found.append(
-                RankAccount(
-                    stage=stage, place=0, count=run.layout.devices // run.layout.pipeline,
-                    layers=sum(each.count for each in chunks), first=chunks[0].begins, last=chunks[-1].ends,
-                    in_flight=0, ledger=alike[key],
-                )
-            )  # fmt: skip
+            found.append(RankAccount(rank, run.layout.devices // run.layout.pipeline, alike[key]))
         _RANKS[case.name] = tuple(found)
     return _RANKS[case.name]
 
@@ -62,7 +56,7 @@ def predicted(case: TimeCase, efficiency: Efficiency | None = None) -> StepTime:
     device = catalog.placed(case.device, case.run.cluster)
     if efficiency is not None:
         device = replace(device, efficiency=efficiency)
-    found = layout_time(case.run, ranks_of(case), device)
+    found = layout_time(ranks_of(case), device)
     assert found.seconds is not None, f"{case.name}: {found.notes}"
     return found
 

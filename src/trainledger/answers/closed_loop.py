@@ -23,13 +23,14 @@ from trainledger.engine.train.observer import Finished, Observer, TrainingState
 from trainledger.engine.train.preflight import Needs
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
 from trainledger.forecast.plan.fit import refuse_beyond
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.forecast.predict.predict import accounts_of, checkpoint_nbytes, forecast, memory_of_device
+from trainledger.forecast.predict.predict import checkpoint_nbytes, forecast
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
 from trainledger.ledger.measured import EagerBytes, Measured, measured_run
-from trainledger.ledger.ranks import RankAccount, RankFigures, account_of, figures, write_rank
+from trainledger.ledger.ranks import RankAccount, RankFigures, account_of, account_run, figures, write_rank
 from trainledger.ledger.step import account
 from trainledger.observe.measure.hardware import memory_nbytes, title
 from trainledger.observe.measure.meter import QuietSteps, StepMeter
@@ -50,14 +51,15 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
 
     ``validation_sequences`` are those that an evaluation really has, where the text holds fewer than the recipe asks.
     """
-    ledger, ranks = accounts_of(run, backend=_kernels(device))
+    account = account_run(run, backend=_kernels(device))
+    ledger, ranks = account.ledger, account.ranks
     machine, notes = machine_on(run, device)
     asked = run.recipe.evaluation.sequences
     if validation_sequences is not None and validation_sequences < asked:
         recipe = with_fields(run.recipe, {"evaluation.sequences": validation_sequences})
         run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
-    predicted = forecast(run, ledger, machine, ranks=ranks)
+    predicted = forecast(replace(account, run=run), machine)
     if ranks:
         ledger = ranks[0].ledger
         notes += (f"FLOPs and bytes of a step are those of the first of {run.layout.devices} ranks",)

@@ -21,6 +21,7 @@ from trainledger.ledger import step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import ParameterCount
 from trainledger.ledger.model.parameters import parameters as parameters_of
+from trainledger.ledger.ranks import account_run
 from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -115,7 +116,7 @@ def plan(
 
 def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
     """As `plan`, of a run that was checked before."""
-    made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
+    made = make_plan(account_run(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
     if convention != made.convention:
         made = counted_by(made, convention)
     if is_one_step(run):
@@ -139,8 +140,8 @@ def loop(
         raise InvalidInput(problems)
     run = with_length(resolve(run, overrides, progress=progress))
     machine = machine_of(run)
-    ledger, ranks = forecasts.accounts_of(run, backend=kernels_of(run))
-    return training_loop(run, ledger, forecasts.forecast(run, ledger, machine, ranks=ranks), machine, tokens)
+    accounted = account_run(run, backend=kernels_of(run))
+    return training_loop(run, accounted.ledger, forecasts.forecast(accounted, machine), machine, tokens)
 
 
 def why_impossible(plan: Plan) -> Problem | None:

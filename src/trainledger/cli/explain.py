@@ -16,12 +16,11 @@ from trainledger.cli.asking import asked, run_asked, say_assumed, while_searchin
 from trainledger.forecast.explain import account as explained
 from trainledger.forecast.explain.envelope import envelope
 from trainledger.forecast.explain.symbols import MEANINGS, symbolic
-from trainledger.forecast.plan.plan import memory_of_device
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.parallel_step import layout_time
-from trainledger.forecast.predict.predict import heaviest_account
 from trainledger.forecast.predict.roofline import roofline_table
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.ranks import accounts
+from trainledger.ledger.ranks import accounts, heaviest
 from trainledger.report.document import Document
 from trainledger.spec.device import ErrorModel
 from trainledger.spec.problem import InvalidInput, Problem
@@ -64,7 +63,7 @@ def explain(args: Namespace) -> Document:
     if args.what == "memory" and (device := device_of(run)) is not None:
         reserved = tuple((name, found.number(nbytes)) for name, nbytes in found.ledger.reserved)
         held = memory_of_device(run, int(parts[-1].total), device, reserved)
-        if held is not None and not held.tensors_alone:
+        if not held.tensors_alone:
             parts += (explained.outside_tensors(held),)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
     return document(
@@ -77,7 +76,7 @@ def _stage(args: Namespace, run: Run) -> int:
     if "stage" not in args:
         if args.what != "memory" or run.layout.pipeline == 1:
             return 0
-        return heaviest_account(accounts(run, backend=kernels_of(run))).stage
+        return heaviest(accounts(run, backend=kernels_of(run))).stage
     if args.stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
@@ -100,7 +99,7 @@ def _time(args: Namespace, run: Run) -> Document:
         rule = "was not measured yet, so there are no times to explain; run `trainledger measure machine` once"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     tensors = leaves_of(run.model, run.recipe).trained().tensors
-    step = layout_time(run, accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
+    step = layout_time(accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
     parts, rows = explained.time(step), roofline_table(step.entries, machine)
@@ -116,8 +115,7 @@ def _envelope(args: Namespace, run: Run, stage: int) -> Document:
         memory = device.capacity_nbytes
 
         def holds(nbytes: int) -> bool:
-            used = memory_of_device(run, nbytes, device)
-            return used is None or used.fits is not False
+            return memory_of_device(run, nbytes, device).fits is not False
 
     found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=stage, holds=holds)
     return envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=stage)

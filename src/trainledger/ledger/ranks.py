@@ -5,10 +5,9 @@ Static memory follows no operation, so it is quick, and its sizes may be arrays.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,12 @@ from trainledger.ledger.core.sizes import several, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST, Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import Peak, peak_nbytes
+from trainledger.ledger.model.parameters import ParameterCount, leaves_of, parameters
 from trainledger.ledger.parallel.context import left_out
-from trainledger.ledger.parallel.micro_batches import Work
-from trainledger.ledger.parallel.rank_plan import (
-    RankPlan,
-    in_flight,
-    in_flight_by_chunk,
-    parts_of,
-    rank_plan,
-    shard_shape,
-)
-from trainledger.ledger.step import follow, follow_places, resident_of
+from trainledger.ledger.parallel.micro_batches import Work, in_flight, rounds_of
+from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, plans_of_stage, rank_plan
+from trainledger.ledger.step import account, follow, follow_places, resident_of
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
@@ -38,37 +32,90 @@ from trainledger.spec.run import Run
 
 @frozen
 class RankAccount:
-    """The ledger of a rank, and how many ranks have one like it.
+    """The plan of a rank, the ledger that follows it, and how many ranks have one like it.
 
-    ``stage`` is its stage of the pipeline counted from 0, ``place`` the first of its places among the ranks that shard.
-    ``first`` and ``last`` say what it has in addition to layers: the embedding, the head and the loss. ``alike`` is the
-    first stage whose ranks do the same in each micro-batch, though with others in flight; None where that is not known.
+    ``alike`` is the first stage whose ranks do the same in each micro-batch, though with others in flight; None where
+    that is not known.
     """
 
-    stage: int
-    place: int
+    plan: RankPlan
     count: Int
-    layers: Int
-    first: bool
-    last: bool
-    in_flight: Int
     ledger: Ledger
     alike: int | None = None
 
     @property
-    def title(self) -> str:
-        """What distinguishes the rank, in words.
+    def stage(self) -> int:
+        return self.plan.stage
 
-        >>> RankAccount(0, 0, 8, 4, True, False, 2, Ledger(())).title
-        'first stage'
-        """
-        if self.first and self.last:
+    @property
+    def in_flight(self) -> Int:
+        """Forwards of all chunks before the first backward is over."""
+        return in_flight(self.plan.layout, self.plan.stage, self.plan.whole.grad_accum)
+
+    @property
+    def title(self) -> str:
+        """What distinguishes the rank, in words."""
+        plan = self.plan
+        if plan.first and plan.last:
             name = "every rank"
-        elif self.first or self.last:
-            name = "first stage" if self.first else "last stage"
+        elif plan.first or plan.last:
+            name = "first stage" if plan.first else "last stage"
         else:
-            name = f"stage {self.stage + 1}"
-        return name if self.place == 0 else f"{name}, shard {self.place + 1}"
+            name = f"stage {plan.stage + 1}"
+        return name if plan.place == 0 else f"{name}, shard {plan.place + 1}"
+
+
+@frozen
+class RunAccount:
+    """The account of a run: its whole step on one device, and where it is spread its distinct ranks."""
+
+    run: Run
+    ledger: Ledger
+    ranks: tuple[RankAccount, ...] = ()
+
+    @cached_property
+    def parameters(self) -> ParameterCount:
+        return parameters(self.run.model)
+
+    @cached_property
+    def tensors(self) -> Int:
+        """Trained tensors of the whole model."""
+        return leaves_of(self.run.model, self.run.recipe).trained().tensors
+
+    @cached_property
+    def heaviest(self) -> Ledger:
+        """The ledger of the device that needs most memory."""
+        return heaviest(self.ranks).ledger if self.ranks else self.ledger
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The peak of the device that needs most memory."""
+        return self.heaviest.peak()
+
+
+def account_run(run: Run, *, backend: str) -> RunAccount:
+    """The account of a run and of its ranks."""
+    if run.layout.alone:
+        return RunAccount(run, account(run, backend=backend))
+    return RunAccount(run, account(whole_run(run), backend=backend), accounts(run, backend=backend))
+
+
+def whole_run(run: Run) -> Run:
+    """The same run on one device that has all of it, with the micro-batches of a data rank."""
+    if run.layout.alone:
+        return run
+    return replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=run.device_batch))
+
+
+def heaviest(ranks: Sequence[RankAccount]) -> RankAccount:
+    """The rank, of some, that needs most memory.
+
+    Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
+    """
+    some = [each for each in ranks if each.alike in (None, each.stage)]
+    if len(some) == 1:
+        return some[0]
+    return max(some, key=lambda each: peak_nbytes(each.ledger) + each.ledger.reserved_nbytes)
 
 
 def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
@@ -81,56 +128,34 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
     found: list[RankAccount] = []
     known: dict[Any, list[RankAccount]] = {}
     for stage in range(run.layout.pipeline):
-        key = _kind(run, stage)
+        key = kind_of_stage(run, stage)
         if key not in known:
-            known[key] = list(_accounts_of_stage(run, stage, backend))
+            plans, counts = zip(*plans_of_stage(run, stage), strict=True)
+            ledgers = follow_places(plans, backend=backend)
+            known[key] = [RankAccount(*rank, alike=stage) for rank in zip(plans, counts, ledgers, strict=True)]
             found += known[key]
             continue
-        counts, flying = _rounds(run, stage), in_flight(run.layout, stage, run.grad_accum)
-        for each in known[key]:
-            ledger = _with_rounds(each.ledger, counts)
-            found.append(replace(each, stage=stage, in_flight=flying, ledger=ledger))
+        rounds = rounds_of(run.layout, stage, run.grad_accum)
+        for rank in known[key]:
+            ledger = _with_rounds(rank.ledger, rounds)
+            found.append(replace(rank, plan=replace(rank.plan, stage=stage), ledger=ledger))
     return tuple(found)
 
 
-def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccount]:
-    first = rank_plan(run, stage)
-    places = list(_places(first))
-    ranks = [first, *(rank_plan(run, stage, place) for place, _ in places[1:])]
-    chunks = [each.chunk for each in ranks[0].chunks]
-    for (place, alike), ledger in zip(places, follow_places(ranks, backend=backend), strict=True):
-        yield RankAccount(
-            stage=stage, place=place, count=alike * run.layout.devices // (run.layout.pipeline * _pieces(run)),
-            layers=sum(each.count for each in chunks), first=chunks[0].begins, last=chunks[-1].ends,
-            in_flight=in_flight(run.layout, stage, run.grad_accum), ledger=ledger, alike=stage,
-        )  # fmt: skip
+def kind_of_stage(run: Run, stage: int) -> Any:
+    """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
+    if not isinstance(run.model.n_layers, int):
+        return stage
+    rounds = rounds_of(run.layout, stage, run.grad_accum)
+    return parts_of(run, stage), tuple((name, not isinstance(n, int) or n > 0) for name, n in rounds.items())
 
 
 def heaviest_stages(run: Run) -> tuple[int, ...]:
     """The first stage of each kind, one of which holds the most: later ones of a kind have no more in flight."""
     found: dict[Any, int] = {}
     for stage in range(run.layout.pipeline):
-        found.setdefault(_kind(run, stage), stage)
+        found.setdefault(kind_of_stage(run, stage), stage)
     return tuple(found.values())
-
-
-def _kind(run: Run, stage: int) -> Any:
-    """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
-    if not isinstance(run.model.n_layers, int):
-        return stage
-    return parts_of(run, stage), tuple(
-        (name, not isinstance(count, int) or count > 0) for name, count in _rounds(run, stage).items()
-    )
-
-
-def _rounds(run: Run, stage: int) -> dict[str, Int]:
-    """How often each loop over micro-batches runs (`ledger.parallel.micro_batches.run_micro_batches` has them)."""
-    micro_batches = run.grad_accum
-    *earlier, last = in_flight_by_chunk(run.layout, stage, micro_batches)
-    rounds = {"in flight": last - 1, "micro-batches": micro_batches - last}
-    for index, count in enumerate(earlier):
-        rounds |= {f"in flight {index}": count, f"micro-batches {index}": micro_batches - count}
-    return rounds
 
 
 def _with_rounds(ledger: Ledger, rounds: dict[str, Int]) -> Ledger:
@@ -152,54 +177,6 @@ def _with_rounds(ledger: Ledger, rounds: dict[str, Int]) -> Ledger:
 def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
     """The ledger of the rank of a stage that has the largest pieces; sizes may be arrays."""
     return follow(rank_plan(run, stage), backend=backend)
-
-
-def _pieces(run: Run) -> Any:
-    """How many places there are among the ranks that shard."""
-    return run.layout.shard_ranks if run.layout.zero == 3 else 1
-
-
-def _places(rank: RankPlan) -> Iterator[tuple[int, Any]]:
-    """The first place with each set of pieces, and how many have it; ``rank`` is at the first of all."""
-    ranks = _pieces(rank.whole)
-    if not isinstance(ranks, int):
-        yield 0, ranks
-        return
-    if ranks == 1:
-        yield 0, 1
-        return
-    leaves = [leaf for each in rank.chunks for pattern, _ in each.leaves.in_order() for leaf in pattern]
-    shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves]
-    uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]
-    if not uneven:
-        yield 0, ranks
-        return
-    found = sorted({0, *(place for leaf, among in uneven for place in _changes(leaf, among, ranks))})
-    starts = [0]
-    for place in found[1:]:
-        if any(shard_shape(leaf, among, place) != shard_shape(leaf, among, starts[-1]) for leaf, among in uneven):
-            starts.append(place)
-    for at, until in pairwise([*starts, ranks]):
-        yield at, until - at
-
-
-def _changes(leaf: Leaf, among: int, ranks: int) -> Iterator[int]:
-    """The places from which on pieces may be other ones: after the last whole piece, and after a smaller one.
-
-    Ranks that share among fewer than all begin again after so many.
-    """
-    whole = bisect_left(
-        range(among), True, key=lambda place: shard_shape(leaf, among, place) != shard_shape(leaf, among)
-    )
-    for begin in range(0, ranks, among):
-        yield from (each for each in (begin, begin + whole, begin + whole + 1) if each < ranks)
-
-
-def _is_uneven(leaf: Leaf, ranks: Any) -> bool:
-    if not isinstance(ranks, int) or ranks == 1:
-        return False
-    sizes = shard_shape(leaf, ranks, ranks - 1), shard_shape(leaf, ranks)
-    return all(isinstance(size, int) for size in sizes[0]) and sizes[0] != sizes[1]
 
 
 @frozen
@@ -303,7 +280,7 @@ def account_of(run: Run, rank: int, *, kernels: str) -> RankAccount:
     """The account of one rank of a run, numbered as in the device mesh."""
     stage, place = place_of(run.layout, rank)
     of_stage = [each for each in accounts(run, backend=kernels) if each.stage == stage]
-    return max((each for each in of_stage if each.place <= place), key=lambda each: each.place)
+    return max((each for each in of_stage if each.plan.place <= place), key=lambda each: each.plan.place)
 
 
 def place_of(layout: Layout, rank: int) -> tuple[int, int]:

@@ -24,8 +24,8 @@ from trainledger.ledger.optimizers.mixed_precision import (
     unscale,
 )
 from trainledger.ledger.optimizers.update import clip, state_nbytes, update
-from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
-from trainledger.ledger.parallel.rank_plan import RankPlan, in_flight, rank_plan
+from trainledger.ledger.parallel.micro_batches import Work, in_flight, run_micro_batches
+from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
 from trainledger.spec.dtypes import nbytes_in
 from trainledger.spec.precision import Precision
@@ -186,12 +186,10 @@ def reserved(rank: RankPlan, ledger: Ledger, *, backend: str) -> Amounts:
 
 
 def _fsdp2(rank: RankPlan, ledger: Ledger) -> Iterator[tuple[str, Int]]:
-    """Buffers that FSDP2 allocates in separate streams (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
-
-    The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
-    gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is too
-    small for the fp32 gradient.
-    """
+    """Buffers that FSDP2 allocates in separate streams (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+    # The flat buffer of the first gather, of parameters outside the blocks, in the copy-in stream; the shards of
+    # gradients in the stream of the reduce-scatter; and the logits in 16 bits, freed before backward, whose block is
+    # too small for the fp32 gradient.
     run, precision = rank.run, rank.run.recipe.precision
     outside = sum(leaf.elements for chunk in rank.chunks for leaf in chunk.leaves.outside if leaf.decayed)
     gathered = nbytes_in(outside, precision.arriving)

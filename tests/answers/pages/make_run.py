@@ -7,6 +7,7 @@ from pathlib import Path
 from trainledger.forecast.predict.predict import forecast
 from trainledger.ledger.ledger import write_ledger
 from trainledger.ledger.measured import measured_run
+from trainledger.ledger.ranks import RunAccount
 from trainledger.ledger.step import account
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.model import ModelSpec
@@ -75,7 +76,7 @@ def make_run(folder: Path) -> Path:
     run = tiny_run()
     ledger = account(run)
     (folder / "run.toml").write_text(to_toml(run))
-    write_json(forecast(run, ledger, calibration()), folder / "forecast.json")
+    write_json(forecast(RunAccount(run, ledger), calibration()), folder / "forecast.json")
     write_ledger(ledger, folder / "predicted-ledger.json.gz")
     write_ledger(ledger, folder / "measured-ledger.json.gz")
     allocator = ledger.peak().nbytes + 4096

@@ -10,9 +10,9 @@ import pytest
 import trainledger as tl
 from trainledger.answers.cost import plan
 from trainledger.forecast.plan.plan import RuleOfThumb, rules_of_thumb, step_facts
-from trainledger.forecast.predict.predict import accounts_of
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.ranks import account_run
 
 
 def rows_of(**changes: Any) -> dict[str, RuleOfThumb]:
@@ -79,7 +79,7 @@ def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments
     recipe: dict[str, Any], bytes_each: int
 ) -> None:
     run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1, **recipe}})
-    ledger = accounts_of(run, backend="cuda")[0]
+    ledger = account_run(run, backend="cuda").ledger
     states = next(each for each in rules_of_thumb(run, ledger, 1) if each.quantity == "static state").by_ledger
     most = dict.fromkeys(("frozen weights", "parameters", "gradients", "optimizer state"), 0)
     for moment in timeline(ledger):

@@ -141,7 +141,7 @@ def test_what_hides_is_what_the_same_block_computes_the_other_way() -> None:
     machine = replace(H100, fabric=catalog.fabric(H100, run.cluster))
     assert machine.fabric is not None
     (hidden,), (shown,) = (
-        stages_of(each, accounts(each, backend="cuda")[:1], machine, machine.fabric) for each in (run, alone)
+        stages_of(accounts(each, backend="cuda")[:1], machine, machine.fabric) for each in (run, alone)
     )
     sent: dict[tuple[Any, str], list[float]] = {}
     for one, other in zip(hidden.messages, shown.messages, strict=True):

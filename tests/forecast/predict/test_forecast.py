@@ -7,6 +7,7 @@ from trainledger.forecast.predict.predict import forecast
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.ranks import RunAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
@@ -42,7 +43,7 @@ def ledger(**fields):
 
 
 def test_many_devices_are_billed_for_the_work_and_not_for_their_number():
-    one, many = (forecast(run(price=2.0, count=count), ledger(), SHEET) for count in (1, 4))
+    one, many = (forecast(RunAccount(run(price=2.0, count=count), ledger()), SHEET) for count in (1, 4))
     assert one.total_seconds == pytest.approx(4 * many.total_seconds)
     assert one.total_seconds == pytest.approx(10 * 4.0 + 2.0)  # and two batches' forward for 8 sequences
     assert one.device_hours == pytest.approx(42 / 3600)
@@ -53,27 +54,27 @@ def test_many_devices_are_billed_for_the_work_and_not_for_their_number():
 
 def test_energy_is_of_the_rated_power_and_what_the_cluster_says():
     sheet = replace(SHEET, power_watts=500.0)
-    hours = forecast(run(), ledger(), sheet).device_hours
-    assert forecast(run(), ledger(), SHEET).kwh is None
-    assert forecast(run(), ledger(), sheet).kwh == pytest.approx(0.5 * hours)
+    hours = forecast(RunAccount(run(), ledger()), sheet).device_hours
+    assert forecast(RunAccount(run(), ledger()), SHEET).kwh is None
+    assert forecast(RunAccount(run(), ledger()), sheet).kwh == pytest.approx(0.5 * hours)
     cluster = Cluster(power_share=0.8, power_usage_effectiveness=1.1, grid_kg_co2_per_kwh=0.4)
-    answer = forecast(replace(run(), cluster=cluster), ledger(), sheet)
+    answer = forecast(RunAccount(replace(run(), cluster=cluster), ledger()), sheet)
     assert answer.kwh == pytest.approx(0.5 * 0.8 * 1.1 * hours)
     assert answer.co2_kg == pytest.approx(0.4 * answer.kwh)
-    assert forecast(run(), ledger(), sheet).co2_kg is None
+    assert forecast(RunAccount(run(), ledger()), sheet).co2_kg is None
 
 
 def test_what_does_not_fit_is_the_bottleneck():
-    small = forecast(run(), ledger(), replace(SHEET, memory_nbytes=200))
+    small = forecast(RunAccount(run(), ledger()), replace(SHEET, memory_nbytes=200))
     assert (small.fits, small.device_nbytes, small.usable_nbytes) == (False, 220, 200)
     assert small.bottleneck.name == "device memory"
     assert small.bottleneck.sentence == "a device needs 220 B and has 200 B; most of it is activations: 100 B"
-    assert forecast(run(), ledger(), replace(SHEET, memory_nbytes=220)).fits is True
-    assert forecast(run(), ledger(), SHEET).fits is None
+    assert forecast(RunAccount(run(), ledger()), replace(SHEET, memory_nbytes=220)).fits is True
+    assert forecast(RunAccount(run(), ledger()), SHEET).fits is None
 
 
 def test_a_waterfall_leads_from_the_napkin_to_the_whole_run():
-    answer = forecast(run(), ledger(), SHEET)
+    answer = forecast(RunAccount(run(), ledger()), SHEET)
     assert sum(each.nanoseconds for each in answer.waterfall) == nanoseconds(answer.total_seconds)
     bars = {each.cause: each.seconds for each in answer.waterfall if each.nanoseconds}
     napkin = 6 * parameters(MODEL).active * 32 * 10 / 1e12
@@ -84,7 +85,7 @@ def test_a_waterfall_leads_from_the_napkin_to_the_whole_run():
 
 
 def test_a_forecast_without_the_newer_fields_is_still_read():
-    answer = forecast(run(), ledger(), SHEET)
+    answer = forecast(RunAccount(run(), ledger()), SHEET)
     newer = ("days", "kwh", "co2_kg", "goodput", "interruptions", "checkpoint_every", "step_causes", "waterfall",
              "bottleneck", "device_nbytes", "usable_nbytes", "fits")  # fmt: skip
     old = {name: each for name, each in to_plain(answer).items() if name not in newer}
@@ -93,14 +94,16 @@ def test_a_forecast_without_the_newer_fields_is_still_read():
 
 
 def test_fewer_tokens_than_a_step_has_are_named():
-    seen = forecast(run(steps=None, tokens=10), ledger(), SHEET)
+    seen = forecast(RunAccount(run(steps=None, tokens=10), ledger()), SHEET)
     assert seen.tokens_per_step == 32
     assert "recipe.tokens = 10 is less than the 32 tokens of one step, which is the least that is trained" in seen.notes
-    assert not [each for each in forecast(run(steps=None, tokens=33), ledger(), SHEET).notes if "less than" in each]
+    assert not [
+        each for each in forecast(RunAccount(run(steps=None, tokens=33), ledger()), SHEET).notes if "less than" in each
+    ]
 
 
 def test_a_forecast_has_the_ledgers_figures_and_their_bases():
-    seen = forecast(run(), ledger(), SHEET)
+    seen = forecast(RunAccount(run(), ledger()), SHEET)
     assert (seen.parameters, seen.tokens_per_step, seen.kept_nbytes, seen.peak_nbytes) == (10, 32, 100, 220)
     assert seen.peak_by_category == {"parameters": 40, "optimizer state": 80, "activations": 100}
     assert seen.flops == {"matmul": 4 * 10**12}
@@ -111,21 +114,21 @@ def test_a_forecast_has_the_ledgers_figures_and_their_bases():
 
 
 def test_without_a_machine_there_are_sizes_and_a_sentence_but_no_times():
-    seen = forecast(run(), ledger(), None)
+    seen = forecast(RunAccount(run(), ledger()), None)
     assert seen.step_seconds is seen.mfu is seen.total_seconds is None
     assert seen.peak_nbytes == 220
     assert "trainledger measure machine" in seen.notes[0]
 
 
 def test_uncounted_operations_take_the_exactness_away():
-    seen = forecast(run(), ledger(uncounted=(("odd.op", 1),)), None)
+    seen = forecast(RunAccount(run(), ledger(uncounted=(("odd.op", 1),))), None)
     assert seen.basis["flops"] == "assumed"
     assert "odd.op" in seen.notes[0]
 
 
 def test_a_forecast_survives_its_file(tmp_path):
     for machine in (SHEET, None):
-        seen = forecast(run(price=1.0), ledger(), machine)
+        seen = forecast(RunAccount(run(price=1.0), ledger()), machine)
         write_json(seen, tmp_path / "forecast.json")
         assert read_json(Forecast, tmp_path / "forecast.json") == seen
 

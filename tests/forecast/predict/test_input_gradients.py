@@ -40,7 +40,7 @@ EXPERTS = {
 
 
 def step_of(run: Run, rate: float, **device: Any) -> StepTime:
-    return layout_time(run, accounts(run, backend="cuda"), replace(H100, fabric=linked(rate, rate), **device))
+    return layout_time(accounts(run, backend="cuda"), replace(H100, fabric=linked(rate, rate), **device))
 
 
 def both(layout: dict[str, Any], recipe: dict[str, Any] | None = None) -> list[Run]:

@@ -85,15 +85,15 @@ def test_a_measured_collective_takes_what_it_took_and_other_groups_go_by_the_bus
 def test_ranks_of_this_machine_have_a_step_time(layout):
     spread = run(**layout)
     ranks = accounts(spread, backend="cpu")
-    step = layout_time(spread, ranks, MACHINE)
+    step = layout_time(ranks, MACHINE)
     assert step.seconds > 0
     assert sum(step.causes.values()) == pytest.approx(step.seconds)
     assert step.causes["exposed communication"] > 0
-    slower = layout_time(spread, ranks, replace(MACHINE, collectives=collectives(bus=BUS / 10)))
+    slower = layout_time(ranks, replace(MACHINE, collectives=collectives(bus=BUS / 10)))
     assert slower.seconds > step.seconds
     assert any("links of this machine (gloo, measured 2026-01-02)" in each for each in step.notes)
-    assert spans(spread, ranks, MACHINE)
-    without = layout_time(spread, ranks, replace(MACHINE, collectives=()))
+    assert spans(ranks, MACHINE)
+    without = layout_time(ranks, replace(MACHINE, collectives=()))
     assert without.seconds is None
     assert "no link between devices of this machine was measured" in without.notes[0]
 

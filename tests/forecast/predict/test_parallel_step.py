@@ -44,7 +44,7 @@ def run_of(layout: dict[str, Any], recipe: dict[str, Any] | None = None, **clust
 
 def timed(run: Run, device: Device = H100) -> StepTime:
     machine = replace(device, fabric=catalog.fabric(device, run.cluster))
-    step = layout_time(run, accounts(run, backend="cuda"), machine)
+    step = layout_time(accounts(run, backend="cuda"), machine)
     assert step.seconds is not None, step.notes
     return step
 
@@ -113,7 +113,7 @@ def test_the_parts_of_a_stage_are_all_of_its_step(layout: dict[str, Any]) -> Non
     run = run_of(dict(layout), {"activation_checkpointing": "full"})
     fabric = H100.fabric
     assert fabric is not None
-    for stage in stages_of(run, accounts(run, backend="cuda"), H100, fabric):
+    for stage in stages_of(accounts(run, backend="cuda"), H100, fabric):
         whole = sum(each.seconds for each in stage.times)
         assert compute_seconds(stage.whole) == pytest.approx(whole)
         if run.layout.pipeline > 1:
@@ -137,7 +137,7 @@ def test_operations_of_a_stage_have_all_of_its_flops_and_bytes(layout: dict[str,
 def test_links_without_end_leave_compute_and_bubble(layout: dict[str, Any]) -> None:
     run = run_of(dict(layout))
     ranks = accounts(run, backend="cuda")
-    free = layout_time(run, ranks, replace(H100, fabric=linked(1e30, 1e30)))
+    free = layout_time(ranks, replace(H100, fabric=linked(1e30, 1e30)))
     assert free.causes["exposed communication"] == pytest.approx(0, abs=1e-9)
     real = timed(run)
     for cause in ("ideal", "kernel efficiency", "memory-bound operations", "pipeline bubble"):
@@ -150,14 +150,14 @@ def test_twice_the_bandwidth_is_never_slower(layout, near, far, node, device):
     run = run_of(dict(layout))
     ranks = accounts(run, backend="cuda")
     machine = replace(H100, fabric=linked(near, far))
-    before = layout_time(run, ranks, machine).seconds
+    before = layout_time(ranks, machine).seconds
     rate = H100.memory_bytes_per_second
     assert rate is not None
-    after = [layout_time(run, ranks, replace(H100, fabric=linked(near * (1 + node), far * (2 - node)))).seconds]
+    after = [layout_time(ranks, replace(H100, fabric=linked(near * (1 + node), far * (2 - node)))).seconds]
     if device:
-        after.append(layout_time(run, ranks, replace(machine, memory_bytes_per_second=2 * rate)).seconds)
+        after.append(layout_time(ranks, replace(machine, memory_bytes_per_second=2 * rate)).seconds)
         peaks = {dtype: 2 * peak for dtype, peak in H100.peak_flops_per_second.items()}
-        after.append(layout_time(run, ranks, replace(machine, peak_flops_per_second=peaks)).seconds)
+        after.append(layout_time(ranks, replace(machine, peak_flops_per_second=peaks)).seconds)
     assert before is not None
     assert all(each is not None and each <= before * (1 + 1e-9) for each in after)
 
@@ -180,7 +180,7 @@ def test_quicker_matmuls_are_never_slower_where_links_are_slow(layout: dict[str,
     for faster in (1, 2, 4):
         peaks = {dtype: faster * peak for dtype, peak in H100.peak_flops_per_second.items()}
         machine = replace(H100, fabric=linked(1e9, 1e9), peak_flops_per_second=peaks)
-        seconds.append(layout_time(run, ranks, machine).seconds)
+        seconds.append(layout_time(ranks, machine).seconds)
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -190,7 +190,7 @@ def test_faster_links_of_a_program_that_launches_slowly_are_never_slower() -> No
     slow = replace(H100, efficiency=replace(H100.efficiency, launch_seconds=1e-4))
     run = run_of({"pipeline": 2, "tensor": 8, "replicate": 2}, {**WIDE, "seq_len": 1024, "global_batch": 8})
     ranks = accounts(run, backend="cuda")
-    seconds = [layout_time(run, ranks, replace(slow, fabric=linked(near, 1e9))).seconds for near in (1e10, 4e10, 2e11)]
+    seconds = [layout_time(ranks, replace(slow, fabric=linked(near, 1e9))).seconds for near in (1e10, 4e10, 2e11)]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -201,8 +201,8 @@ def test_even_stages_take_what_the_closed_form_says(schedule: str, chunks: int) 
     model = {**MODEL, "n_layers": 64, "vocab_size": 8}
     run = run_of(layout, {"model": model, "precision": "bf16", "global_batch": 4})
     ranks, fabric = accounts(run, backend="cuda"), linked(1e30, 1e30)
-    step = layout_time(run, ranks, replace(H100, fabric=fabric))
-    middle = stages_of(run, ranks, H100, fabric)[1].chunks
+    step = layout_time(ranks, replace(H100, fabric=fabric))
+    middle = stages_of(ranks, H100, fabric)[1].chunks
     forward, backward = (sum(compute_seconds(getattr(each, way)) for each in middle) for way in ("forward", "backward"))
     expected = (4 - 1) * (forward + backward) / chunks
     assert step.causes["pipeline bubble"] == pytest.approx(expected, rel=0.05)
@@ -235,7 +235,7 @@ def test_what_is_gathered_again_overlaps_the_gradient_of_the_input(rate: float, 
 
     def step(gather: str, **layout: Any) -> StepTime:
         run = run_of({"tensor": 4, "sequence_parallel": True, "sequence_gather": gather, **layout}, dict(wide))
-        return layout_time(run, accounts(run, backend="cuda"), machine)
+        return layout_time(accounts(run, backend="cuda"), machine)
 
     def of(answer: StepTime, kind: str, *modules: str) -> float:
         found = (each for each in answer.entries if (each.entry.phase, each.entry.kind) == ("backward", kind))
@@ -330,12 +330,12 @@ def test_an_overlap_that_there_is_not_is_refused() -> None:
 def test_one_device_is_the_step_of_one_device() -> None:
     run = run_of({})
     (rank,) = accounts(run, backend="cuda")
-    assert layout_time(run, (rank,), H100) == step_time(rank.ledger, H100)
+    assert layout_time((rank,), H100) == step_time(rank.ledger, H100)
 
 
 def test_more_replicas_with_more_work_take_no_less_than_one_and_the_bound_stays_below() -> None:
     sheet = replace(H100, efficiency=None)
-    one = layout_time(run_of({}, {"global_batch": 4}), accounts(run_of({}, {"global_batch": 4}), backend="cuda"), H100)
+    one = layout_time(accounts(run_of({}, {"global_batch": 4}), backend="cuda"), H100)
     assert one.seconds is not None
     for replicas in (2, 8, 64):
         run = run_of({"replicate": replicas}, {"global_batch": 4 * replicas})
@@ -353,7 +353,7 @@ def test_replicas_at_equal_work_each_take_the_same_but_for_what_shows_of_the_sum
     times = []
     for replicas in (2, 4, 1024):
         run = run_of({"replicate": replicas}, {"global_batch": 4 * replicas})
-        times.append(layout_time(run, accounts(run, backend="cuda"), fast).seconds)
+        times.append(layout_time(accounts(run, backend="cuda"), fast).seconds)
     assert times == [pytest.approx(times[0])] * 3
 
 
@@ -395,14 +395,14 @@ def test_what_the_network_carries_in_a_step_shows_between_nodes(count: int, slow
 def test_what_is_not_known_is_said() -> None:
     run = run_of({"shard": 16})
     ranks = accounts(run, backend="cuda")
-    unknown = layout_time(run, ranks, replace(H100, fabric=None))
+    unknown = layout_time(ranks, replace(H100, fabric=None))
     assert unknown.seconds is None
     assert "no link between devices" in unknown.notes[0]
     assert H100.fabric is not None
-    apart = layout_time(run, ranks, replace(H100, fabric=replace(H100.fabric, network=None)))
+    apart = layout_time(ranks, replace(H100, fabric=replace(H100.fabric, network=None)))
     assert apart.seconds is None
     assert "16 ranks is on 2 nodes of 8 devices" in apart.notes[0]
-    within = layout_time(run, ranks, replace(H100, fabric=replace(H100.fabric, network=None, devices_per_node=16)))
+    within = layout_time(ranks, replace(H100, fabric=replace(H100.fabric, network=None, devices_per_node=16)))
     assert within.seconds is not None
 
 
@@ -421,8 +421,8 @@ def test_the_cluster_says_what_joins_its_devices() -> None:
 def test_spans_end_with_the_step(layout: dict[str, Any]) -> None:
     run = run_of(dict(layout), {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 6144}})
     ranks = accounts(run, backend="cuda")
-    drawn = spans(run, ranks, H100)
-    step = layout_time(run, ranks, H100)
+    drawn = spans(ranks, H100)
+    step = layout_time(ranks, H100)
     assert step.seconds is not None
     assert max(each.end for each in drawn) == pytest.approx(step.seconds - step.causes["stragglers"])
     assert all(0 <= each.start < each.end for each in drawn)
@@ -438,14 +438,14 @@ def test_a_program_that_launches_slowly_sets_the_pace() -> None:
         run = run_of(dict(layout))
         ranks = accounts(run, backend="cuda")
         launches = max(sum(each.launch_seconds for each in stage.times) for stage in _stages(run, ranks, slow))
-        step = layout_time(run, ranks, slow)
+        step = layout_time(ranks, slow)
         assert step.seconds == pytest.approx(launches * more, rel=0.02)
         assert sum(step.causes.values()) == pytest.approx(step.seconds)
 
 
 def _stages(run: Run, ranks: Any, device: Device) -> Any:
     assert device.fabric is not None
-    return stages_of(run, ranks, device, device.fabric)
+    return stages_of(ranks, device, device.fabric)
 
 
 @pytest.mark.parametrize(
@@ -462,8 +462,8 @@ def _stages(run: Run, ranks: Any, device: Device) -> Any:
 def test_stages_that_are_alike_take_the_time_that_each_takes_on_its_own(layout: dict[str, Any], rel: float) -> None:
     run = run_of(layout)
     ranks = accounts(run, backend="cuda")
-    together = layout_time(run, ranks, H100)
-    apart = layout_time(run, [replace(each, alike=None) for each in ranks], H100)
+    together = layout_time(ranks, H100)
+    apart = layout_time([replace(each, alike=None) for each in ranks], H100)
     assert together.seconds == pytest.approx(apart.seconds, rel=1e-12)
     for split in ("causes", "by_phase", "by_kind", "by_bound"):
         assert getattr(together, split) == pytest.approx(getattr(apart, split), rel=rel, abs=1e-9), split

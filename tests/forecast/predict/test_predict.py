@@ -12,9 +12,10 @@ from models import spec_of
 from trainledger import catalog
 from trainledger.answers.load import load
 from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
-from trainledger.forecast.predict.predict import predict, whole_run
+from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.step import CAUSES
 from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.ranks import whole_run
 from trainledger.ledger.rules_of_thumb import CONVENTIONS
 from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster

@@ -9,6 +9,7 @@ from trainledger import catalog
 from trainledger.forecast.plan.advise import advise
 from trainledger.forecast.plan.plan import make_plan
 from trainledger.forecast.predict.step import IDEAL
+from trainledger.ledger.ranks import account_run
 from trainledger.observe.profiler.beside_forecast import beside, stage_of_rank
 from trainledger.observe.profiler.profile import profile_of
 from trainledger.spec.calibration import Calibration, KernelTime
@@ -31,7 +32,7 @@ MACHINE = Calibration(
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 def test_every_matmul_and_attention_is_one_of_the_account(tmp_path, checkpointing):
     run = run_of(activation_checkpointing=checkpointing)
-    found = beside(profile_of(recorded(tmp_path, run)), make_plan(run, MACHINE, backend="cpu"))
+    found = beside(profile_of(recorded(tmp_path, run)), make_plan(account_run(run, backend="cpu"), MACHINE))
     assert [each for each in found.operations if not each.equal] == []
     assert len(found.operations) >= 10
     measured = found.profile.step.nanoseconds
@@ -48,7 +49,7 @@ def test_every_matmul_and_attention_is_one_of_the_account(tmp_path, checkpointin
 def test_what_does_not_match_is_listed(tmp_path):
     run = run_of()
     wider = Run(model=with_fields(SPEC, {"feed_forward.d_ff": 88}), recipe=run.recipe)
-    found = beside(profile_of(recorded(tmp_path, run)), make_plan(wider, None, backend="cpu"))
+    found = beside(profile_of(recorded(tmp_path, run)), make_plan(account_run(wider, backend="cpu"), None))
     rows = {each.shape: each.difference for each in found.operations if not each.equal}
     assert {name for name, said in rows.items() if "80" in name and said == "not in the account"} == {
         name for name in rows if "80" in name
@@ -67,7 +68,8 @@ def test_a_trace_of_a_cpu_is_not_compared_with_the_times_of_an_accelerator(tmp_p
     run = run_of()
     other = Run(model=with_fields(SPEC, {"d_model": 96, "feed_forward.d_ff": 88}), recipe=run.recipe)
     found = beside(
-        profile_of(recorded(tmp_path, run)), make_plan(other, catalog.device("a100-sxm-40gb"), backend="cuda")
+        profile_of(recorded(tmp_path, run)),
+        make_plan(account_run(other, backend="cuda"), catalog.device("a100-sxm-40gb")),
     )
     assert found.mfu is None
     assert "No matmul of the trace is one of the account" in "".join(found.notes)
@@ -77,11 +79,11 @@ def test_a_trace_of_a_cpu_is_not_compared_with_the_times_of_an_accelerator(tmp_p
 
 def test_a_cause_has_a_change_with_the_gain_that_is_predicted_for_it(tmp_path):
     run = run_of(activation_checkpointing="full")
-    plan = make_plan(run, MACHINE, backend="cpu")
+    plan = make_plan(account_run(run, backend="cpu"), MACHINE)
     found = beside(profile_of(recorded(tmp_path, run)), plan, advise(run, MACHINE, backend="cpu", together=0))
     (remedy,) = (each for each in found.remedies if each.cause == "recomputation")
     assert remedy.change.sets == ("recipe.activation_checkpointing=none",)
-    kept = make_plan(remedy.change.run, MACHINE, backend="cpu").forecast.step_seconds
+    kept = make_plan(account_run(remedy.change.run, backend="cpu"), MACHINE).forecast.step_seconds
     assert remedy.gain == pytest.approx(1 - kept / plan.forecast.step_seconds)
     assert "--set recipe.activation_checkpointing=none" in str(found)
     data = json.loads(json.dumps(found.document().data()))

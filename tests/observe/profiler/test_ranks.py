@@ -12,6 +12,7 @@ import pytest
 
 from ports import free_ports
 from trainledger.forecast.plan.plan import make_plan
+from trainledger.ledger.ranks import account_run
 from trainledger.observe.profiler.beside_forecast import beside
 from trainledger.observe.profiler.causes import BUBBLE, STRAGGLERS
 from trainledger.observe.profiler.ranks import Ranks, ranks_of
@@ -140,7 +141,7 @@ def test_what_two_ranks_send_is_what_their_account_sends(tmp_path, way, axis):
 
     spread = with_fields(Layout(), {axis: 2})
     run = Run(model=SPEC, recipe=RECIPE, layout=spread, cluster=with_fields(Cluster(), {"count": 2}))
-    found = beside(trained(tmp_path, way), make_plan(run, None, backend="cpu"))
+    found = beside(trained(tmp_path, way), make_plan(account_run(run, backend="cpu"), None))
     rows = {each.kind: each for each in found.operations if each.unit == "bytes"}
     assert all(each.equal for each in found.operations if each.unit == "FLOPs")
     if way == "ddp":

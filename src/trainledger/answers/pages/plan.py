@@ -137,7 +137,7 @@ def _memory(plan: Plan) -> Section:
 
 def _memory_of_ranks(plan: Plan) -> Section:
     """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
-    stages = [each for each in plan.ranks if each.place == 0]
+    stages = [each for each in plan.ranks if each.plan.place == 0]
     # Of stages that are alike the first holds the most.
     firsts = {each.stage if each.alike is None else each.alike: each for each in reversed(stages[1:-1])}
     middle = sorted(firsts.values(), key=lambda each: (-peak_nbytes(each.ledger), each.stage))[:1]
@@ -149,7 +149,7 @@ def _memory_of_ranks(plan: Plan) -> Section:
         sent = peak.by_category.get("communication", 0)
         ranks = sum(other.count for other in plan.ranks if other.stage == each.stage)
         rest = peak.nbytes - states - sent
-        rows.append((each.title, ranks, each.layers, each.in_flight, states, sent, rest, peak.nbytes))
+        rows.append((each.title, ranks, each.plan.layers, each.in_flight, states, sent, rest, peak.nbytes))
     table = Table(
         "memory", ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"), tuple(rows),
         units=("", *("integer",) * 3, *("nbytes",) * 4), align="lrrrrrrr",
@@ -346,8 +346,9 @@ def _rank_data(rank: RankAccount) -> dict[str, Any]:
             key = f"{each.name} over {each.group}"
             sent[key] = sent.get(key, 0) + each.payload * each.times
     return {
-        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.place, "layers": rank.layers,
-        "in_flight": rank.in_flight, "parameters": rank.ledger.parameters, "model_flops": rank.ledger.model_flops,
+        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.plan.place,
+        "layers": rank.plan.layers, "in_flight": rank.in_flight, "parameters": rank.ledger.parameters,
+        "model_flops": rank.ledger.model_flops,
         "peak_nbytes": peak.nbytes, "peak_by_category": peak.by_category,
         "peak_at": f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
         "payload_nbytes": sent,

@@ -10,6 +10,7 @@ from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.forecast import NAPKIN, Bar
 from trainledger.forecast.predict.parallel_step import spans
 from trainledger.forecast.predict.streams import Span
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import RankAccount
 from trainledger.report.chart import COLOURS, FAINT, PALE, WHITE, Axis, Bars, Chart, Line, Mark, bar_chart, significant
 from trainledger.report.document import Table
@@ -48,8 +49,8 @@ def figures(plan: Plan) -> list[Chart]:
         device = " of the peak rank" if plan.ranks else ""
         charts.append(memory_chart(plan.heaviest, f"Memory{device} over one step{unfit}", usable))
     if plan.machine is not None and forecast.step_seconds is not None:
-        one = RankAccount(0, 0, 1, plan.run.model.n_layers, True, True, 1, plan.ledger)
-        charts.append(step_timeline(spans(plan.run, plan.ranks or (one,), plan.machine), forecast.step_seconds, unfit))
+        one = RankAccount(rank_plan(plan.run), 1, plan.ledger)
+        charts.append(step_timeline(spans(plan.ranks or (one,), plan.machine), forecast.step_seconds, unfit))
     return [each for each in charts if each is not None]
 
 

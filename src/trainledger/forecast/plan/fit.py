@@ -13,7 +13,7 @@ from trainledger.forecast.plan import sizes
 from trainledger.forecast.plan.changes import RESULT, Change, made, memory_savings, smaller_batches, value_of
 from trainledger.forecast.plan.family import family_of
 from trainledger.forecast.plan.sizes import Sweep, edge
-from trainledger.forecast.predict.predict import memory_of_device
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger

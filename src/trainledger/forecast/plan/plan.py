@@ -7,15 +7,13 @@ from dataclasses import replace
 
 from trainledger.forecast.plan.quantity import checked_mfu
 from trainledger.forecast.predict import predict
-from trainledger.forecast.predict.device_memory import DeviceMemory
+from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, peak_rate
 from trainledger.ledger import rules_of_thumb as thumb
-from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
-from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.ranks import RankAccount, RunAccount, whole_run
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
@@ -229,40 +227,37 @@ class Plan(Answer, report="plan"):
         return f"Plan({self.run.model.name} on {on}: {self.forecast!r})"
 
 
-def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | str = 0.5) -> Plan:
-    """The plan of a run on one device or on many, and its machine (None: not known, so no times).
+def make_plan(account: RunAccount, machine: Machine | None, *, mfu: float | str = 0.5) -> Plan:
+    """The plan of a run on one device or on many from its account, and its machine (None: not known, so no times).
 
-    ``backend`` (of `spec.device`) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
+    Raises InvalidInput where ``mfu`` is no share of the peak.
     """
     share = checked_mfu(mfu)
-    ledger, ranks = predict.accounts_of(run, backend=backend)
-    napkin = _napkin(run, ledger, machine, share)
+    run, ledger, ranks, peak = account.run, account.ledger, account.ranks, account.peak
+    napkin = _napkin(account, machine, share)
     memory = machine.memory_nbytes if machine is not None else None
     given = machine.capacity_nbytes if isinstance(machine, Device) else memory
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
-    whole = predict.whole_run(run) if ranks else run
-    heaviest = predict.heaviest(ledger, ranks)
-    of_all = ledger.peak() if ranks else heaviest.peak
+    of_all = ledger.peak() if ranks else peak
     return Plan(
         run=run,
         ledger=ledger,
-        heaviest=heaviest.ledger,
-        peak=heaviest.peak,
-        forecast=predict.forecast(run, ledger, machine, ranks=ranks, heaviest_rank=heaviest),
-        rules=rules_of_thumb(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),
+        heaviest=account.heaviest,
+        peak=peak,
+        forecast=predict.forecast(account, machine),
+        rules=rules_of_thumb(
+            whole_run(run), ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share
+        ),
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,
-        device_memory=memory_of_device(run, heaviest.peak.nbytes, machine, heaviest.ledger.reserved),
+        device_memory=(
+            memory_of_device(run, peak.nbytes, machine, account.heaviest.reserved)
+            if isinstance(machine, Device)
+            else None
+        ),
         machine=machine,
     )
-
-
-def memory_of_device(
-    run: Run, peak_nbytes: int, machine: Machine | None, reserved: Amounts = ()
-) -> DeviceMemory | None:
-    """Memory of a catalog device at the peak of a rank, with its context, communicators and what is ``reserved``."""
-    return predict.memory_of_device(run, peak_nbytes, machine, reserved) if isinstance(machine, Device) else None
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:
@@ -308,14 +303,14 @@ def of_one_step(plan: Plan) -> Plan:
     return with_notes(replace(plan, forecast=predict.of_one_step(plan.run, plan.forecast)), [note])
 
 
-def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
+def _napkin(account: RunAccount, machine: Machine | None, mfu: float) -> Napkin | None:
     if machine is None:
         return None
-    dtype = matmul_dtype(ledger)  # the peak that the forecast's MFU is taken against
+    run, dtype = account.run, matmul_dtype(account.ledger)  # the peak that the forecast's MFU is taken against
     try:
         peak = peak_rate(machine, dtype)
     except NoRate:
         return None
-    tokens, active = run.recipe.total_steps * run.recipe.tokens_per_step, parameters(run.model).active
+    tokens, active = run.recipe.total_steps * run.recipe.tokens_per_step, account.parameters.active
     seconds = training_seconds(training_flops(active, tokens), run.cluster.count, peak, mfu)
     return Napkin(mfu, dtype, peak, active, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)

@@ -138,11 +138,9 @@ def measured_fabric(machine: Calibration, devices: int) -> Fabric | None:
 
 
 def of_each_rank(machine: Calibration, ranks: int) -> Calibration:
-    """A machine as each of so many ranks has it: of a CPU its share of the cores and of the memory.
-
-    Each rank has as many threads as `train --ranks` gives it, and a kernel takes as much longer as it has fewer of them
-    than the calibration had; assumed also of kernels that memory bounds. Each rank has its own accelerator.
-    """
+    """A machine as each of so many ranks has it: of a CPU its share of the cores and of the memory."""
+    # Each rank has as many threads as `train --ranks` gives it, and a kernel takes as much longer as it has fewer of
+    # them than the calibration had; assumed also of kernels that memory bounds. Each rank has its own accelerator.
     if machine.backend != "cpu" or ranks == 1:
         return machine
     slower = rank_slowdown(machine, ranks)

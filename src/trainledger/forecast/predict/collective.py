@@ -152,10 +152,8 @@ def _ring(nbytes: Number, place: Placement, fabric: Fabric, *, rounds: int) -> I
 
 
 def _tree(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
-    """Up and down a chain in each node and two binary trees between nodes, each with half of the bytes.
-
-    A device in a chain sends every byte up and down; so does a node in the trees, but one of two sends half of it.
-    """
+    """Up and down a chain in each node and two binary trees between nodes, each with half of the bytes."""
+    # A device in a chain sends every byte up and down; so does a node in the trees, but one of two sends half of it.
     for inside, between in _protocols(fabric):
         up = (place.in_node - 1) * inside.tree_step_seconds + _log2(place.nodes) * between.tree_step_seconds
         chain = 2 * nbytes * (place.in_node > 1) / fabric.node.reached
@@ -172,10 +170,8 @@ def _between(nbytes: Number, place: Placement, fabric: Fabric) -> Number:
 
 
 def _switch(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
-    """The switch of a node adds up and spreads; trees join several nodes.
-
-    A device sends all of its bytes to be read and its part of the sums: (1 + 1 / k) of the message.
-    """
+    """The switch of a node adds up and spreads; trees join several nodes."""
+    # A device sends all of its bytes to be read and its part of the sums: (1 + 1 / k) of the message.
     if fabric.node.switch_share is None:
         return
     k, rate = place.in_node, fabric.node.bytes_per_second * fabric.node.switch_share
@@ -190,11 +186,9 @@ def _switch(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number
 
 
 def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
-    """Every rank sends each other one its part, those of its node over the links and the rest over its own rail.
-
-    Where a token goes once to each node, it goes to the rank in the sender's place there and on to those of its
-    experts over the links, while the next ones are on the network (DeepSeek-V3, section 3.2.2).
-    """
+    """Every rank sends each other one its part, those of its node over the links and the rest over its own rail."""
+    # Where a token goes once to each node, it goes to the rank in the sender's place there and on to those of its
+    # experts over the links, while the next ones are on the network (DeepSeek-V3, section 3.2.2).
     n, k = place.ranks, place.in_node
     if place.far is not None:
         yield from _by_nodes(nbytes, place, fabric)
@@ -260,10 +254,8 @@ def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:
 
 
 def _rate(place: Placement, fabric: Fabric) -> Number:
-    """Bytes per second round a ring: of the links, or of the rails of a group's devices in a node where those are less.
-
-    Each device has its own share of its node's network, and the other groups of a node have theirs.
-    """
+    """Bytes per second round a ring: of the links, or of the rails of a group in a node where those are less."""
+    # Each device has its own share of its node's network, and the other groups of a node have theirs.
     inside: Number = fabric.node.reached
     if fabric.network is None:
         return inside
@@ -307,11 +299,9 @@ def other_nodes(spec: ModelSpec, nodes: Number) -> Number:
 
 
 def _has_one(spec: ModelSpec, nodes: int) -> float:
-    """The chance that a node has at least one of a token's experts.
-
-    One minus that of all K being drawn from the others: C(E - E / M, K) / C(E, K); where groups are drawn first, the
-    same within the experts of those, by how many of the drawn groups are the node's.
-    """
+    """The chance that a node has at least one of a token's experts."""
+    # One minus that of all K being drawn from the others: C(E - E / M, K) / C(E, K); where groups are drawn first, the
+    # same within the experts of those, by how many of the drawn groups are the node's.
     assert spec.experts is not None
     router = spec.experts.router
     experts, chosen, groups, drawn = spec.experts.n_experts, spec.experts.per_token, router.groups, router.top_groups

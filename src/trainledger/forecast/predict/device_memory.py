@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainledger.forecast.predict.kernel import HOPPER
+from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts, Int
+from trainledger.ledger.model.parameters import leaves_of
 from trainledger.spec.device import Device, Overhead
 from trainledger.spec.frozen import frozen
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
 TENSORS_ALONE = "tensors only: other memory on this device is not known and not counted"
@@ -63,6 +66,23 @@ class DeviceMemory:
     def fits(self) -> bool | None:
         """Whether all lines fit; None where the device's memory is not known."""
         return None if self.usable_nbytes is None else self.nbytes <= self.usable_nbytes
+
+
+def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amounts = ()) -> DeviceMemory:
+    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included.
+
+    ``reserved`` are the ledger's of that rank.
+    """
+    if not isinstance(machine, Device):
+        sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
+        return device_memory(peak_nbytes, sheet, {})
+    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
+    tensors = 8 * leaves_of(run.model).trained().tensors
+    overheads = {each.name: each for each in machine.overheads}
+    return device_memory(
+        peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators, recipe=run.recipe,
+        reserved=reserved,
+    )  # fmt: skip
 
 
 def device_memory(

@@ -133,11 +133,10 @@ def _ways(
 
 
 def _alignment(shape: tuple[Int, ...], dtype: str, efficiency: Efficiency) -> Real:
-    """The share of the rate that is left where a dim does not fill whole pieces of memory.
-
-    In a single matmul each dim is the inner one of some matrix, in one of its three passes. The rows of a batch, those
-    of an expert or of a head, are never the inner dim; nor are tokens in forward, which `predict.roofline` fills up.
-    """
+    """The share of the rate that is left where a dim does not fill whole pieces of memory."""
+    # In a single matmul each dim is the inner one of some matrix, in one of its three passes. The rows of a batch,
+    # those of an expert or of a head, are never the inner dim; nor are tokens in forward, which `predict.roofline`
+    # fills up.
     if dtype not in ("bf16", "fp16", *EIGHT_BITS):
         return 1.0
     elements = ALIGNED_NBYTES // nbytes_in(1, dtype)

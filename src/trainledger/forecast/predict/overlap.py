@@ -54,10 +54,8 @@ def _not_overlapped(timed: Timed) -> Timed:
 
 
 def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
-    """What tensor ranks gather for a matmul, or scatter of one, in as many parts as ranks: all but one overlap it.
-
-    The matmuls that overlap it are those of one inner length next to the collective.
-    """
+    """What tensor ranks gather for a matmul, or scatter of one, in as many parts as ranks: all but one overlap it."""
+    # The matmuls that overlap it are those of one inner length next to the collective.
     found = list(timed)
     for at, each in enumerate(timed):
         entry = each.entry
@@ -70,12 +68,10 @@ def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
 
 
 def _regathers_overlapped(timed: Sequence[Timed]) -> list[Timed]:
-    """What tensor ranks gather again: only gradients of weights wait for it.
-
-    It overlaps the matmuls of the input's gradient, half of those that read it (Megatron-LM,
-    core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward: the gather is started,
-    the input's gradient computed, then the gather waited for; gradients of one input's weights are one matmul there).
-    """
+    """What tensor ranks gather again: only gradients of weights wait for it."""
+    # It overlaps the matmuls of the input's gradient, half of those that read it (Megatron-LM,
+    # core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward: the gather is started,
+    # the input's gradient computed, then the gather waited for; gradients of one input's weights are one matmul there).
     found = list(timed)
     for at, each in enumerate(timed):
         if each.entry.group == "tensor" and each.entry.overlap:
@@ -115,14 +111,12 @@ def _input_gradient_sums_overlapped(timed: Sequence[Timed]) -> list[Timed]:
 
 
 def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
-    """The places of the matmuls of a backward whose gradients of an input are summed over tensor ranks at ``at``.
-
-    Two of each weight: the gradients of inputs come first, the sum starts, and overlaps those of the weights. That
-    is a program with one matmul for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
-    LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
-    weight's gradient computed, the sum waited for). Matmuls from which other operations lead to the sum, as those of
-    experts, which give their tokens back first, do not overlap it.
-    """
+    """The places of the matmuls of a backward whose gradients of an input are summed over tensor ranks at ``at``."""
+    # Two of each weight: the gradients of inputs come first, the sum starts, and overlaps those of the weights. That is
+    # a program with one matmul for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
+    # LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
+    # weight's gradient computed, the sum waited for). Matmuls from which other operations lead to the sum, as those of
+    # experts, which give their tokens back first, do not overlap it.
     entry = entries[at]
     summed = entry.kind == "collective" and entry.name in ("all_reduce", "reduce_scatter") and entry.group == "tensor"
     if not summed or entry.phase != "backward" or not entry.path:
@@ -145,12 +139,10 @@ def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
 
 
 def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
-    """Tokens on their way to experts and back overlap the same block of another micro-batch in the other pass.
-
-    The sends of a forward overlap the block's backward, those of a backward its forward (DeepSeek-V3,
-    section 3.2.1; Megatron Core, combined_1f1b.py); compute loses its share of what is hidden. So it is in the rounds
-    where both run: micro-batches that are alone wait for all of it.
-    """
+    """Tokens on their way to experts and back overlap the same block of another micro-batch in the other pass."""
+    # The sends of a forward overlap the block's backward, those of a backward its forward (DeepSeek-V3, section 3.2.1;
+    # Megatron Core, combined_1f1b.py); compute loses its share of what is hidden. So it is in the rounds where both
+    # run: micro-batches that are alone wait for all of it.
     if run.recipe.launch_blocking or not overlaps(run.layout, "experts"):
         return timed
     sent: dict[Any, list[float]] = {}  # by block: seconds of a forward and of a backward
@@ -178,10 +170,8 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
 
 
 def _block(entry: Entry) -> Any:
-    """What block an entry is of, where another micro-batch goes the other way; else None.
-
-    Blocks are the rounds of a loop over layers, and those of other lists of modules.
-    """
+    """What block an entry is of, where another micro-batch goes the other way; else None."""
+    # Blocks are the rounds of a loop over layers, and those of other lists of modules.
     if not entry.loop or not entry.loop[0][0].startswith("micro-batches"):
         return None
     if len(entry.loop) > 1 and entry.loop[1][0].startswith("layers"):

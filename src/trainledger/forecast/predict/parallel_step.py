@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from trainledger.forecast.predict.clock import measured_fabric, of_each_rank, rank_contention
 from trainledger.forecast.predict.overlap import times_of
 from trainledger.forecast.predict.pipeline import NAMES, Chunk, Stage, TaskSpan, pipeline_ends, pipeline_spans
-from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, matmul_dtype_of
-from trainledger.forecast.predict.stage import StageTime, once_for_alike, stages_of, with_free_links
+from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, ideal_seconds, matmul_dtype_of
+from trainledger.forecast.predict.stage import StageTime, stages_of, with_free_links
 from trainledger.forecast.predict.step import (
     CAUSES,
     StepTime,
     basis_of,
     causes_of,
-    ideal_seconds,
     launched_one_by_one,
     step_time,
 )
@@ -28,10 +27,12 @@ from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div, format_nbytes, format_percent
 
+Result = TypeVar("Result")
+
 NO_LINK = "no step time: no link between devices of this machine was measured"
 
 
-def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, tensors: int = 0) -> StepTime:
+def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int = 0) -> StepTime:
     """Predicted time of one step of a run with a layout, from the accounts of its ranks (`ledger.ranks.accounts`).
 
     Of one device it is `step_time` with its ``tensors``. Causes are means over the devices: ``exposed communication``
@@ -39,6 +40,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     the mean device computes (uneven stages included), ``stragglers`` what slow nodes add
     (`Efficiency.straggler_share`). ``seconds`` is None, and a note says why, where a rate or a link is not known.
     """
+    run = ranks[0].plan.whole
     if run.layout.alone:
         return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
     basis, notes = basis_of(machine)
@@ -46,7 +48,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     if fabric is None:
         return StepTime(None, {}, {}, {}, basis, (NO_LINK,))
     try:
-        stages = stages_of(run, ranks, machine, fabric)
+        stages = stages_of(ranks, machine, fabric)
         shares = shares_of(stages)
         # One dtype for all stages: that of most matmuls, though the head's may be most of the last one's.
         dtype = matmul_dtype_of((stage.ledger, share) for stage, share in shares)
@@ -188,6 +190,15 @@ def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, la
     return max(end + later for end, later in zip(ends, after, strict=True)) + max(close)
 
 
+def once_for_alike(stages: Sequence[StageTime], of: Callable[[StageTime], Result]) -> list[Result]:
+    """What a function makes of each stage's parts, asked once for stages that share theirs."""
+    known: dict[int, Result] = {}
+    for each in stages:
+        if id(each.times) not in known:
+            known[id(each.times)] = of(each)
+    return [known[id(each.times)] for each in stages]
+
+
 def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> list[Stage]:
     """The stages as their pipeline sees them: when each can begin, and its seconds of a micro-batch."""
     return once_for_alike(stages, lambda each: _in_pipeline(each, contention, launching))
@@ -257,14 +268,15 @@ def after_last(stage: StageTime, contention: float, *, launching: bool = False) 
 DRAWN = 24  # micro-batches of a pipeline that are drawn one by one
 
 
-def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Span, ...]:
+def spans(ranks: Sequence[RankAccount], machine: Machine) -> tuple[Span, ...]:
     """A step's spans: of one rank on its streams, or of a pipeline one micro-batch after another on each stage.
 
     Rounds that are alike are one span, which says how many. Stragglers and waiting for the program are not drawn.
     Raises NoRate where a rate or a link is not known.
     """
+    run = ranks[0].plan.whole
     machine, fabric, contention = of_layout(run, machine)
-    stages = stages_of(run, ranks, machine, fabric)
+    stages = stages_of(ranks, machine, fabric)
     if run.layout.pipeline > 1:
         return tuple(_of_pipeline(run, stages, contention))
     found: list[Span] = []

@@ -221,11 +221,9 @@ def _rounds(what: int, stages: int, chunks: int, micro_batches: int) -> list[Tas
 def _zero_bubble(
     stages: Sequence[Stage], micro_batches: int, send_seconds: float, spans: list[list[TaskSpan]] | None
 ) -> list[float]:
-    """ZB-H1: 1f1b's order of forwards and backwards, the weights' parts in the gaps; when each stage is done.
-
-    A stage holds what 1f1b holds on the first: P micro-batches whose weights' part is not done. What is waiting is done
-    when the next forward or backward is not there yet, or has no room.
-    """
+    """ZB-H1: 1f1b's order of forwards and backwards, the weights' parts in the gaps; when each stage is done."""
+    # A stage holds what 1f1b holds on the first: P micro-batches whose weights' part is not done. What is waiting is
+    # done when the next forward or backward is not there yet, or has no room.
     count = len(stages)
     orders = [order("1f1b", number, count, 1, micro_batches) for number in range(count)]
     ahead = [_ahead("1f1b", number, count, 1, micro_batches, False) for number in range(count)]

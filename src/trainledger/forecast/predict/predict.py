@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainledger.forecast.predict.clock import of_each_rank
-from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import (
     BEYOND,
     RUN_CAUSES,
@@ -23,21 +23,14 @@ from trainledger.forecast.predict.interval import of_forecast
 from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.forecast.predict.step import StepTime, step_time
-from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary
-from trainledger.ledger.memory.timeline import Peak, peak_nbytes
-from trainledger.ledger.model.parameters import leaves_of, parameters
+from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.ranks import RunAccount, account_run
 from trainledger.ledger.rules_of_thumb import training_flops
-from trainledger.ledger.step import account
 from trainledger.spec.device import Device
-from trainledger.spec.frozen import frozen
-from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
 from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
-
-if TYPE_CHECKING:
-    from trainledger.ledger.ranks import RankAccount
 
 COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
 NO_MACHINE = (
@@ -59,43 +52,18 @@ def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
 
     ``backend`` (of `spec.device.KERNELS`) says whose kernels run, as in `ledger.step.account`.
     """
-    ledger, ranks = accounts_of(run, backend=backend)
-    return forecast(run, ledger, machine, ranks=ranks)
+    return forecast(account_run(run, backend=backend), machine)
 
 
-def accounts_of(run: Run, *, backend: str) -> tuple[Ledger, tuple[RankAccount, ...]]:
-    """The ledger of the whole model's step on one device, and of a run that is spread its distinct ranks."""
-    if run.layout.alone:
-        return account(run, backend=backend), ()
-    from trainledger.ledger.ranks import accounts
-
-    return account(whole_run(run), backend=backend), accounts(run, backend=backend)
-
-
-def whole_run(run: Run) -> Run:
-    """The same run on one device that has all of it, with the micro-batches of a data rank."""
-    return replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=run.device_batch))
-
-
-def forecast(
-    run: Run,
-    ledger: Ledger,
-    machine: Machine | None,
-    *,
-    ranks: Sequence[RankAccount] = (),
-    heaviest_rank: Heaviest | None = None,
-) -> Forecast:
-    """The forecast of a run from the ledger of its whole step and, where it is spread, of its ``ranks``.
-
-    ``heaviest_rank`` is the peak rank, where it is known already.
-    """
-    heaviest_rank = heaviest_rank or heaviest(ledger, ranks)
-    facts: dict[str, Any] = {**summary(ledger, heaviest_rank.peak), "matmul_dtype": matmul_dtype(ledger)}
+def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
+    """The forecast of a run from its account: nothing of the run's plan is derived again."""
+    run, ledger, ranks, heaviest = account.run, account.ledger, account.ranks, account.heaviest
+    facts: dict[str, Any] = {**summary(ledger, account.peak), "matmul_dtype": matmul_dtype(ledger)}
     counted = "assumed" if ledger.uncounted else "exact"
     basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
-    notes = list(heaviest_rank.ledger.notes)
+    notes = list(heaviest.notes)
     if ranks:
-        peak_rank = summary(heaviest_rank.ledger, heaviest_rank.peak)
+        peak_rank = summary(heaviest, account.peak)
         facts |= {name: peak_rank[name] for name in ("kept_nbytes", "kept_by_kind")}
     if ledger.uncounted:
         names = ", ".join(name for name, _ in ledger.uncounted)
@@ -104,29 +72,29 @@ def forecast(
         return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
     facts["device"] = machine.title
     own = machine if isinstance(machine, Device) else of_each_rank(machine, run.layout.devices)
-    memory = memory_of_device(run, heaviest_rank.peak.nbytes, own, heaviest_rank.ledger.reserved)
+    memory = memory_of_device(run, account.peak.nbytes, own, heaviest.reserved)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
     basis["device_nbytes"] = "assumed"
     if memory.tensors_alone:
         basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
-    step = _step(run, ledger, machine, ranks)
+    step = _step(account, machine)
     notes += step.notes
     if isinstance(machine, Device) and run.recipe.attention == "sdpa":
         notes += _of_attention(ledger)
     if step.seconds:
         around = conditions(run, machine)
-        whole = _whole(run, ledger, machine, step, around)
+        whole = _whole(account, machine, step, around)
         notes += whole.notes
         basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
         facts |= _times(run, step, whole, around)
         if facts["total_seconds"] is None:
             notes.append(f"no time of the whole run: {NEVER}")
             facts["bottleneck"] = Bottleneck("failures", NEVER)
-        facts |= _against_peak(run, ledger, own, step, whole, facts["matmul_dtype"], notes)
+        facts |= _against_peak(account, own, step, whole, facts["matmul_dtype"], notes)
     if memory.fits is False and memory.usable_nbytes is not None:
         unspread = run.layout.alone and run.cluster.count > 1
         who = ALONE if unspread else "a device"
-        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, heaviest_rank.peak.by_category, who=who)
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, account.peak.by_category, who=who)
         if unspread:
             way = "a [layout] spreads it (--set layout=auto looks for one)"
             way = way if run.recipe.lora is None else ONE_DEVICE
@@ -135,7 +103,7 @@ def forecast(
     if isinstance(machine, Device) and machine.errors is not None:
         facts |= of_forecast(run, facts, memory, machine.errors)
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
-    impossible = tuple(_impossible(run, heaviest_rank.peak.by_category, machine))
+    impossible = tuple(_impossible(run, account.peak.by_category, machine))
     return replace(_alone(run, made), impossible=impossible) if impossible else made
 
 
@@ -203,70 +171,22 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
     return tuple(each for each in bars if each.cause not in RUN_CAUSES)
 
 
-def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amounts = ()) -> DeviceMemory:
-    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included.
-
-    ``reserved`` are the ledger's of that rank.
-    """
-    if not isinstance(machine, Device):
-        sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
-        return device_memory(peak_nbytes, sheet, {})
-    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
-    tensors = 8 * leaves_of(run.model).trained().tensors
-    overheads = {each.name: each for each in machine.overheads}
-    return device_memory(
-        peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators, recipe=run.recipe,
-        reserved=reserved,
-    )  # fmt: skip
-
-
-@frozen
-class Heaviest:
-    """The device that needs most memory: its ledger and its peak."""
-
-    ledger: Ledger
-    peak: Peak
-
-
-def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
-    """Of the ranks the one that needs most memory, or the one device there is."""
-    most = heaviest_ledger(ledger, ranks)
-    return Heaviest(most, most.peak())
-
-
-def heaviest_ledger(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Ledger:
-    """The ledger of that device.
-
-    Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
-    """
-    return heaviest_account(ranks).ledger if ranks else ledger
-
-
-def heaviest_account(ranks: Sequence[RankAccount]) -> RankAccount:
-    """The rank, of some, that needs most memory."""
-    some = [each for each in ranks if each.alike in (None, each.stage)]
-    if len(some) == 1:
-        return some[0]
-    return max(some, key=lambda each: peak_nbytes(each.ledger) + each.ledger.reserved_nbytes)
-
-
-def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:
-    if ranks:
+def _step(account: RunAccount, machine: Machine) -> StepTime:
+    if account.ranks:
         from trainledger.forecast.predict.parallel_step import layout_time
 
-        return layout_time(run, ranks, machine)
-    tensors = leaves_of(run.model, run.recipe).trained().tensors
-    return step_time(ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
+        return layout_time(account.ranks, machine)
+    return step_time(account.ledger, machine, tensors=account.tensors, blocking=account.run.recipe.launch_blocking)
 
 
-def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
+def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
     assert step.seconds is not None
     return run_time(
-        run,
+        account.run,
         step.seconds,
         forward_seconds=_forward_seconds(step),
-        checkpoint_nbytes=checkpoint_nbytes(ledger),
-        warm_up_seconds=_warm_up(ledger, machine),
+        checkpoint_nbytes=checkpoint_nbytes(account.ledger),
+        warm_up_seconds=_warm_up(account.ledger, machine),
         conditions=around,
     )
 
@@ -331,9 +251,10 @@ def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict
 
 
 def _against_peak(
-    run: Run, ledger: Ledger, machine: Machine, step: StepTime, whole: RunTime, dtype: str, notes: list[str]
+    account: RunAccount, machine: Machine, step: StepTime, whole: RunTime, dtype: str, notes: list[str]
 ) -> dict[str, Any]:
     """MFU, HFU and the waterfall: what is compared with the peak of the devices."""
+    run, ledger = account.run, account.ledger
     assert step.seconds is not None
     try:
         peak = peak_rate(machine, dtype)
@@ -350,7 +271,7 @@ def _against_peak(
     if whole.total_seconds == float("inf"):
         return facts
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
-    napkin = training_flops(parameters(run.model).active, tokens) / (peak * run.cluster.count)
+    napkin = training_flops(account.parameters.active, tokens) / (peak * run.cluster.count)
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
     if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"

@@ -129,10 +129,8 @@ class Roofline:
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
 
     def _memory(self, entry: Entry) -> float:
-        """At its operator's own rate, else at that of its kind; matmuls, and kinds not measured, at that of a copy.
-
-        In a compiled kernel it moves fewer bytes, and what it computes takes no less.
-        """
+        """At its operator's own rate, else at that of its kind; matmuls, and kinds not measured, at that of a copy."""
+        # In a compiled kernel it moves fewer bytes, and what it computes takes no less.
         nbytes = entry.read + entry.written
         own, kind = self._rates(entry, entry.name), self._rates(entry, "")
         if not entry.fused:
@@ -201,12 +199,10 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
 
 
 def _padded(entry: Entry) -> tuple[Int, ...]:
-    """The shape of a matmul as its kernel computes it: tokens that are no multiple of `TOKEN_ROWS` fill it up.
-
-    A router gives each expert any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them to
-    TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16). In forward the rows are tokens, and no row lies across them, so
-    that however many they are the kernel is the same: it leaves the rest of its last tile empty.
-    """
+    """The shape of a matmul as its kernel computes it: tokens that are no multiple of `TOKEN_ROWS` fill it up."""
+    # A router gives each expert any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them
+    # to TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16). In forward the rows are tokens, and no row lies across them,
+    # so that however many they are the kernel is the same: it leaves the rest of its last tile empty.
     batch, m, n, k = entry.shape
     if entry.name in GROUPED:
         return batch, m, n, round_up(k, TOKEN_ROWS)
@@ -223,11 +219,9 @@ def _bound(compute: Real, memory: Real, overhead: Real) -> str:
 
 
 def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> float:
-    """FLOP/s at a size and an intensity.
-
-    Small matmuls and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of FLOPs and of
-    FLOPs per byte place an entry among the measured shapes.
-    """
+    """FLOP/s at a size and an intensity."""
+    # Small matmuls and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of FLOPs and of
+    # FLOPs per byte place an entry among the measured shapes.
     return _rate_near(
         (math.log(flops / each.flops) ** 2
          + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2, each)
@@ -369,3 +363,9 @@ def moved_nbytes(each: EntryTime) -> int:
     entry = each.entry
     nbytes: int = sum(entry.fused[:2]) if entry.fused else entry.read + entry.written
     return nbytes
+
+
+def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
+    """Model FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
+    flops = ledger.model_flops
+    return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)

@@ -316,10 +316,8 @@ def write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[flo
 
 
 def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: float, steps: int) -> int | None:
-    """The steps between checkpoints that cost least (Daly 2006); None where one at the end does.
-
-    One that is written while steps go on is whole before the next begins.
-    """
+    """The steps between checkpoints that cost least (Daly 2006); None where one at the end does."""
+    # One that is written while steps go on is whole before the next begins.
     every = max(1, round(daly(pause, mtbf_seconds) / step_seconds))
     if pause < whole:
         every = max(every, ceil(whole / step_seconds))

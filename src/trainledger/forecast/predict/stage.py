@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from trainledger.forecast.predict.clock import Clock
 from trainledger.forecast.predict.overlap import in_buckets, times_of, with_experts_overlapped, with_overlap
@@ -25,8 +25,6 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Fabric
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
-
-Result = TypeVar("Result")
 
 
 @frozen
@@ -68,34 +66,26 @@ class StageTime:
     send_seconds: float
 
 
-def stages_of(run: Run, ranks: Sequence[RankAccount], machine: Machine, fabric: Fabric | None) -> list[StageTime]:
+def stages_of(ranks: Sequence[RankAccount], machine: Machine, fabric: Fabric | None) -> list[StageTime]:
     """The stages of a layout, each with the pieces of a step; raises NoRate.
 
     Of stages that are alike the first is timed: the others run the same operations as often, and share its parts.
     """
-    clock = Clock(run, machine, fabric)
+    clock = Clock(ranks[0].plan.whole, machine, fabric)
     found = []
     known: dict[int, StageTime] = {}
     for number, group in groupby(ranks, key=lambda each: each.stage):
         same = list(group)
-        ledger, count = same[0].ledger, sum(each.count for each in same)
+        count = sum(each.count for each in same)
         first = number if same[0].alike is None else same[0].alike
         if first not in known:
-            known[first] = _stage(run, number, count, ledger, clock)
+            known[first] = _stage(same[0], count, clock)
         found.append(replace(known[first], number=number, ranks=count))
     return found
 
 
-def once_for_alike(stages: Sequence[StageTime], of: Callable[[StageTime], Result]) -> list[Result]:
-    """What a function makes of each stage's parts, asked once for stages that share theirs."""
-    known: dict[int, Result] = {}
-    for each in stages:
-        if id(each.times) not in known:
-            known[id(each.times)] = of(each)
-    return [known[id(each.times)] for each in stages]
-
-
-def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> StageTime:
+def _stage(rank: RankAccount, ranks: Any, clock: Clock) -> StageTime:
+    run, ledger = rank.plan.whole, rank.ledger
     timed: list[Timed] = []
     often: dict[tuple[Any, ...], list[Any]] = {}  # equal operations of a module: one of them, its time, how often
     for entry in ledger:
@@ -121,7 +111,7 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     times = tuple(one.repeated(entry.in_loops((("step", count),)), count) for entry, one, count in often.values())
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
-        number=number, ranks=ranks, ledger=ledger, times=times,
+        number=rank.stage, ranks=ranks, ledger=ledger, times=times,
         messages=tuple(each for each in timed if each.entry.kind == "collective"),
         whole=ops(timed), begin=ops(parts.begin), chunks=chunks, end=ops(parts.end), close=ops(parts.close),
         send_seconds=max(sends, default=0.0),
@@ -189,10 +179,8 @@ class Parts(NamedTuple):
 
 
 def _parts(run: Run, timed: list[Timed]) -> Parts:
-    """The parts of a pipeline's stage (see `ledger.parallel.micro_batches` for the order of its entries).
-
-    The first micro-batch is outside the loops, between those ahead of it and the others.
-    """
+    """The parts of a pipeline's stage (see `ledger.parallel.micro_batches` for the order of its entries)."""
+    # The first micro-batch is outside the loops, between those ahead of it and the others.
     if run.layout.pipeline == 1:
         return Parts([], [], [], [])
     rounds: dict[str, list[Timed]] = {}  # of each loop over micro-batches
@@ -217,11 +205,9 @@ def _parts(run: Run, timed: list[Timed]) -> Parts:
 
 
 def _parts_of_one(run: Run, timed: list[Timed]) -> Parts:
-    """The parts where a step is a single micro-batch, without loops around it.
-
-    It begins where gathers end, with what is received, and ends with what is sent back: the stage before does not wait
-    for reductions. Nobody waits for the first stage, so that its reductions may count as backward.
-    """
+    """The parts where a step is a single micro-batch, without loops around it."""
+    # It begins where gathers end, with what is received, and ends with what is sent back: the stage before does not
+    # wait for reductions. Nobody waits for the first stage, so that its reductions may count as backward.
     names = [each.entry.name for each in timed]
     close = next((at for at in range(1, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
     sent = (at for at in range(close) if names[at] == "send" and timed[at].entry.phase in BACKWARD)

@@ -15,6 +15,7 @@ from trainledger.forecast.predict.roofline import (
     NoRate,
     Roofline,
     hfu,
+    ideal_seconds,
     matmul_dtype,
     mfu,
     peak_rate,
@@ -152,12 +153,6 @@ def host_seconds(entry: Entry, machine: Machine) -> Real | None:
         return None
     host = machine.fabric.host
     return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)
-
-
-def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
-    """Model FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
-    flops = ledger.model_flops
-    return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:

@@ -220,10 +220,8 @@ class Streams:
         self._record_communication(op.name, start, start + op.seconds)
 
     def _attend(self, op: StreamOp) -> None:
-        """A ring of c ranks attends in c parts, each but the first after the round that brings it.
-
-        In backward gradients go round too, home after the last part.
-        """
+        """A ring of c ranks attends in c parts, each but the first after the round that brings it."""
+        # In backward gradients go round too, home after the last part.
         ring, self._ring = self._ring, Ring()
         if ring.rounds:
             self._wait(ring.arrived - ring.rounds / (ring.rounds + 1) * op.seconds)

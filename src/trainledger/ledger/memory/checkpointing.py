@@ -47,6 +47,8 @@ class Frame(Hook):
             return self.expected - 1
         self.arrays.append(as_kept(arrays))
         if len(self.arrays) == self.expected:
+            # torch/utils/checkpoint.py raises _StopRecomputationError there; set_checkpoint_early_stop is on by default
+            # (2.13).
             raise _EnoughRecomputed
         return len(self.arrays) - 1
 
@@ -134,13 +136,11 @@ Run = Callable[[Array, Blocks], Array]
 
 
 def recompute_from_input(tape: Tape, rounds: Sequence[Round], x: Array, run: Run) -> Array:
-    """The output of all rounds, nothing kept but the first block's input: every block recomputes from there.
-
-    That runs L (L + 1) / 2 blocks in all, the other extreme to keeping everything (Chen et al. 2016, section 4.3, has
-    the cases between). How many blocks are recomputed depends on the block, so their cost is gathered: the earlier
-    rounds of a loop are a separate loop, before it. Their order differs from that of a run; sums do not. The first
-    round's count is one.
-    """
+    """The output of all rounds, nothing kept but the first block's input: every block recomputes from there."""
+    # That runs L (L + 1) / 2 blocks in all, the other extreme to keeping everything (Chen et al. 2016, section 4.3, has
+    # the cases between). How many blocks are recomputed depends on the block, so their cost is gathered: the earlier
+    # rounds of a loop are a separate loop, before it. Their order differs from that of a run; sums do not. The first
+    # round's count is one.
     start = x
     for number, (_, count, blocks) in enumerate(rounds):
         with tape.loop(f"layers {number}", count):

@@ -65,10 +65,8 @@ def unwitnessed(rank: RankPlan) -> str:
 
 
 def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
-    """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover.
-
-    Megatron-LM's fused kernels take the time of a compiler's; what its operations keep is not changed.
-    """
+    """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover."""
+    # Megatron-LM's fused kernels take the time of a compiler's; what its operations keep is not changed.
     if rank.run.recipe.of_megatron:
         return (Kernels(),), ""
     as_eager = uncovered(rank)
@@ -315,10 +313,8 @@ class Block:
         return {id(a) for one, two in pairs for a, b in zip(one.made, two.made, strict=True) if id(b) in kept}
 
     def _settle_run(self, run: _Run, until: dict[int, int], *, keeps: bool) -> None:
-        """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them.
-
-        A fused kernel's output reuses the memory of an equally large tensor of this block that it reads last.
-        """
+        """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them."""
+        # A fused kernel's output reuses the memory of an equally large tensor of this block that it reads last.
         for operation in run.operations:
             for each in operation.made:
                 if id(each) in self.leaving:
@@ -339,10 +335,8 @@ class Block:
                     free.remove(place)
 
     def _settle_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
-        """A ReLU whose result a matmul reads in backward also keeps its derivative, a byte for each element.
-
-        What is kept is a view of the result, by which the partitioner does not know the result itself.
-        """
+        """A ReLU whose result a matmul reads in backward also keeps its derivative, a byte for each element."""
+        # What is kept is a view of the result, by which the partitioner does not know the result itself.
         made = {id(each.made[0]): each for each in model if each.name == "relu"}
         for back in self.backward:
             relu = next((made[id(read)] for read in back.reads if id(read) in made), None)
@@ -369,11 +363,9 @@ class Block:
                     self._settle_input(storage, key in back)
 
     def _settle_input(self, given: Storage, kept: bool) -> None:
-        """Whether the block's input is kept.
-
-        What goes into a loop of blocks stands for what goes from one of them to the next, as their last result stands
-        for what leaves the loop: where nothing else keeps that, it is counted in the place of what goes in.
-        """
+        """Whether the block's input is kept."""
+        # What goes into a loop of blocks stands for what goes from one of them to the next, as their last result stands
+        # for what leaves the loop: where nothing else keeps that, it is counted in the place of what goes in.
         counted = self.lives.counted
         if kept and given.loop != self.result.loop and not self.result.kept:
             self.result.kept = True

@@ -103,7 +103,10 @@ class Values:
                 if id(each) in self.storages:
                     needed[id(each)] = needed.get(id(each), False) or not operation.fused
         fixed = {each for each in self.storages if each not in self.maker or self._is_fixed(each)}
+        # "If a node must be materialized in the backwards pass, then recomputing it is never free"
+        # (ban_if_materialized_backward).
         fixed |= {each for each, whole in needed.items() if whole}
+        # ban_if_used_far_apart: recomputed, such a value would tie kernels together that lie on two sides of a matmul.
         fixed |= self._far_apart()
         distances = self._distances(needed)
         costs = {each: self._cost(each, needed, distances) for each in self.storages}
@@ -119,6 +122,8 @@ class Values:
         if not beside and operation.kind != "reduction":
             return False
         read = sum(typical(each.nbytes) for each in operation.reads)
+        # "If the output of an op is 4x smaller (arbitrary choice), then we don't allow recomputation" (partitioners.py,
+        # ban_if_reduction): saved statistics are small, and normalizations are not run again.
         return operation.kind == "random" or 4 * typical(self.storages[value].nbytes) < read
 
     def _far_apart(self) -> set[int]:
@@ -157,6 +162,8 @@ class Values:
         return distances
 
     def _cost(self, value: int, needed: dict[int, bool], distances: dict[int, int]) -> float:
+        # 1.1 ** dist_from_bw, at most 100, is the partitioner's "heuristic to bias towards nodes closer to the
+        # backwards pass"; what a fused kernel would not have written counts twice (is_materialized).
         nbytes = typical(self.storages[value].nbytes) * NEARER ** min(distances.get(value, 100), 100)
         maker = self.maker.get(value)
         fused = maker is not None and maker.fused and not needed.get(value, False)

@@ -102,11 +102,9 @@ def _stored(sizes: Sizes, tokens: Int, count: Int, width: Int, dtype: str) -> Ar
 
 
 def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> Array:
-    """One query of each sequence against the latents themselves, [B, H W] (DeepSeek-V2, section 2.1.2).
-
-    An accelerator runs scores and mixture as one kernel, which reads each latent once for both; on a CPU they are
-    unfused.
-    """
+    """One query of each sequence against the latents themselves, [B, H W] (DeepSeek-V2, section 2.1.2)."""
+    # An accelerator runs scores and mixture as one kernel, which reads each latent once for both; on a CPU they are
+    # unfused.
     spec, latent, B = sizes.spec, sizes.spec.latent, sizes.B
     assert latent is not None
     H, N, Q, W, R = latent.n_heads, latent.nope_head_dim, spec.rotary_size, spec.value_size, latent.kv_rank

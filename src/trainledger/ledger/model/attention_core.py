@@ -54,12 +54,10 @@ def written_out_here(sizes: Sizes) -> bool:
 
 
 def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
-    """The fused kernel that runs: for ``sdpa`` the one that PyTorch selects.
-
-    Its flash kernel for accelerators has neither masks nor fp32, and values are as wide as keys (torch documentation
-    of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Of devices that prefer
-    cuDNN's kernel see `kernels_of_capability`.
-    """
+    """The fused kernel that runs: for ``sdpa`` the one that PyTorch selects."""
+    # Its flash kernel for accelerators has neither masks nor fp32, and values are as wide as keys (torch documentation
+    # of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Of devices that prefer
+    # cuDNN's kernel see `kernels_of_capability`.
     if sizes.attention in KERNELS:
         return KERNELS[sizes.attention]
     if sizes.backend == "cpu":
@@ -74,11 +72,9 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
 
 
 def _transformer_engines(sizes: Sizes) -> str:
-    """The kernel that Transformer Engine selects: cuDNN's from Hopper on, FlashAttention before.
-
-    On Blackwell cuDNN has no backward with dropout that gives the same bits each time
-    (transformer_engine/pytorch/attention/dot_product_attention/utils.py, and cuDNN's support matrix).
-    """
+    """The kernel that Transformer Engine selects: cuDNN's from Hopper on, FlashAttention before."""
+    # On Blackwell cuDNN has no backward with dropout that gives the same bits each time
+    # (transformer_engine/pytorch/attention/dot_product_attention/utils.py, and cuDNN's support matrix).
     if sizes.backend == "cuda" or (sizes.backend == "sm100" and sizes.deterministic and sizes.attention_dropout > 0):
         return "flash_attention"
     return "cudnn_attention"
@@ -177,10 +173,9 @@ def written_out(
 
 
 def probabilities(tape: Tape, sizes: Sizes, scores: Array) -> Array:
-    """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision).
-
-    Its kernel reads fp16 and writes fp32 (aten/src/ATen/native/cuda/SoftMax.cu, half_to_float); bf16 is copied before.
-    """
+    """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision)."""
+    # Its kernel reads fp16 and writes fp32 (aten/src/ATen/native/cuda/SoftMax.cu, half_to_float); bf16 is copied
+    # before.
     wide = sizes.backend != "cpu" and tape.precision.copies == "autocast"
     if wide and scores.dtype == "fp16":
         return op.softmax(tape, scores, "_softmax", wide=True)

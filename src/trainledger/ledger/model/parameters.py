@@ -226,11 +226,9 @@ class Part:
 
 
 def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None = None) -> ModelLeaves:
-    """The parameters that a spec has, in runs of blocks that a recipe treats alike.
-
-    Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head. It has one
-    of any embedding where modules of multi-token prediction read it there (as Megatron Core places them).
-    """
+    """The parameters that a spec has, in runs of blocks that a recipe treats alike."""
+    # Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head. It has
+    # one of any embedding where modules of multi-token prediction read it there (as Megatron Core places them).
     part = Part(layer_runs(spec, recipe), begins=True, ends=True) if part is None else part
     whole = part.begins and part.ends
     before = _leaves(before_blocks(spec), recipe) if part.begins else {}

@@ -63,11 +63,9 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) ->
 
 
 def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
-    """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format.
-
-    A row keeps, in addition to its logits, two fp32 numbers: its largest logit and the logarithm of the sum (Inductor,
-    torch 2.13); log-probabilities and what is wider than the logits exist inside of the kernels only.
-    """
+    """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format."""
+    # A row keeps, in addition to its logits, two fp32 numbers: its largest logit and the logarithm of the sum
+    # (Inductor, torch 2.13); log-probabilities and what is wider than the logits exist inside of the kernels only.
     elements, rows, count = logits.elements, targets.elements, rules.FLOPS_PER_ELEMENT
     wide, logits_dtype = "fp32" if upcast else logits.dtype, logits.dtype
     makes = [(rows, "fp32"), (rows, "fp32"), (1, wide), (1, "fp32")]
@@ -253,10 +251,8 @@ def megatron_cross_entropy(tape: Tape, logits: Array, targets: Array, group: Gro
 
 
 def megatron_cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, group: Group) -> Array:
-    """The same by Transformer Engine's kernels, which write the gradient over the logits, in their dtype.
-
-    (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
-    """
+    """The same by Transformer Engine's kernels, which write the gradient over the logits, in their dtype."""
+    # (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
     rows, size = targets.elements, logits.elements
     counted = FLOPS_PER_ELEMENT["softmax"] * size
     (found,) = tape.emit("online_softmax", "softmax", reads=[logits, targets], makes=[(3 * rows, "fp32")],

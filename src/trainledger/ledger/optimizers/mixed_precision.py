@@ -32,10 +32,8 @@ def set_formats(leaves: ModelLeaves, precision: Precision, *, keeps_copies: bool
 
 
 def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
-    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`engine.nn.float8`).
-
-    By block those of experts do too, which are held together.
-    """
+    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`engine.nn.float8`)."""
+    # By block those of experts do too, which are held together.
     if len(leaf.shape) == 3:
         return float8.scaling == "block"
     module, _, part = name.rpartition(".")
@@ -95,6 +93,7 @@ def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
     elements = leaves.trained().elements
     scale = Array(1, "fp32", None)
     with tape.during("optimizer"):
+        # torch/amp/grad_scaler.py (2.13): self._scale.double().reciprocal().float().
         wide = tape.cast(scale, "fp64")
         inverse = tape.pointwise("reciprocal", wide)
         del wide

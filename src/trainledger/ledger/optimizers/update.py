@@ -69,6 +69,8 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
     total = norms(tape, stacked, 1)
     found.clear()
     del stacked
+    # torch/nn/utils/clip_grad.py (2.13): max_norm / (total_norm + 1e-6), clamped and always multiplied in, as a
+    # condition would make the host wait for the norm.
     shifted = tape.pointwise("add", total)
     inverse = tape.pointwise("reciprocal", shifted)
     scale = tape.pointwise("mul", inverse)
@@ -129,6 +131,8 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
     norm = tape.pointwise("clamp", norm)
     tape.change("div_", x, norm)
     del norm
+    # torch/optim/_muon.py (2.13), _zeropower_via_newtonschulz: bf16, the wide one of the matrix and its transpose,
+    # ns_steps of a matmul and two addmm.
     square = short * short
     gram: Array | None = None
     polynomial: Array | None = None
@@ -295,6 +299,8 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
         if part.decay:
             tape.change("_foreach_mul_", w)
         if len(part.first().shape) > 1:
+            # torch/optim/_adafactor.py (2.13): norms along a dim, squared and divided, are "the same as (g *
+            # g).mean(dim=-1) w/o materializing an intermediate size g".
             for count in (rows_of, columns_of):
                 _lerp_means(tape, part, count)
             fresh = []

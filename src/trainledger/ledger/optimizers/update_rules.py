@@ -81,6 +81,8 @@ def count_step(tape: Tape) -> None:
 
 def count_steps(tape: Tape, tensors: Int) -> None:
     """All step counters of a group are raised by one, which becomes a tensor first."""
+    # torch/optim/adam.py (2.13): step counters on a CPU are raised by a tensor, since a Python number would be wrapped
+    # into one for each of them.
     one = tape.make("lift_fresh", "copy", elements=1, dtype="fp32")
     tape.change("_foreach_add_", Array(tensors, "fp32", None), one)
 

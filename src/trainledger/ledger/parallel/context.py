@@ -68,10 +68,8 @@ def exchanged(tape: Tape, group: Group, x: Array) -> Array:
 
 
 def _heads_for_tokens(tape: Tape, sizes: Sizes, x: Array, *, to_heads: bool) -> Array:
-    """A part of the heads for all tokens, or back, with copies: heads are inside of tokens, a message's parts outside.
-
-    Tokens of one sequence are contiguous as sent or read, those of several are not.
-    """
+    """A part of the heads for all tokens, or back, with copies: heads are inside of tokens, messages' parts outside."""
+    # Tokens of one sequence are contiguous as sent or read, those of several are not.
 
     def sent(x: Array, to_heads: bool) -> Array:
         group, makes = context_group(sizes), [(x.elements, x.dtype)]
@@ -96,11 +94,9 @@ def _of_several(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 
 def _around_the_ring(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, core: Core) -> Array:
-    """One block of keys and values is here, the next one is on its way; backward their gradients go along.
-
-    The kernel of all rounds is one entry. Each further rank's block makes a part as large as what is joined, or of half
-    of the queries or of the keys: memory is that of the rank for which it is most.
-    """
+    """One block of keys and values is here, the next one is on its way; backward their gradients go along."""
+    # The kernel of all rounds is one entry. Each further rank's block makes a part as large as what is joined, or of
+    # half of the queries or of the keys: memory is that of the rank for which it is most.
     group, ranks = context_group(sizes), sizes.layout.context
     queries, elements, dtype = q.elements, k.elements + v.elements, k.dtype  # what follows must not keep the arrays
     rows = sizes.rows * sizes.spec.attention.n_heads

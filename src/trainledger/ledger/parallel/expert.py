@@ -31,10 +31,8 @@ class Arrived:
 
 
 def to_ranks(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Arrived | None]:
-    """The rows of this rank's experts from all ranks, those of an expert brought together by a copy.
-
-    Without a capacity it depends on the router how many these are, and ranks exchange the numbers first.
-    """
+    """The rows of this rank's experts from all ranks, those of an expert brought together by a copy."""
+    # Without a capacity it depends on the router how many these are, and ranks exchange the numbers first.
     assert sizes.spec.experts is not None
     group, n_experts = _group(sizes), sizes.spec.experts.n_experts
     if sizes.capacity_factor is not None:
@@ -66,10 +64,8 @@ def _by_expert(tape: Tape, rows: Int, n_experts: Int, arriving: Array) -> Arrive
 
 
 def finish_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
-    """Once a step: the gradients of experts are of the tokens of all ranks, and the loss is a mean over those.
-
-    FSDP2 has taken the mean over ranks that have the same experts; where there are none, the replicas sum.
-    """
+    """Once a step: the gradients of experts are of the tokens of all ranks, and the loss is a mean over those."""
+    # FSDP2 has taken the mean over ranks that have the same experts; where there are none, the replicas sum.
     if is_one(rank.layout.expert) or not rank.gathers:
         return
     with tape.during("backward"):
@@ -133,10 +129,8 @@ def from_nodes(tape: Tape, sizes: Sizes, y: Array) -> Array:
 
 
 def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None]:
-    """A copy of each token for each of its experts, as they arrive; in 8 bits where matmuls take 8 bits by block.
-
-    So do gradients on their way to the experts in backward (DeepSeek-V3, section 3.3.3).
-    """
+    """A copy of each token for each of its experts, as they arrive; in 8 bits where matmuls take 8 bits by block."""
+    # So do gradients on their way to the experts in backward (DeepSeek-V3, section 3.3.3).
     assert sizes.spec.experts is not None
     float8, K, group = tape.precision.float8, sizes.spec.experts.per_token, _group(sizes)
     if float8 is None or float8.scaling != "block":

@@ -1,10 +1,7 @@
 """Sharded parameters and gradients on a tape, as FSDP2 (torch 2.13) gathers, keeps and reduces them.
 
 Each block is a separate group, and all parameters outside the blocks are one more, which stays gathered from the
-first operation to the last. What is gathered comes in one flat buffer and is copied out of it into the parameters;
-gradients are copied into one flat buffer and reduced from there. In forward the flat buffer of a block lives until the
-next block's has arrived (its copy may still be read then); in backward one or more blocks are gathered ahead, and a
-reduced buffer lives until the next block's backward is over. With ``zero = 2`` nothing is gathered, and gradients are
+first operation to the last. With ``zero = 2`` nothing is gathered, and gradients are
 reduced block by block all the same (DeepSpeed and Megatron-LM reduce buckets, which are not the blocks).
 """
 
@@ -109,6 +106,7 @@ class FullySharded(Hook):
         with self.tape.at(unit.path):
             for each, buffer in zip(unit.gathered, flat, strict=True):
                 elements = each.padded * several(each.group.ranks)
+                # Out of the flat buffer into one of the unsharded parameters (fsdp::split_with_sizes_copy).
                 copied = self.tape.make(
                     "split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION
                 )
@@ -162,6 +160,9 @@ class FullySharded(Hook):
     def _before_forward(self, unit: Unit) -> None:
         if not self.gathers or unit.full:
             return
+        # In forward the flat buffer of a block lives until the next block's is copied out, as FSDP2 overlaps that copy
+        # with the next gather (torch 2.13, _fsdp_param_group.py, wait_for_unshard: "save a reference to the current
+        # all-gather result to free after the next copy-out").
         flat = self._gather(unit)
         self.arrived = []
         self._copy_out(unit, flat)
@@ -173,6 +174,8 @@ class FullySharded(Hook):
         if not self.gathers:
             return
         if not unit.full:
+            # In backward the copy overlaps the reduction before it, so the buffer is freed with the copy (the same
+            # comment there).
             flat = self.waiting.popleft() if self.waiting else self._gather(unit)
             self._copy_out(unit, flat)
             del flat
@@ -202,6 +205,8 @@ class FullySharded(Hook):
                 if leaf.trained:
                     sum_over_tensor(tape, self.rank, leaf, self.dtype)
         unit.full = []
+        # FSDP2 waits for a reduction after the next block's backward, and holds its input until then
+        # (reduce_scatter_states).
         self.reduced = []
         with self.tape.at(unit.path):
             for part, arrived in zip(unit.parts, gradients, strict=True):
@@ -215,6 +220,8 @@ class FullySharded(Hook):
                     del own
                     continue
                 makes = [(part.padded * several(part.group.ranks), precision.gradients)]
+                # All gradients of a block are copied into one buffer, which NCCL reduces at once
+                # (foreach_reduce_scatter_copy_in).
                 (flat,) = tape.emit("chunk_cat", "copy", reads=arrived, makes=makes, category=COMMUNICATION)
                 last = arrived[-1]  # FSDP2's foreach_reduce names it to its end
                 arrived.clear()

@@ -1,24 +1,24 @@
-"""The plan of one rank of a run: its layers, its parameters, the ranks that share them, micro-batches in flight.
-
-Sizes: P stages, S the stage counted from 0, V chunks of layers on each rank, M micro-batches of a step.
-"""
+"""The plan of one rank of a run: its layers, its parameters, and the ranks that share them."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import pairwise
 from operator import mul
+from typing import Any
 
 from trainledger.ledger.core.graph import Leaf, ModelLeaves, component_of
-from trainledger.ledger.core.sizes import between, greater, is_one, is_zero, share, smaller
+from trainledger.ledger.core.sizes import between, greater, is_one, is_zero, share
 from trainledger.ledger.entry import Group, Int
 from trainledger.ledger.model.parameters import Part, leaves_of
 from trainledger.ledger.parallel.tensor import local_model
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import Group as Recomputed
 from trainledger.spec.layers import LayerRun, layer_runs
-from trainledger.spec.layout import Layout, overlaps
+from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
 
 
@@ -39,6 +39,7 @@ def chunks_of(layout: Layout, n_layers: Int, stage: int) -> tuple[Chunk, ...]:
     (Chunk(first=4, count=4, begins=False, ends=True),)
     """
     stages, total = layout.pipeline, layout.pipeline * layout.virtual_stages
+    # Of V chunks to a rank every P-th (Narayanan et al. 2021, section 2.2): stages are shorter, and so is the bubble.
     chunks = []
     for number in range(stage, total, stages):
         if layout.stage_layers is None:
@@ -48,44 +49,6 @@ def chunks_of(layout: Layout, n_layers: Int, stage: int) -> tuple[Chunk, ...]:
             count, first = layout.stage_layers[number], sum(layout.stage_layers[:number])
         chunks.append(Chunk(first, count, number == 0, number == total - 1))
     return tuple(chunks)
-
-
-def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
-    """Forwards of a chunk that a stage has run before its first backward is over, that one's included.
-
-    gpipe: all M (Huang et al. 2019). 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on
-    every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3). Each counts as much as
-    before its backward; what waits in torch 2.13 keeps more, as the first part frees nothing and leaves gradients for
-    the second (`tests/engine/train/test_pipeline_witness.py`). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
-    Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs); one more where forwards run
-    together with backwards (overlap has ``experts``).
-
-    >>> [in_flight(Layout(pipeline=4), stage, 8) for stage in range(4)]
-    [4, 3, 2, 1]
-    >>> [in_flight(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), stage, 8) for stage in range(4)]
-    [11, 9, 7, 5]
-    """
-    stages = layout.pipeline
-    if stages == 1:
-        return 1
-    if layout.schedule == "gpipe":
-        return micro_batches
-    if layout.schedule == "interleaved":
-        chunks = layout.virtual_stages
-        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + overlaps(layout, "experts")
-        return smaller(ahead + 1, micro_batches * chunks)
-    return smaller(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
-
-
-def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[Int, ...]:
-    """The same with the chunk: forwards take P micro-batches of one chunk, then P of the next.
-
-    >>> in_flight_by_chunk(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), 0, 8)
-    (7, 4)
-    """
-    total, stages, chunks = in_flight(layout, stage, micro_batches), layout.pipeline, layout.virtual_stages
-    rounds, rest = total // (stages * chunks), total % (stages * chunks)
-    return tuple(rounds * stages + between(rest - chunk * stages, 0, stages) for chunk in range(chunks))
 
 
 def cut(runs: tuple[LayerRun, ...], chunk: Chunk) -> tuple[LayerRun, ...]:
@@ -152,11 +115,9 @@ def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
 
 
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
-    """The same layers with the first ``ahead`` rounds and the last round of each run separate.
-
-    The block before leaves what FSDP2 keeps while a block runs, so the first and last differ from the others.
-    Counts that are arrays become arrays of zeros and ones.
-    """
+    """The same layers with the first ``ahead`` rounds and the last round of each run separate."""
+    # The block before leaves what FSDP2 keeps while a block runs, so the first and last differ from the others. Counts
+    # that are arrays become arrays of zeros and ones.
     found: list[LayerRun] = []
     for run in runs:
         counts = [between(run.count - number, 0, 1) for number in range(ahead)]
@@ -178,10 +139,10 @@ class RankPlan:
     """What a rank has of a run, resolved once and then followed (`ledger.step.follow`).
 
     ``run`` is the run as this rank sees it (its part of the model's widths, its tokens of a sequence), ``whole`` the
-    run itself. ``stage`` of the pipeline is counted from 0. ``owned`` are the
-    parameters, or the pieces of them, that its optimizer updates. State is shared over the ranks of ``group``, that of
-    experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state is; ``gathers``:
-    parameters are, and are gathered block by block.
+    run itself. ``stage`` of the pipeline is counted from 0, ``place`` is its first among the ranks that shard.
+    ``owned`` are the parameters, or the pieces of them, that its optimizer updates. State is shared over the ranks of
+    ``group``, that of experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state
+    is; ``gathers``: parameters are, and are gathered block by block.
 
     Leaves carry gradients while a plan is followed, so each account has a separate plan.
     """
@@ -189,6 +150,7 @@ class RankPlan:
     run: Run
     whole: Run
     stage: int
+    place: int
     chunks: tuple[ChunkPlan, ...]
     owned: ModelLeaves
     group: Group
@@ -200,6 +162,20 @@ class RankPlan:
     @property
     def layout(self) -> Layout:
         return self.run.layout
+
+    @property
+    def first(self) -> bool:
+        """The rank has the embedding."""
+        return self.chunks[0].chunk.begins
+
+    @property
+    def last(self) -> bool:
+        """The rank has the head and takes the loss."""
+        return self.chunks[-1].chunk.ends
+
+    @property
+    def layers(self) -> Int:
+        return sum(each.chunk.count for each in self.chunks)
 
     @property
     def whole_experts(self) -> bool:
@@ -221,10 +197,8 @@ class RankPlan:
         yield from found.values()
 
     def piece(self, leaf: Leaf) -> Int:
-        """Elements of a rank's piece of a parameter, as many as the rank with the most has.
-
-        Where parameters are gathered pieces are rows, as FSDP2 cuts them, else equal parts of all elements in a row.
-        """
+        """Elements of a rank's piece of a parameter, as many as the rank with the most has."""
+        # Where parameters are gathered pieces are rows, as FSDP2 cuts them, else equal parts of all elements in a row.
         ranks = self.group_of(leaf).ranks
         return reduce(mul, shard_shape(leaf, ranks)) if self.gathers else share(leaf.elements, ranks)
 
@@ -244,11 +218,12 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     chunks = chunks_of(layout, run.model.n_layers, stage)
     parts = _parts(local, chunks)
     apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
+    joined = Part(tuple(r for each in parts for r in each.runs), parts[0].begins, parts[-1].ends)
     leaves = [_leaves(local, replace(each, runs=standing_apart(each.runs, apart)) if apart else each) for each in parts]
     plan = RankPlan(
-        run=local, whole=run, stage=stage,
+        run=local, whole=run, stage=stage, place=place,
         chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)),
-        owned=_leaves(local, _joined(parts)) if sharded or len(leaves) > 1 else leaves[0],
+        owned=_leaves(local, joined) if sharded or len(leaves) > 1 else leaves[0],
         group=group, expert_group=experts, replicas=_replicas(layout),
         sharded=sharded, gathers=sharded and layout.zero == 3,
     )  # fmt: skip
@@ -291,11 +266,6 @@ def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
     return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    runs = tuple(run for each in parts for run in each.runs)
-    return Part(runs, any(each.begins for each in parts), any(each.ends for each in parts))
-
-
 def _leaves(local: Run, part: Part) -> ModelLeaves:
     """The parameters of a part of the model; expert ranks have only their experts."""
     leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
@@ -321,11 +291,9 @@ def _shards(plan: RankPlan, place: int) -> ModelLeaves:
 
 
 def _parts_of_update(plan: RankPlan) -> ModelLeaves:
-    """Of each trained parameter a part of its elements in a row, all padded to as many (ZeRO-1 and 2).
-
-    What is not trained has no state to share. Of matrices that go over the ranks whole (Megatron-LM's layer-wise Muon)
-    a rank has as many elements on average.
-    """
+    """Of each trained parameter a part of its elements in a row, all padded to as many (ZeRO-1 and 2)."""
+    # What is not trained has no state to share. Of matrices that go over the ranks whole (Megatron-LM's layer-wise
+    # Muon) a rank has as many elements on average.
 
     def part(leaf: Leaf) -> Leaf:
         elements = plan.piece(leaf)
@@ -336,12 +304,11 @@ def _parts_of_update(plan: RankPlan) -> ModelLeaves:
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
-    """The shape of the piece that the rank at ``place`` has: rows of dim 0.
-
-    Stacked experts that do not go evenly over the ranks are cut along dim 1 (torchtitan does so where experts are
-    fewer than ranks).
-    """
-    dim = 1 if component_of(leaf.path) == "experts" and not _divides(ranks, leaf.shape[0]) else 0
+    """The shape of the piece that the rank at ``place`` has: rows of dim 0."""
+    # Stacked experts that do not go evenly over the ranks are cut along dim 1 (torchtitan does so where experts are
+    # fewer than ranks).
+    evenly = isinstance(ranks, int) and isinstance(leaf.shape[0], int) and leaf.shape[0] % ranks == 0
+    dim = 1 if component_of(leaf.path) == "experts" and not evenly else 0
     rows = leaf.shape[dim]
     piece = share(rows, ranks)
     place = place % ranks if isinstance(ranks, int) else place  # expert ranks repeat the places of those that share
@@ -349,5 +316,44 @@ def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
     return (*leaf.shape[:dim], own, *leaf.shape[dim + 1 :])
 
 
-def _divides(ranks: Int, size: Int) -> bool:
-    return isinstance(ranks, int) and isinstance(size, int) and size % ranks == 0
+def plans_of_stage(run: Run, stage: int) -> list[tuple[RankPlan, Any]]:
+    """The plan of each distinct rank of a stage, and how many ranks have one like it."""
+    first, layout = rank_plan(run, stage), run.layout
+    pieces = layout.shard_ranks if layout.zero == 3 else 1
+    places = list(_places(first, pieces))
+    plans = [first, *(rank_plan(run, stage, place) for place, _ in places[1:])]
+    return [
+        (plan, alike * layout.devices // (layout.pipeline * pieces))
+        for plan, (_, alike) in zip(plans, places, strict=True)
+    ]
+
+
+def _places(rank: RankPlan, ranks: Any) -> Iterator[tuple[int, Any]]:
+    """The first place with each set of pieces, and how many have it; ``rank`` is at the first of all."""
+    leaves = [leaf for each in rank.chunks for pattern, _ in each.leaves.in_order() for leaf in pattern]
+    shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves] if isinstance(ranks, int) and ranks > 1 else []
+    uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]
+    found = sorted({0, *(place for leaf, among in uneven for place in _changes(leaf, among, ranks))})
+    starts = [0]
+    for place in found[1:]:
+        if any(shard_shape(leaf, among, place) != shard_shape(leaf, among, starts[-1]) for leaf, among in uneven):
+            starts.append(place)
+    for at, until in pairwise([*starts, ranks]):
+        yield at, until - at
+
+
+def _changes(leaf: Leaf, among: int, ranks: int) -> Iterator[int]:
+    """The places from which on pieces may be other ones: after the last whole piece, and after a smaller one."""
+    # Ranks that share among fewer than all begin again after so many.
+    whole = bisect_left(
+        range(among), True, key=lambda place: shard_shape(leaf, among, place) != shard_shape(leaf, among)
+    )
+    for begin in range(0, ranks, among):
+        yield from (each for each in (begin, begin + whole, begin + whole + 1) if each < ranks)
+
+
+def _is_uneven(leaf: Leaf, ranks: Any) -> bool:
+    if not isinstance(ranks, int) or ranks == 1:
+        return False
+    sizes = shard_shape(leaf, ranks, ranks - 1), shard_shape(leaf, ranks)
+    return all(isinstance(size, int) for size in sizes[0]) and sizes[0] != sizes[1]

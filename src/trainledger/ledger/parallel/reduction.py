@@ -118,6 +118,8 @@ def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
     full, limit = 0, FIRST_BUCKET_NBYTES
     for each in (leaf for pattern, count in reversed(runs) for leaf in pattern[::-1] * count if leaf.trained):
         full += each.elements
+        # reducer.hpp of torch 2.13: kDefaultFirstBucketBytes is 1 MiB, so that the first all-reduce starts early; the
+        # others hold 25 MiB (_DEFAULT_BUCKET_CAP_MB).
         if nbytes_in(full, dtype) >= limit:
             found.append(full)
             full, limit = 0, BUCKET_NBYTES
@@ -140,6 +142,8 @@ def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         for group, some in rank.by_group(leaves):
             own = rank.pieces(some)
             if not is_one(group.ranks):
+                # As many bytes as an all-reduce: one reduce-scatter here, one all-gather of what was updated
+                # (Rajbhandari et al. 2020, section 7.2.1).
                 flat, piece = Array(own * group.ranks, dtype, None), Array(own, dtype, None)
                 tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[piece], overlap="compute")
             tape.all_reduce(rank.replicas, Array(own, dtype, None), overlap="compute")

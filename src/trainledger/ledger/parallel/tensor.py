@@ -58,12 +58,10 @@ def tensor_group(sizes: Sizes) -> Group:
 
 
 def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    """The stream as the ranks' own matmuls read it; backward adds up the gradients that the ranks have of it.
-
-    With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the matmuls keep
-    of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022, section
-    4.2.2).
-    """
+    """The stream as the ranks' own matmuls read it; backward adds up the gradients that the ranks have of it."""
+    # With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the matmuls keep
+    # of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022,
+    # section 4.2.2).
     if is_one(sizes.layout.tensor):
         return x
     if sizes.layout.gathers_again:
@@ -77,6 +75,7 @@ def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
         y = _gathered(tape, sizes, x)
         y.node = tape.node([x.node], (), lambda g: [_scattered(tape, sizes, g)])
         return y
+    # Two all-reduces forward and two backward in a block, each of B T D (Shoeybi et al. 2019, figure 4): this is f.
     y = x.view()
     y.node = tape.node([x.node], (), lambda g: [_summed(tape, sizes, g)])
     return y
@@ -87,9 +86,11 @@ def leave(tape: Tape, sizes: Sizes, y: Array) -> Array:
     if is_one(sizes.layout.tensor):
         return y
     if sizes.layout.sequence_parallel:
+        # An all-reduce is a reduce-scatter and an all-gather: as many bytes (Korthikanti et al. 2022, section 4.2.2).
         own = _scattered(tape, sizes, y)
         own.node = tape.node([y.node], (), lambda g: [_gathered(tape, sizes, g)])
         return own
+    # The g of the same figure: its backward passes the gradient on.
     total = _summed(tape, sizes, y)
     total.node = tape.node([y.node], (), lambda g: [g])
     return total
@@ -185,6 +186,7 @@ def vocab_parallel_loss(tape: Tape, sizes: Sizes, logits: Array, targets: Array,
         mine = tape.make(name, kind, x, elements=rows, flops=flops)
         return _summed(tape, sizes, mine)
 
+    # torch/distributed/tensor/parallel/loss.py of torch 2.13, _log_softmax: all-reduces of the largest and of the sum.
     largest = reduced("amax", "reduction", wide, size)
     shifted = tape.pointwise("sub", wide, largest)
     del largest
@@ -199,6 +201,7 @@ def vocab_parallel_loss(tape: Tape, sizes: Sizes, logits: Array, targets: Array,
     del shifted, log_total
     softmax_node = tape.node([wide.node], (log_probabilities,), lambda g, saved: [g])
     del wide
+    # _nll_loss_forward there: "an all_reduce happens here", of the log-probability of the target.
     mine = reduced("gather", "embedding", log_probabilities, 0)
     value = tape.sum(mine, 1)
     del mine

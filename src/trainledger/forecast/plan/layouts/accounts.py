@@ -10,15 +10,15 @@ from typing import Any
 from trainledger.forecast.plan.layouts.grid import Stages, plainer
 from trainledger.forecast.plan.layouts.result import AS_QUICK, ScoredLayout
 from trainledger.forecast.plan.layouts.stages import kinds_of
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.parallel_step import layout_time
-from trainledger.forecast.predict.predict import memory_of_device
 from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.parallel.rank_plan import parts_of
-from trainledger.ledger.ranks import RankAccount, account_of_stage
-from trainledger.ledger.step import account
+from trainledger.ledger.parallel.rank_plan import parts_of, rank_plan
+from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.step import account, follow
 from trainledger.spec.device import Device
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import layer_runs
@@ -59,10 +59,11 @@ def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) ->
     first: dict[Any, int] = {}
     for each, part in zip(every, parts, strict=True):
         first.setdefault(part, each.stage)
+    plans = {part: rank_plan(run, stage) for part, stage in first.items()}
     ledgers: dict[Any, Ledger] = {}
     heaviest, peak, memory = None, 0, None
-    for part, stage in first.items():
-        ledger = ledgers[part] = account_of_stage(run, stage, backend=backend)
+    for part, plan in plans.items():
+        ledger = ledgers[part] = follow(plan, backend=backend)
         nbytes = peak_nbytes(ledger)
         if heaviest is None or nbytes + ledger.reserved_nbytes > peak + heaviest.reserved_nbytes:
             heaviest, peak = ledger, nbytes
@@ -72,13 +73,13 @@ def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) ->
     assert memory is not None
     ranks = [
         RankAccount(
-            stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
-            first=each.first, last=each.last, in_flight=0, ledger=ledgers[part], alike=first[part],
+            plan=replace(plans[part], stage=each.stage), count=layout.devices // layout.pipeline,
+            ledger=ledgers[part], alike=first[part],
         )
         for each, part in zip(every, parts, strict=True)
     ]  # fmt: skip
     tensors = leaves_of(run.model, run.recipe).trained().tensors
-    step = layout_time(run, ranks, machine, tensors=tensors)
+    step = layout_time(ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
     return Score(step.seconds, peak, int(memory.nbytes), memory.fits, why)
 

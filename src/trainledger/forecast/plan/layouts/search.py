@@ -15,9 +15,9 @@ from trainledger.forecast.plan.layouts.grid import ZERO3_RESHARDS, Sharding, gri
 from trainledger.forecast.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.forecast.plan.layouts.stages import ROUNDING, Pipelines, States
 from trainledger.forecast.predict.clock import Clock
+from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.interval import even_chance_margin
 from trainledger.forecast.predict.parallel_step import straggling
-from trainledger.forecast.predict.predict import memory_of_device
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.forecast.predict.step import basis_of
 from trainledger.forecast.predict.stream_ops import UPDATE
