@@ -17,15 +17,12 @@ from trainledger.spec.frozen import frozen
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
-KINDS = (
-    "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random",
-    "update", "transfer", "collective", "unknown",
-)  # fmt: skip
-CATEGORIES = (
-    "parameters", "frozen weights", "gradients", "optimizer state", "activations", "logits and loss", "scratch",
-    "buffers", "batch",
-    "communication",
-)  # fmt: skip
+KINDS = tuple(
+    "matmul attention elementwise norm softmax embedding reduction copy allocate random update transfer collective "
+    "unknown".split()
+)
+_STATES = ("parameters", "frozen weights", "gradients", "optimizer state")
+CATEGORIES = (*_STATES, "activations", "logits and loss", "scratch", "buffers", "batch", "communication")
 HOST = "host"  # what was moved to host memory: no part of the device's
 BASES = ("exact", "bound", "assumed", "measured")
 
@@ -149,9 +146,7 @@ class Storage:
     that it is a parameter in another format; ``origin`` what a trace knows of it, ``basis`` that of its size.
     """
 
-    __slots__ = (
-        "__weakref__", "basis", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase",
-    )  # fmt: skip
+    __slots__ = "__weakref__ basis cached category kept loop nbytes of_parameter origin phase".split()
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes

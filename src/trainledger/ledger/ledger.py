@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,20 @@ class Ledger:
 
     def _with(self, entries: Iterable[Entry]) -> Ledger:
         return replace(self, entries=tuple(entries))
+
+
+@frozen(kw_only=True)
+class StepFigures:
+    """Figures of a step's ledger, under the names of `summary`: what forecasts and measurements have in common."""
+
+    parameters: int | None = None
+    tokens_per_step: int | None = None
+    flops: dict[str, int] = field(default_factory=dict)
+    model_flops: int | None = None
+    kept_nbytes: int | None = None
+    kept_by_kind: dict[str, int] = field(default_factory=dict)
+    peak_nbytes: int | None = None
+    peak_by_category: dict[str, int] = field(default_factory=dict)
 
 
 def summary(ledger: Ledger, peak: Peak | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from itertools import chain
 from typing import Any
 
-from trainledger.ledger.ledger import Ledger, summary
+from trainledger.ledger.ledger import Ledger, StepFigures, summary
 from trainledger.spec.frozen import frozen
 
 
@@ -57,7 +57,7 @@ class EagerBytes:
 
 
 @frozen(kw_only=True)
-class Measured:
+class Measured(StepFigures):
     """A run as measured. Everything may be missing: a run may end before it was measured.
 
     Ledger amounts are those of one metered optimizer step: ``flops`` by kind, ``kept_nbytes`` of one
@@ -70,14 +70,6 @@ class Measured:
     the run's other steps.
     """
 
-    parameters: int | None = None
-    tokens_per_step: int | None = None
-    flops: dict[str, int] = field(default_factory=dict)
-    model_flops: int | None = None
-    kept_nbytes: int | None = None
-    kept_by_kind: dict[str, int] = field(default_factory=dict)
-    peak_nbytes: int | None = None
-    peak_by_category: dict[str, int] = field(default_factory=dict)
     allocator_peak_nbytes: int | None = None
     matmul_sums_nbytes: int = 0
     step_seconds: Spread | None = None

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainledger.ledger.core.graph import Leaf, ModelLeaves
+from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.sizes import several, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST, Int
@@ -211,6 +211,7 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     outside = sum(_gathered(rank, [(each.leaves.outside, 1)]) for each in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
     gathered = sum(_gathered(rank, each.leaves.in_order()) for each in works) if whole else 0
+    shared = [group for each in works for group in rank.by_group(each.leaves)]
     return StaticMemory(
         resident=resident,
         gradients=sum(_gradients(each) for each in works),
@@ -218,14 +219,8 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
         outside=0 if whole else nbytes_in(outside, precision.arriving),
         owned=owned.elements(),
         computed=sum(each.leaves.elements() for each in works),
-        experts=sum(_experts(rank, each.leaves) for each in works),
+        experts=sum(leaf.elements * n for group, some in shared if group.axes != rank.group.axes for leaf, n in some),
     )
-
-
-def _experts(rank: RankPlan, leaves: ModelLeaves) -> Int:
-    """Elements of what other ranks share than all else."""
-    groups = rank.by_group(leaves)
-    return sum(sum(leaf.elements * n for leaf, n in some) for group, some in groups if group.axes != rank.group.axes)
 
 
 def _gradients(work: Work) -> Int:
@@ -271,9 +266,11 @@ def figures(ledger: Ledger, layout: Layout | None = None) -> Figures:
     attention = ledger.filter(lambda each: each.kind == "attention").flops
     masked = 0 if layout is None else int(attention * left_out(layout))
     return Figures(
-        matmul_flops=ledger.matmul_flops - masked, kept_nbytes=ledger.kept_nbytes, peak_nbytes=ledger.peak().nbytes,
+        matmul_flops=ledger.matmul_flops - masked,
+        kept_nbytes=ledger.kept_nbytes,
+        peak_nbytes=ledger.peak().nbytes,
         sent_nbytes=ledger.total("payload"),
-    )  # fmt: skip
+    )
 
 
 def account_of(run: Run, rank: int, *, kernels: str) -> RankAccount:

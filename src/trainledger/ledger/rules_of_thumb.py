@@ -8,7 +8,7 @@ N parameters, D tokens, L layers, d model width, H heads, K head width, T sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from trainledger.ledger.entry import Entry, Int
@@ -56,7 +56,6 @@ PALM = "Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B"
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation (arXiv 2205.05198), equation 1"
 CHINCHILLA = "Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (arXiv 2203.15556), table 3"
 ADAM = "Kingma and Ba 2015, Adam (arXiv 1412.6980), section 3: exponential averages"
-ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1"
 
 RULES: dict[str, Rule] = {}
 Function = TypeVar("Function", bound=Callable[..., Number])
@@ -72,75 +71,62 @@ def rule(formula: str, source: str, leaves_out: str) -> Callable[[Function], Fun
     return named
 
 
-ADAM_MOMENTS = (("first moment", 4), ("second moment", 4))
-STATES = {
-    each.name: each
-    for each in (
-        StateRecipe(
-            "fp32-adamw", "fp32, AdamW (also bf16 autocast)",
-            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS),
-            "Kingma and Ba 2015, Adam (arXiv 1412.6980), algorithm 1: two moments",
-        ),
-        StateRecipe(
-            "bf16-master-adamw", "bf16 with fp32 master weights, AdamW",
-            (("parameters", 2), ("gradients", 2), ("master parameters", 4), *ADAM_MOMENTS), ZERO,
-        ),
-        StateRecipe(
-            "bf16-master-fp32-gradients-adamw", "bf16 with fp32 master weights and gradients, AdamW",
-            (("parameters", 2), ("gradients", 4), ("master parameters", 4), *ADAM_MOMENTS),
-            "Megatron Core User Guide, Distributed Optimizer (bf16 parameters, fp32 gradients: 18)",
-        ),
-        StateRecipe(
-            "bf16-fp32-moments-adamw", "bf16 weights and gradients, fp32 moments, AdamW",
-            (("parameters", 2), ("gradients", 2), *ADAM_MOMENTS),
-            "no master weights: small updates round away in bf16",
-        ),
-        StateRecipe(
-            "bf16-adamw", "bf16 throughout, AdamW",
-            (("parameters", 2), ("gradients", 2), ("first moment", 2), ("second moment", 2)),
-            "torch.optim keeps moments in the dtype of the parameters",
-        ),
-        StateRecipe(
-            "bf16-8bit-adamw", "bf16 with fp32 master weights, 8-bit AdamW",
-            (("parameters", 2), ("gradients", 2), ("master parameters", 4), ("first moment", 1), ("second moment", 1)),
-            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out",
-        ),
-        StateRecipe(
-            "fp32-8bit-adamw", "fp32, 8-bit AdamW (also bf16 autocast)",
-            (("parameters", 4), ("gradients", 4), ("first moment", 1), ("second moment", 1)),
-            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out",
-        ),
-        StateRecipe(
-            "fp32-amsgrad", "fp32, AMSGrad",
-            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS, ("largest second moment", 4)),
-            "Reddi et al. 2018, On the Convergence of Adam and Beyond (arXiv 1904.09237), algorithm 2",
-        ),
-        StateRecipe(
-            "fp32-momentum", "fp32, SGD with momentum (RMSProp, AdaGrad)",
-            (("parameters", 4), ("gradients", 4), ("one accumulator", 4)), "torch.optim: one buffer per parameter",
-        ),
-        StateRecipe(
-            "fp32-centred-rmsprop", "fp32, RMSProp centred and with momentum",
-            (("parameters", 4), ("gradients", 4), ("square", 4), ("mean", 4), ("momentum", 4)),
-            "Graves 2013 (arXiv 1308.0850), section 4.2, equations 38 to 41",
-        ),
-        StateRecipe(
-            "fp32-lion", "fp32, Lion", (("parameters", 4), ("gradients", 4), ("momentum", 4)),
-            "Chen et al. 2023, Symbolic Discovery of Optimization Algorithms (arXiv 2302.06675), program 1",
-        ),
-        StateRecipe(
-            "fp32-muon", "fp32, Muon", (("parameters", 4), ("gradients", 4), ("momentum", 4)),
-            "Jordan et al. 2024, Muon; AdamW's second moment of embeddings and head (4 bytes each) left out",
-        ),
-        StateRecipe(
-            "fp32-adafactor", "fp32, Adafactor", (("parameters", 4), ("gradients", 4)),
-            "Shazeer and Stern 2018 (arXiv 1804.04235), section 3: a row and a column of each matrix left out",
-        ),
-        StateRecipe(
-            "fp32-sgd", "fp32, SGD", (("parameters", 4), ("gradients", 4)), "torch.optim: no state",
-        ),
-    )
-}  # fmt: skip
+# By name: the recipe, its terms in bytes per parameter, and their source.
+_STATES = """
+fp32-adamw: fp32, AdamW (also bf16 autocast)
+    parameters 4, gradients 4, first moment 4, second moment 4
+    Kingma and Ba 2015, Adam (arXiv 1412.6980), algorithm 1: two moments
+bf16-master-adamw: bf16 with fp32 master weights, AdamW
+    parameters 2, gradients 2, master parameters 4, first moment 4, second moment 4
+    Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1
+bf16-master-fp32-gradients-adamw: bf16 with fp32 master weights and gradients, AdamW
+    parameters 2, gradients 4, master parameters 4, first moment 4, second moment 4
+    Megatron Core User Guide, Distributed Optimizer (bf16 parameters, fp32 gradients: 18)
+bf16-fp32-moments-adamw: bf16 weights and gradients, fp32 moments, AdamW
+    parameters 2, gradients 2, first moment 4, second moment 4
+    no master weights: small updates round away in bf16
+bf16-adamw: bf16 throughout, AdamW
+    parameters 2, gradients 2, first moment 2, second moment 2
+    torch.optim keeps moments in the dtype of the parameters
+bf16-8bit-adamw: bf16 with fp32 master weights, 8-bit AdamW
+    parameters 2, gradients 2, master parameters 4, first moment 1, second moment 1
+    Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out
+fp32-8bit-adamw: fp32, 8-bit AdamW (also bf16 autocast)
+    parameters 4, gradients 4, first moment 1, second moment 1
+    Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out
+fp32-amsgrad: fp32, AMSGrad
+    parameters 4, gradients 4, first moment 4, second moment 4, largest second moment 4
+    Reddi et al. 2018, On the Convergence of Adam and Beyond (arXiv 1904.09237), algorithm 2
+fp32-momentum: fp32, SGD with momentum (RMSProp, AdaGrad)
+    parameters 4, gradients 4, one accumulator 4
+    torch.optim: one buffer per parameter
+fp32-centred-rmsprop: fp32, RMSProp centred and with momentum
+    parameters 4, gradients 4, square 4, mean 4, momentum 4
+    Graves 2013 (arXiv 1308.0850), section 4.2, equations 38 to 41
+fp32-lion: fp32, Lion
+    parameters 4, gradients 4, momentum 4
+    Chen et al. 2023, Symbolic Discovery of Optimization Algorithms (arXiv 2302.06675), program 1
+fp32-muon: fp32, Muon
+    parameters 4, gradients 4, momentum 4
+    Jordan et al. 2024, Muon; AdamW's second moment of embeddings and head (4 bytes each) left out
+fp32-adafactor: fp32, Adafactor
+    parameters 4, gradients 4
+    Shazeer and Stern 2018 (arXiv 1804.04235), section 3: a row and a column of each matrix left out
+fp32-sgd: fp32, SGD
+    parameters 4, gradients 4
+    torch.optim: no state
+"""
+
+
+def _states(table: str) -> Iterator[StateRecipe]:
+    lines = [line.strip() for line in table.strip().splitlines()]
+    for head, terms, source in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        name, title = head.split(": ", 1)
+        pairs = (term.rsplit(" ", 1) for term in terms.split(", "))
+        yield StateRecipe(name, title, tuple((what, int(nbytes)) for what, nbytes in pairs), source)
+
+
+STATES = {recipe.name: recipe for recipe in _states(_STATES)}
 
 
 @rule("C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied")
@@ -304,26 +290,19 @@ def _six_n_and_attention(run: Run, ledger: Ledger) -> Int:
     return _six_n(run, ledger) + per_token * ledger.tokens
 
 
-def _dense(run: Run, ledger: Ledger) -> Int:
-    return ledger.model_flops
-
-
 def _causal(run: Run, ledger: Ledger) -> Int:
     attention = ledger.filter(is_attention).model_flops
     return round(ledger.model_flops - attention * (1 - attended_share(run)))
 
 
 def _kernels(run: Run, ledger: Ledger) -> Int:
-    causal = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL) and not _masked(each))
+    # A fused kernel that is given a mask (the last of its sizes is 0) computes every pair.
+    fused = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL))
+    causal = fused.filter(lambda each: not each.shape or bool(each.shape[-1]))
     tokens, share = run.recipe.seq_len, attended_share(run)
     if run.recipe.attention != "flash":  # which knows windows itself; others have a mask in those layers
         share = attended_pairs(tokens, None) / attended_pairs(tokens, None, causal=False)
     return round(ledger.matmul_flops - causal.flops * (1 - share))
-
-
-def _masked(attention: Entry) -> bool:
-    """Whether a fused kernel is given a mask, under which it computes every pair."""
-    return bool(attention.shape) and not attention.shape[-1]
 
 
 def is_attention(entry: Entry) -> bool:
@@ -336,9 +315,18 @@ CONVENTIONS = {
     for each in (
         Convention("6nd", "6 N", KAPLAN, _six_n),
         Convention("6nd+attention", "6 N + 12 L H K T", PALM, _six_n_and_attention),
-        Convention("dense", "matmuls of forward and backward, every query against every key", PALM, _dense),
+        Convention(
+            "dense",
+            "matmuls of forward and backward, every query against every key",
+            PALM,
+            lambda run, ledger: ledger.model_flops,
+        ),
         Convention("causal", "the same, but only the unmasked query-key pairs of attention", DAO_2, _causal),
-        Convention("kernels", "what the kernels run: recomputation too, flash kernels without masked pairs",
-                   "Dao et al. 2022, FlashAttention (arXiv 2205.14135)", _kernels),
+        Convention(
+            "kernels",
+            "what the kernels run: recomputation too, flash kernels without masked pairs",
+            "Dao et al. 2022, FlashAttention (arXiv 2205.14135)",
+            _kernels,
+        ),
     )
-}  # fmt: skip
+}

@@ -53,9 +53,13 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
     """
     spec = run.model.served
     recipe = Recipe(
-        seq_len=serving.new_tokens, global_batch=serving.batch, micro_batch=serving.batch, steps=1,
-        precision=PRECISIONS[serving.compute](), attention=_attention(run, backend, serving.compute),
-    )  # fmt: skip
+        seq_len=serving.new_tokens,
+        global_batch=serving.batch,
+        micro_batch=serving.batch,
+        steps=1,
+        precision=PRECISIONS[serving.compute](),
+        attention=_attention(run, backend, serving.compute),
+    )
     inner = Run(model=spec, recipe=recipe, layout=Layout(tensor=run.layout.tensor), cluster=run.cluster)
     found = list(serving.problems())
     if not found and isinstance(serving.context, int):
@@ -100,14 +104,18 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     _forward(tape, sizes, leaves, ids, rank.run.recipe)
     local = kv_cache(spec, serving.cache)
     resident = (
-        ("frozen weights", weights.nbytes), ("cache", local.nbytes(serving.batch, serving.context)),
-        ("buffers", buffers_nbytes(spec)), ("batch", 8 * sizes.rows),
-    )  # fmt: skip
+        ("frozen weights", weights.nbytes),
+        ("cache", local.nbytes(serving.batch, serving.context)),
+        ("buffers", buffers_nbytes(spec)),
+        ("batch", 8 * sizes.rows),
+    )
     elements = sum(count * sum(each.elements for each in pattern) for pattern, count in leaves.in_order())
     return tape.ledger(
         resident=tuple((name, nbytes) for name, nbytes in resident if not (isinstance(nbytes, int) and nbytes == 0)),
-        parameters=elements, tokens=sizes.rows, micro_batches=1,
-    )  # fmt: skip
+        parameters=elements,
+        tokens=sizes.rows,
+        micro_batches=1,
+    )
 
 
 def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: Recipe) -> None:
@@ -132,9 +140,13 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
     whole = [(logits.elements * group.ranks, logits.dtype)]
     with tape.at("lm_head"):
         tape.collective(
-            "all_gather", group, logits.nbytes * group.ranks, reads=[logits], makes=whole,
+            "all_gather",
+            group,
+            logits.nbytes * group.ranks,
+            reads=[logits],
+            makes=whole,
             category="logits and loss",
-        )  # fmt: skip
+        )
 
 
 def is_quantized(leaf: Leaf, serving: Serving) -> bool:

@@ -6,7 +6,7 @@ needs no sympy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -16,6 +16,7 @@ from trainledger.forecast.predict.device_memory import DeviceMemory
 from trainledger.forecast.predict.roofline import EntryTime, moved_nbytes
 from trainledger.forecast.predict.step import StepTime
 from trainledger.ledger.core.graph import component_of
+from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, highest_by_category, timeline
@@ -62,6 +63,12 @@ class Part:
     total: float
 
 
+def part(title: str, lines: Iterable[Line]) -> Part:
+    """Lines under a title, with their sum."""
+    lines = tuple(lines)
+    return Part(title, lines, sum(line.value for line in lines))
+
+
 def of_numbers(run: Run, ledger: Ledger, stage: int = 0) -> Symbolic:
     """The account of a ledger without symbols, of a rank of a stage."""
     return Symbolic(ledger, {}, run, stage)
@@ -78,23 +85,28 @@ def parameters(found: Symbolic) -> tuple[Part, ...]:
         _line(found, name, total, "exact", component_of(name), ("times x sizes", " + ".join(shapes[name])))
         for name, total in sums.items()
     )
-    return (Part("parameters", lines, sum(each.value for each in lines)),)
+    return (part("parameters", lines),)
 
 
 def flops(found: Symbolic) -> tuple[Part, ...]:
     """The FLOPs of a step: matmuls and attention by module and phase, pointwise work by kind."""
     matmuls = _grouped(
-        found, "flops", lambda each: each.kind in ("matmul", "attention"),
+        found,
+        "flops",
+        lambda each: each.kind in ("matmul", "attention"),
         lambda each: f"{each.path or 'model'} {each.name}, {each.phase}",
         lambda each: SOURCES[each.kind],
-    )  # fmt: skip
+    )
     rest = _grouped(
-        found, "flops", lambda each: each.kind not in ("matmul", "attention"),
-        lambda each: f"{each.kind}, {each.phase}", lambda each: SOURCES.get(each.kind, each.source),
-    )  # fmt: skip
+        found,
+        "flops",
+        lambda each: each.kind not in ("matmul", "attention"),
+        lambda each: f"{each.kind}, {each.phase}",
+        lambda each: SOURCES.get(each.kind, each.source),
+    )
     return (
-        Part("matmuls and attention", matmuls, sum(each.value for each in matmuls)),
-        Part("all else", rest, sum(each.value for each in rest)),
+        part("matmuls and attention", matmuls),
+        part("all else", rest),
     )
 
 
@@ -113,27 +125,25 @@ def memory(found: Symbolic, moments: Sequence[Moment] = ()) -> tuple[Part, ...]:
     kept = _grouped(found, "kept", _is_kept, lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT)
     # The moment of the formulas that is the peak with the run's numbers.
     numbers = max(moments or timeline(found.ledger), key=lambda each: found.number(each.nbytes))
+    where = f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}"
     at_peak = tuple(
-        _line(found, category, nbytes, "exact", f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}")
+        _line(found, category, nbytes, "exact", where)
         for category, nbytes in numbers.live.items()
         if found.number(nbytes)
     )
     return (
-        Part("resident before the step", resident, sum(each.value for each in resident)),
-        Part(_title_of_kept(found), kept, sum(each.value for each in kept)),
-        Part(
-            f"the peak, at {numbers.entry.name} of {numbers.entry.path or 'the update'}, {numbers.entry.phase}",
-            at_peak, sum(each.value for each in at_peak),
-        ),
-    )  # fmt: skip
+        part("resident before the step", resident),
+        part(_title_of_kept(found), kept),
+        part(f"the peak, {where}, {numbers.entry.phase}", at_peak),
+    )
 
 
 def outside_tensors(held: DeviceMemory) -> Part:
     """What a device holds at the peak in addition to tensors; without lines where nothing of it is known."""
-    lines = tuple(
-        Line(each.name, "", "", each.nbytes, each.basis, each.source) for each in held.lines if each.name != "tensors"
+    others = (line for line in held.lines if line.name != "tensors")
+    return part(
+        "outside the tensors", (Line(line.name, "", "", line.nbytes, line.basis, line.source) for line in others)
     )
-    return Part("outside the tensors", lines, sum(each.value for each in lines))
 
 
 _OF_EACH = ("parameters", "gradients", "optimizer state")  # of each trained element
@@ -154,23 +164,19 @@ def states(found: Symbolic) -> tuple[Line, ...]:
 
 def saved(found: Symbolic) -> Line:
     """The bytes that the forwards keep which are alive at once, of an account of numbers: loops times their rounds."""
-    rounds: dict[tuple[str, ...], int] = {}
-    for each in found.ledger:
-        if _is_kept(each) and each.kept:
-            key = tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in each.loop if count > 1)
-            rounds[key] = rounds.get(key, 0) + each.kept
+    rounds = added(
+        (tuple(f"{count:,} {name.rstrip(' 0123456789')}" for name, count in each.loop if count > 1), each.kept)
+        for each in found.ledger
+        if _is_kept(each) and each.kept
+    )
     numbers = " + ".join(" x ".join([*loops, format_nbytes(nbytes)]) for loops, nbytes in rounds.items())
     total = sum(each.kept * each.times for each in found.ledger if _is_kept(each))
     return Line("saved activations", "times x bytes of a round", numbers or "0", total, "exact", KEPT)
 
 
 def _is_kept(entry: Entry) -> bool:
-    return entry.phase == "forward" and not _later(entry)
-
-
-def _later(entry: Entry) -> bool:
-    """Whether it runs in micro-batches that begin when earlier ones are over (`ledger.parallel.micro_batches`)."""
-    return any(name.startswith("micro-batches") for name, _ in entry.loop)
+    """A forward of a micro-batch that begins before earlier ones are over (`ledger.parallel.micro_batches`)."""
+    return entry.phase == "forward" and not any(name.startswith("micro-batches") for name, _ in entry.loop)
 
 
 def _title_of_kept(found: Symbolic) -> str:
@@ -210,7 +216,7 @@ def time(step: StepTime) -> tuple[Part, ...]:
         if seconds
     )
     return (
-        Part("the step by cause", causes, sum(each.value for each in causes)),
+        part("the step by cause", causes),
         *_messages(step),
         *(
             Part(
@@ -245,8 +251,7 @@ def _messages(step: StepTime) -> Iterator[Part]:
         over = "between stages" if name in ("send", "recv") else f"{group}, {ranks} ranks"
         lines.append(Line(f"{phase} {name}, {over}", "times x time of one", numbers, seconds, step.basis, LINKS))
     if lines:
-        title = "communication of that rank, exposed and hidden"
-        yield Part(title, tuple(lines), sum(each.value for each in lines))
+        yield part("communication of that rank, exposed and hidden", lines)
 
 
 def _seconds(times: list[EntryTime]) -> float:
@@ -277,25 +282,19 @@ def _grouped(
     for each in found.ledger:
         if chosen(each):
             sums.setdefault(label(each), []).append(each)
-    return tuple(_lines(found, sums, amount, source))
-
-
-def _lines(
-    found: Symbolic, sums: dict[str, list[Entry]], amount: str, source: Callable[[Entry], str]
-) -> Iterator[Line]:
+    lines = []
     for what, group in sums.items():
         expression = expanded(sum(getattr(each, amount) * each.times for each in group))
         if found.number(expression):
             exact = amount == "kept" or all(each.basis == "exact" for each in group)
             one = (f"times x {_AMOUNTS[amount]}", _counted(group, amount))
-            yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]), one)
+            lines.append(_line(found, what, expression, "exact" if exact else "assumed", source(group[0]), one))
+    return tuple(lines)
 
 
 def _counted(group: list[Entry], amount: str) -> str:
     """The amounts of entries that run equally often, added: ``32 x 1,024 + 64``."""
-    counts: dict[Any, Any] = {}
-    for each in group:
-        counts[each.times] = counts.get(each.times, 0) + getattr(each, amount)
+    counts = added((each.times, getattr(each, amount)) for each in group)
     return " + ".join(_product(times, each) for times, each in counts.items())
 
 

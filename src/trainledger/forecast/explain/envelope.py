@@ -44,9 +44,14 @@ class Envelope:
 
 
 def envelope(
-    run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | None = None, stage: int = 0,
+    run: Run,
+    name: str,
+    *,
+    backend: str = "cpu",
+    memory_nbytes: int | None = None,
+    stage: int = 0,
     holds: Callable[[int], bool] | None = None,
-) -> Envelope:  # fmt: skip
+) -> Envelope:
     """The peak of a run as formulas in one size, all others at the run's numbers.
 
     ``holds`` says whether a peak of so many bytes fits; absent, one of at most ``memory_nbytes`` does.

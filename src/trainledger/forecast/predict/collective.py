@@ -237,9 +237,14 @@ def _broadcast(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Num
 
 
 _WAYS = {
-    "all_reduce": _ring_all_reduce, "all_gather": _ring_once, "reduce_scatter": _ring_once, "all_to_all": _all_to_all,
-    "send": _send, "recv": _send, "broadcast": _broadcast,
-}  # fmt: skip
+    "all_reduce": _ring_all_reduce,
+    "all_gather": _ring_once,
+    "reduce_scatter": _ring_once,
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "recv": _send,
+    "broadcast": _broadcast,
+}
 
 
 def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:

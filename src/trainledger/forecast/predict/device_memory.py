@@ -80,9 +80,14 @@ def memory_of_device(run: Run, peak_nbytes: int, machine: Machine, reserved: Amo
     tensors = 8 * leaves_of(run.model).trained().tensors
     overheads = {each.name: each for each in machine.overheads}
     return device_memory(
-        peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators, recipe=run.recipe,
+        peak_nbytes,
+        machine,
+        overheads,
+        tensors=tensors,
+        groups=run.layout.communicators,
+        recipe=run.recipe,
         reserved=reserved,
-    )  # fmt: skip
+    )
 
 
 def device_memory(

@@ -8,6 +8,7 @@ from math import prod
 from trainledger.forecast.predict.forecast import Bar, nanoseconds
 from trainledger.forecast.predict.kernel import Tiling, tiling
 from trainledger.forecast.predict.roofline import NoRate, Roofline, peak_rate
+from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.device import Device
@@ -114,10 +115,11 @@ def _predicted(
     times = [Roofline(device).time(each.entry).seconds for each in matmuls]
     dtype, workers = matmuls[0].dtype, device.multiprocessors
     tilings = [tiling(each, dtype, peak, efficiency, workers) for each in shapes]
-    causes: dict[str, float] = {}
-    for each, cut, seconds in zip(matmuls, tilings, times, strict=True):
-        for name, more in _causes(each.flops / peak, cut, seconds, efficiency.kernel_seconds):
-            causes[name] = causes.get(name, 0.0) + more
+    causes = added(
+        cause
+        for each, cut, seconds in zip(matmuls, tilings, times, strict=True)
+        for cause in _causes(each.flops / peak, cut, seconds, efficiency.kernel_seconds)
+    )
     return float(sum(times)), tuple(tilings), tuple(Bar(name, nanoseconds(more)) for name, more in causes.items())
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from trainledger.forecast.predict.interval import Interval
+from trainledger.ledger.core.sizes import added
 from trainledger.ledger.entry import BASES
+from trainledger.ledger.ledger import StepFigures
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import Problem
 from trainledger.spec.units import format_nbytes, format_percent
@@ -45,7 +47,7 @@ class Bottleneck:
 
 
 @frozen(kw_only=True)
-class Forecast:
+class Forecast(StepFigures):
     """A run as predicted: one step's ledger in figures, its time, and the time of the whole.
 
     Names are those of `ledger.measured.Measured`. What could not be predicted is None, and ``notes`` says why.
@@ -62,14 +64,6 @@ class Forecast:
     ``chance_of_fitting`` is that of ``fits``: with ``margin_nbytes`` left free of ``usable_nbytes`` it is 95 %.
     """
 
-    parameters: int | None = None
-    tokens_per_step: int | None = None
-    flops: dict[str, int] = field(default_factory=dict)
-    model_flops: int | None = None
-    kept_nbytes: int | None = None
-    kept_by_kind: dict[str, int] = field(default_factory=dict)
-    peak_nbytes: int | None = None
-    peak_by_category: dict[str, int] = field(default_factory=dict)
     step_seconds: float | None = None
     step_seconds_by_phase: dict[str, float] = field(default_factory=dict)
     step_seconds_by_kind: dict[str, float] = field(default_factory=dict)
@@ -108,8 +102,11 @@ class Forecast:
 
     def __repr__(self) -> str:
         names = ("step_seconds", "tokens_per_second", "mfu", "days", "device_hours", "money", "device_nbytes", "fits")
-        shown = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-                for name in names if (value := getattr(self, name)) is not None]  # fmt: skip
+        shown = [
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name in names
+            if (value := getattr(self, name)) is not None
+        ]
         limit = [] if self.bottleneck is None else [f"bottleneck={self.bottleneck.name!r}"]
         cannot = [f"impossible={'; '.join(self.impossible)!r}"] if self.impossible else []
         if self.step_seconds is None:  # then the notes say why, and memory is all there is
@@ -196,10 +193,7 @@ _SAYS = {
 
 def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:
     """The cause that takes most of a run's time, matmuls at the peak and below it together; None of no bars."""
-    by_name: dict[str, int] = {}
-    for each in bars:
-        name = "compute" if each.cause in COMPUTE else each.cause
-        by_name[name] = by_name.get(name, 0) + each.nanoseconds
+    by_name = added(("compute" if each.cause in COMPUTE else each.cause, each.nanoseconds) for each in bars)
     total = sum(by_name.values())
     if total <= 0:
         return None

@@ -140,9 +140,10 @@ def of_forecast(run: Run, facts: Mapping[str, Any], memory: DeviceMemory, errors
     if memory.usable_nbytes is not None:
         chance = chance_of_fitting(run, errors, needed, memory.usable_nbytes + (run.cluster.memory_margin_nbytes or 0))
     return {
-        "intervals": found | {"device_nbytes": scaled(of_memory(run, errors), needed)}, "chance_of_fitting": chance,
+        "intervals": found | {"device_nbytes": scaled(of_memory(run, errors), needed)},
+        "chance_of_fitting": chance,
         "margin_nbytes": margin(run, errors, needed),
-    }  # fmt: skip
+    }
 
 
 def scaled(interval: Interval, value: float) -> Interval:

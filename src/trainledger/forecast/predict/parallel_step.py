@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from trainledger.forecast.predict.clock import measured_fabric, of_each_rank, rank_contention
@@ -20,6 +21,7 @@ from trainledger.forecast.predict.step import (
 )
 from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, flat
 from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
+from trainledger.ledger.core.sizes import added
 from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster, Fabric, Link
 from trainledger.spec.device import Device
@@ -74,9 +76,11 @@ def layout_time(ranks: Sequence[RankAccount], machine: Machine, *, tensors: int 
     slower = straggling(run, machine, fabric) * (seconds + waiting)
     causes["stragglers"] = slower
     others = {
-        "collective": causes["exposed communication"], "bubble": causes["pipeline bubble"], "other": waiting,
+        "collective": causes["exposed communication"],
+        "bubble": causes["pipeline bubble"],
+        "other": waiting,
         "stragglers": slower,
-    }  # fmt: skip
+    }
     slowest = max((each for each, _ in shares), key=lambda each: compute_seconds(each.whole))
     notes += _notes(run, [each for each, _ in shares], machine, fabric)
     return StepTime(
@@ -104,22 +108,19 @@ def of_layout(run: Run, machine: Machine) -> tuple[Machine, Fabric | None, float
 def shares_of(stages: Sequence[StageTime]) -> list[tuple[StageTime, Any]]:
     """Of stages that are alike the first, and the share of all devices that they are."""
     devices = sum(each.ranks for each in stages)
-    ranks: dict[int, Any] = {}
-    for each in stages:
-        ranks[id(each.times)] = ranks.get(id(each.times), 0) + each.ranks
+    ranks = added((id(each.times), each.ranks) for each in stages)
     firsts = {id(each.times): each for each in reversed(stages)}
     return [(firsts[key], count / devices) for key, count in ranks.items()]
 
 
 def _mean(shares: Sequence[tuple[StageTime, Any]], key: str, others: dict[str, float]) -> dict[str, float]:
     """Seconds of the mean device by an attribute, and of what is no operation."""
-    split: dict[str, float] = {}
-    for stage, share in shares:
-        for each in stage.times:
-            label = each.bound if key == "bound" else getattr(each.entry, key)
-            split[label] = split.get(label, 0.0) + each.seconds * share
-    for label, seconds in others.items():
-        split[label] = split.get(label, 0.0) + seconds
+    operations = (
+        (each.bound if key == "bound" else getattr(each.entry, key), each.seconds * share)
+        for stage, share in shares
+        for each in stage.times
+    )
+    split = added(chain(operations, others.items()))
     return {label: seconds for label, seconds in split.items() if seconds}
 
 

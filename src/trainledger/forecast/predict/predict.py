@@ -77,7 +77,12 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
     basis["device_nbytes"] = "assumed"
     if memory.tensors_alone:
         basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
-    step = _step(account, machine)
+    if ranks:
+        from trainledger.forecast.predict.parallel_step import layout_time
+
+        step = layout_time(ranks, machine)
+    else:
+        step = step_time(ledger, machine, tensors=account.tensors, blocking=run.recipe.launch_blocking)
     notes += step.notes
     if isinstance(machine, Device) and run.recipe.attention == "sdpa":
         notes += _of_attention(ledger)
@@ -152,11 +157,10 @@ def of_one_step(run: Run, found: Forecast) -> Forecast:
     limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
     notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
     intervals = {name: each for name, each in found.intervals.items() if name in ("step_seconds", "device_nbytes")}
-    return replace(
-        found, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
-        goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=notes,
-        intervals=intervals,
-    )  # fmt: skip
+    of_a_run = "total_seconds days device_hours money kwh co2_kg goodput interruptions checkpoint_every".split()
+    of_step: dict[str, Any] = {"waterfall": bars, "bottleneck": limit, "notes": notes, "intervals": intervals}
+    nothing: dict[str, Any] = dict.fromkeys(of_a_run)
+    return replace(found, seconds_by_phase={}, **nothing, **of_step)
 
 
 def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
@@ -165,18 +169,13 @@ def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
         return ()
     napkin = training_flops(parameters(run.model).active, run.recipe.tokens_per_step)
     bars = waterfall(
-        napkin / (found.peak_flops_per_second * run.layout.devices), found.step_seconds, found.step_causes, {},
+        napkin / (found.peak_flops_per_second * run.layout.devices),
         found.step_seconds,
-    )  # fmt: skip
+        found.step_causes,
+        {},
+        found.step_seconds,
+    )
     return tuple(each for each in bars if each.cause not in RUN_CAUSES)
-
-
-def _step(account: RunAccount, machine: Machine) -> StepTime:
-    if account.ranks:
-        from trainledger.forecast.predict.parallel_step import layout_time
-
-        return layout_time(account.ranks, machine)
-    return step_time(account.ledger, machine, tensors=account.tensors, blocking=account.run.recipe.launch_blocking)
 
 
 def _whole(account: RunAccount, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
@@ -218,11 +217,16 @@ def _warm_up(ledger: Ledger, machine: Machine) -> float:
 def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict[str, Any]:
     run_step_seconds = whole.step_seconds + whole.waiting_seconds
     facts = {
-        "step_seconds": step.seconds, "step_seconds_by_phase": step.by_phase, "step_seconds_by_kind": step.by_kind,
-        "step_seconds_by_bound": step.by_bound, "step_causes": step.causes,
-        "tokens_per_second": whole.tokens_per_second, "checkpoint_every": whole.checkpoint_every,
-        "run_step_seconds": run_step_seconds, "run_tokens_per_second": run.recipe.tokens_per_step / run_step_seconds,
-    }  # fmt: skip
+        "step_seconds": step.seconds,
+        "step_seconds_by_phase": step.by_phase,
+        "step_seconds_by_kind": step.by_kind,
+        "step_seconds_by_bound": step.by_bound,
+        "step_causes": step.causes,
+        "tokens_per_second": whole.tokens_per_second,
+        "checkpoint_every": whole.checkpoint_every,
+        "run_step_seconds": run_step_seconds,
+        "run_tokens_per_second": run.recipe.tokens_per_step / run_step_seconds,
+    }
     if whole.total_seconds == float("inf"):
         return {**facts, "total_seconds": None}
     share = whole.steps_seconds / step.seconds if step.seconds else 0.0

@@ -99,10 +99,12 @@ def refit(samples: Sequence[RunSample], *, title: str, date: str, passed_over: S
         others = factors_of([*samples[:at], *samples[at + 1 :]])
         rows.append(
             RefitRow(
-                name=each.name, measured=each.seconds, before=each.predicted_with({}),
+                name=each.name,
+                measured=each.seconds,
+                before=each.predicted_with({}),
                 after=each.predicted_with(others),
             )
-        )  # fmt: skip
+        )
     fit = Fit(
         date=date,
         runs=tuple(each.name for each in samples),

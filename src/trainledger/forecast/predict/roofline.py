@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from trainledger.forecast.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
-from trainledger.ledger.core.sizes import greater, is_zero
+from trainledger.ledger.core.sizes import added, greater, is_zero
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.calibration import factor_of
@@ -55,9 +55,13 @@ class EntryTime(NamedTuple):
     def repeated(self, entry: Entry, times: Int) -> EntryTime:
         """The time of an entry that runs so many times as this one."""
         return EntryTime(
-            entry, self.seconds * times, self.bound, self.ideal_seconds * times, self.overhead_seconds * times,
+            entry,
+            self.seconds * times,
+            self.bound,
+            self.ideal_seconds * times,
+            self.overhead_seconds * times,
             self.launch_seconds * times,
-        )  # fmt: skip
+        )
 
 
 class Roofline:
@@ -193,9 +197,13 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
     least = kernels * efficiency.kernel_seconds
     return EntryTime(
-        entry, greater(compute, memory) + least, _bound(compute, memory, least), ideal, least,
+        entry,
+        greater(compute, memory) + least,
+        _bound(compute, memory, least),
+        ideal,
+        least,
         kernels * efficiency.launch_seconds,
-    )  # fmt: skip
+    )
 
 
 def _padded(entry: Entry) -> tuple[Int, ...]:
@@ -223,10 +231,13 @@ def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> flo
     # Small matmuls and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of FLOPs and of
     # FLOPs per byte place an entry among the measured shapes.
     return _rate_near(
-        (math.log(flops / each.flops) ** 2
-         + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2, each)
+        (
+            math.log(flops / each.flops) ** 2
+            + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2,
+            each,
+        )
         for each in kernels
-    )  # fmt: skip
+    )
 
 
 def _attention_rate(kernels: Sequence[KernelTime], heads: int | None, keys: int, width: int) -> float:
@@ -282,10 +293,11 @@ def matmul_dtype(ledger: Ledger) -> str:
 
 def matmul_dtype_of(shares: Iterable[tuple[Ledger, Any]]) -> str:
     """The same of several ledgers, each with how much it counts."""
-    split: dict[str, Any] = {}
-    for ledger, share in shares:
-        for dtype, flops in ledger.filter(lambda each: each.kind in COMPUTE_KINDS).by("dtype").items():
-            split[dtype] = split.get(dtype, 0) + share * flops
+    split = added(
+        (dtype, share * flops)
+        for ledger, share in shares
+        for dtype, flops in ledger.filter(lambda each: each.kind in COMPUTE_KINDS).by("dtype").items()
+    )
     return max(split, key=lambda each: split[each]) if split else ""
 
 
@@ -347,9 +359,7 @@ def _row(kind: str, dtype: str, group: list[EntryTime], machine: Machine, total:
     seconds = sum(each.seconds for each in group)
     flops = sum(each.entry.flops * each.entry.times for each in group)
     nbytes = sum(moved_nbytes(each) * each.entry.times for each in group)
-    by_bound: dict[str, float] = {}
-    for each in group:
-        by_bound[each.bound] = by_bound.get(each.bound, 0.0) + each.seconds
+    by_bound = added((each.bound, each.seconds) for each in group)
     return RooflineRow(
         kind=kind, dtype=dtype, flops=flops, nbytes=nbytes, intensity=flops / nbytes if nbytes else 0.0,
         ridge=ridge_of(machine, dtype) if kind in COMPUTE_KINDS else None,

@@ -120,7 +120,10 @@ def conditions(run: Run, machine: Machine) -> Conditions:
         host = machine.host_bytes_per_second
         loads = machine.loader_tokens_per_second if loads is None else loads
     compiling = or_published("compile_seconds") if recipe.compile else None
-    notes = list(_notes(assumed))
+    notes = []
+    if assumed:
+        parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in assumed]
+        notes += [f"assumed, since the run file does not say: {'; '.join(parts)}; [cluster] has fields to set them"]
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
         notes.append(
             "interruptions are not included: no rate is published for this device (cluster.mtbf_device_hours sets it)"
@@ -138,13 +141,6 @@ def conditions(run: Run, machine: Machine) -> Conditions:
         power_watts=machine.power_watts if isinstance(machine, Device) else None,
         notes=tuple(notes),
     )
-
-
-def _notes(assumed: list[Published]) -> Iterator[str]:
-    """One sentence of everything that is assumed from published numbers."""
-    if assumed:
-        parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in assumed]
-        yield f"assumed, since the run file does not say: {'; '.join(parts)}; [cluster] has fields to set them"
 
 
 def _said(name: str, value: float) -> str:
@@ -245,7 +241,11 @@ def run_time(
         if every is None and around.mtbf_seconds is not None:
             every = _best_every(pause, whole, around.mtbf_seconds, work / steps, steps)
             if every is not None:
-                notes.append(_checkpoints_note(run, every, every * work / steps))
+                notes.append(
+                    f"assuming checkpoints every {every:,} steps ({format_seconds(every * work / steps)}), the "
+                    f"interval that costs the least time (Daly 2006); --set recipe.checkpoints.every={every} makes it "
+                    "explicit"
+                )
         interval = work if every is None else work * min(every, steps) / steps
         pause = max(pause, min(whole, whole - interval))  # the next one waits until the last is written
         parts["checkpoints"] = occasions(steps, every) * pause
@@ -322,13 +322,6 @@ def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: f
     if pause < whole:
         every = max(every, ceil(whole / step_seconds))
     return every if every < steps else None
-
-
-def _checkpoints_note(run: Run, every: int, seconds: float) -> str:
-    return (
-        f"assuming checkpoints every {every:,} steps ({format_seconds(seconds)}), the interval that costs the least "
-        f"time (Daly 2006); --set recipe.checkpoints.every={every} makes it explicit"
-    )
 
 
 def _assumed(run: Run) -> Iterator[str]:

@@ -125,14 +125,16 @@ def _chunk(
     inputs = _without_weights(rows) if zero_bubble else rows.backward
     launches = _launches(inputs, depth)
     return ChunkWork(
-        ops(rows.forward, depth), ops(rows.backward, depth), ops(inputs, depth),
+        ops(rows.forward, depth),
+        ops(rows.backward, depth),
+        ops(inputs, depth),
         _seconds(rows.backward, depth) - _seconds(inputs, depth),
         (_launches(rows.forward, depth), launches, _launches(rows.backward, depth) - launches),
         (
             _seconds(alone.forward, depth) - _seconds(rows.forward, depth),
             _seconds(alone.backward, depth) - _seconds(rows.backward, depth),
         ),
-    )  # fmt: skip
+    )
 
 
 def _seconds(rows: list[Timed], depth: int) -> float:

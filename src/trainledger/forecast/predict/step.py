@@ -20,7 +20,7 @@ from trainledger.forecast.predict.roofline import (
     mfu,
     peak_rate,
 )
-from trainledger.ledger.core.sizes import greater, is_zero
+from trainledger.ledger.core.sizes import added, greater, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.report.document import Answer
@@ -32,10 +32,8 @@ from trainledger.spec.units import counted, format_nbytes, format_percent, forma
 Seconds = dict[str, Real]
 
 # What the seconds of a step go to; `StepTime.causes` has these keys.
-CAUSES = (
-    "ideal", "recomputation", "kernel efficiency", "memory-bound operations", "launch overhead",
-    "exposed communication", "pipeline bubble", "stragglers",
-)  # fmt: skip
+_OF_DEVICE = ("ideal", "recomputation", "kernel efficiency", "memory-bound operations", "launch overhead")
+CAUSES = (*_OF_DEVICE, "exposed communication", "pipeline bubble", "stragglers")
 
 
 @frozen
@@ -90,9 +88,9 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         notes.append(f"FLOPs of operations without a rule are not included: {names}")
     return StepTime(
         seconds=sum(each.seconds for each in times),
-        by_phase=_split((each.entry.phase, each.seconds) for each in times),
-        by_kind=_split((each.entry.kind, each.seconds) for each in times),
-        by_bound=_split((each.bound, each.seconds) for each in times),
+        by_phase=added((each.entry.phase, each.seconds) for each in times),
+        by_kind=added((each.entry.kind, each.seconds) for each in times),
+        by_bound=added((each.bound, each.seconds) for each in times),
         basis=basis,
         notes=tuple(notes),
         entries=times,
@@ -209,13 +207,6 @@ def _optimizer_call(
     return (EntryTime(entry, 0.0, "overhead", launch_seconds=seconds),)
 
 
-def _split(labelled: Iterable[tuple[str, Real]]) -> Seconds:
-    split: Seconds = {}
-    for label, seconds in labelled:
-        split[label] = split.get(label, 0.0) + seconds
-    return split
-
-
 _NOTHING = 1e-5  # of a step
 IDEAL = "model FLOPs at the peak"
 
@@ -251,9 +242,12 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
     sent = ledger.filter(lambda each: each.kind == "collective")
     groups = sorted({(each.group, each.ranks) for each in sent})
     memory = device_memory(
-        peak.nbytes, device, {each.name: each for each in device.overheads},
-        tensors=sum(each.times for each in ledger), groups=[ranks for _, ranks in groups],
-    )  # fmt: skip
+        peak.nbytes,
+        device,
+        {each.name: each for each in device.overheads},
+        tensors=sum(each.times for each in ledger),
+        groups=[ranks for _, ranks in groups],
+    )
     step, dtype = step_time(ledger, device), matmul_dtype(ledger)
     notes = [each for each in step.notes if "not timed" not in each]
     if len(sent):

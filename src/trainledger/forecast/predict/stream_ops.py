@@ -74,9 +74,8 @@ def _ops(rows: Sequence[Timed], depth: int, buckets: bool) -> Iterator[StreamOp 
             continue
         body = tuple(_ops(list(group), depth + 1, buckets))
         if name in ("ring", "buckets"):
-            yield from (
-                StreamOp(op.kind, op.seconds * count, op.name, op.backward, op.pieces * count) for op in _only(body)
-            )
+            ops = (op for op in body if isinstance(op, StreamOp))
+            yield from (op._replace(seconds=op.seconds * count, pieces=op.pieces * count) for op in ops)
         elif body:
             yield Loop(name, count, body)
 
@@ -118,12 +117,6 @@ def _shared(a: str, b: str) -> str:
             break
         same.append(x)
     return ".".join(same)
-
-
-def _only(body: Iterable[StreamOp | Loop]) -> Iterator[StreamOp]:
-    for each in body:
-        assert isinstance(each, StreamOp)
-        yield each
 
 
 def _op(timed: Timed, buckets: bool) -> StreamOp | None:

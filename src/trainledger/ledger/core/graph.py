@@ -233,10 +233,15 @@ def component_of(name: str) -> str:
     if any("norm" in part for part in module):
         return "norms"
     named = (
-        ("embed_tokens", "embedding"), ("embed_positions", "positions"), ("lm_head", "head"), ("router", "router"),
-        ("experts", "experts"), ("shared_experts", "shared experts"), ("shared_expert_gate", "shared experts"),
+        ("embed_tokens", "embedding"),
+        ("embed_positions", "positions"),
+        ("lm_head", "head"),
+        ("router", "router"),
+        ("experts", "experts"),
+        ("shared_experts", "shared experts"),
+        ("shared_expert_gate", "shared experts"),
         ("self_attn", "attention"),
-    )  # fmt: skip
+    )
     return next((component for part, component in named if part in module), "mlp")
 
 

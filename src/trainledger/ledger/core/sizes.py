@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from trainledger.ledger.entry import Int
 from trainledger.spec.frozen import frozen
@@ -11,6 +11,8 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.spec.units import ceil_div
+
+Key = TypeVar("Key")
 
 
 def summed(amounts: Iterable[Int]) -> Int:
@@ -22,6 +24,18 @@ def summed(amounts: Iterable[Int]) -> Int:
         else:
             total = each if isinstance(total, int) and total == 0 else total + each
     return total
+
+
+def added(amounts: Iterable[tuple[Key, Int]]) -> dict[Key, Int]:
+    """Amounts by label, those of one label added.
+
+    >>> added([("a", 1), ("b", 2), ("a", 3)])
+    {'a': 4, 'b': 2}
+    """
+    split: dict[Key, Int] = {}
+    for label, amount in amounts:
+        split[label] = split.get(label, 0) + amount
+    return split
 
 
 def is_one(size: Int) -> bool:
@@ -133,9 +147,9 @@ class Sizes:
 def sizes_of(run: Run, backend: str) -> Sizes:
     """The sizes of one micro-batch of a run."""
     recipe = run.recipe
-    return Sizes(
-        run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout,
-        backend, recipe.expert_dispatch.factor, recipe.load_balance_loss > 0, run.layout,
-        recipe.activation_checkpointing.kind == "attention", documents=recipe.documents is not None,
-        framework=recipe.framework, deterministic=recipe.deterministic,
-    )  # fmt: skip
+    same = ("attention", "dropout", "attention_dropout", "framework", "deterministic")
+    facts: dict[str, Any] = {name: getattr(recipe, name) for name in same}
+    facts |= {"capacity_factor": recipe.expert_dispatch.factor, "balance": recipe.load_balance_loss > 0}
+    facts |= {"attention_again": recipe.activation_checkpointing.kind == "attention"}
+    facts |= {"documents": recipe.documents is not None, "layout": run.layout, "backend": backend}
+    return Sizes(run.model, run.device_batch, recipe.seq_len, **facts)

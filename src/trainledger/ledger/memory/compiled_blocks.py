@@ -166,9 +166,11 @@ class _Run:
     """
 
     def __init__(
-        self, operations: Sequence[Operation], held: Iterable[int],
+        self,
+        operations: Sequence[Operation],
+        held: Iterable[int],
         sources: Callable[[Storage], Iterable[Storage]] = lambda value: (value,),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.operations = operations
         self.held = set(held)
         for each in operations:

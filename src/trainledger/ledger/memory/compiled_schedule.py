@@ -66,6 +66,11 @@ class Kernel:
     def touched(self) -> dict[int, Storage]:
         return {key: each for known in (self.reads, self.writes) for key, (each, _) in known.items()}
 
+    def shared_nbytes(self, other: Kernel) -> float:
+        """Bytes that both read or write."""
+        theirs = other.touched()
+        return sum(typical(each.nbytes) for key, each in self.touched().items() if key in theirs)
+
     def take(self, other: Kernel) -> None:
         """The other's operations run with these."""
         first, second = sorted((self, other), key=lambda each: each.order)
@@ -113,7 +118,7 @@ class Schedule:
             joined = False
             now = [each for each in kernels if each.fused and each.merged is None]
             alike = [(a, b) for a, b in combinations(now, 2) if a.elements == b.elements]
-            pairs = [(_shared(a, b), a.order - b.order, a, b) for a, b in alike]
+            pairs = [(a.shared_nbytes(b), a.order - b.order, a, b) for a, b in alike]
             for nbytes, _, a, b in sorted(pairs, key=lambda each: each[:2], reverse=True):
                 one, other = a.whole(), b.whole()
                 if nbytes and one is not other and not (self._between(one, other) or self._between(other, one)):
@@ -173,12 +178,6 @@ def _kernels(operations: Sequence[Operation], held: set[int]) -> Iterator[Kernel
         reads = {id(source): source for read in each.reads for source in values.sources(read, held)}
         own, inlined = (inlined, []) if each.fused else ([], inlined)
         yield Kernel([*own, each], list(reads.values()), writes)
-
-
-def _shared(one: Kernel, other: Kernel) -> float:
-    """Bytes that both read or write."""
-    theirs = other.touched()
-    return sum(typical(each.nbytes) for key, each in one.touched().items() if key in theirs)
 
 
 JOINED = ("elementwise", "norm", "softmax", "copy", "random")

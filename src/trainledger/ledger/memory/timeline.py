@@ -76,7 +76,7 @@ def _moments(ledger: Recorded) -> Iterator[_Passing]:
 
 def _moment(entry: Entry, index: int, iteration: tuple[Int, ...], live: Live, happens: Any) -> Moment:
     during = dict(live)
-    if _is_nonzero(entry.scratch):
+    if not isinstance(entry.scratch, int) or entry.scratch:
         _add(during, (("scratch", entry.scratch),))
     found = object.__new__(Moment)  # a step has thousands, and the shared ``__init__`` takes most of their time
     vars(found).update(entry=entry, index=index, iteration=iteration, live=during, happens=happens)
@@ -156,10 +156,6 @@ def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reach
             live = before + (count - 1) * (live - before)
             live = _totals(body, live, depth + 1, here, reached)
     return live
-
-
-def _is_nonzero(amount: Int) -> bool:
-    return not isinstance(amount, int) or amount != 0
 
 
 def peak(ledger: Recorded) -> Peak:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf
-from trainledger.ledger.core.sizes import Sizes, is_one
+from trainledger.ledger.core.sizes import Sizes, added, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import attend, broadcast, fused_attention
@@ -71,10 +71,7 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
 
 def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
     """The cache of a model, layer by layer kind."""
-    counts: dict[int | None, Int] = {}
-    for segment in segments(spec):
-        for kind in segment.kinds:
-            counts[kind.window] = counts.get(kind.window, 0) + segment.count
+    counts = added((kind.window, segment.count) for segment in segments(spec) for kind in segment.kinds)
     return KVCache(tuple(LayersCache(count, window, heads_of(spec)) for window, count in counts.items()), format)
 
 

@@ -243,19 +243,27 @@ def fused_attention(
     sinks = [] if learned is None else [learned.array()]
     state = [(GENERATOR_STATE[kernel], "int64")] if kernel in GENERATOR_STATE else []
     y, *beside = tape.emit(
-        name, "attention", reads=[q, k, v, *given, *sinks], makes=[(rows * width, q.dtype), (padded, "fp32"), *state],
-        flops=flops, model_flops=flops, shape=shape,
-    )  # fmt: skip
+        name,
+        "attention",
+        reads=[q, k, v, *given, *sinks],
+        makes=[(rows * width, q.dtype), (padded, "fp32"), *state],
+        flops=flops,
+        model_flops=flops,
+        shape=shape,
+    )
 
     def backward(g: Array, q: Array, k: Array, v: Array, y: Array, *rest: Array) -> Gradients:
         return list(
             tape.emit(
-                f"{name}_backward", "attention", reads=[g, q, k, v, y, *rest, *sinks],
+                f"{name}_backward",
+                "attention",
+                reads=[g, q, k, v, y, *rest, *sinks],
                 makes=[(each.elements, each.dtype) for each in (q, k, v, *sinks)],
-                flops=rules.attention_backward_flops(*sizes), model_flops=rules.attention_backward_model_flops(*sizes),
+                flops=rules.attention_backward_flops(*sizes),
+                model_flops=rules.attention_backward_model_flops(*sizes),
                 shape=shape,
             )
-        )  # fmt: skip
+        )
 
     targets = [q.node, k.node, v.node, *(each.node for each in sinks)]
     y.node = tape.node(targets, (q, k, v, y.view(), *beside, *given), backward)

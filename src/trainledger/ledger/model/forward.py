@@ -67,9 +67,13 @@ def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Sha
         return _both(tape, sizes, leaves, x, shared)
     (before_attention, after_attention), (before_mlp, after_mlp) = NORMS[spec.norm_place]
     x = _joined(
-        tape, sizes, leaves, x,
-        _attend(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_attention), shared), after_attention,
-    )  # fmt: skip
+        tape,
+        sizes,
+        leaves,
+        x,
+        _attend(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_attention), shared),
+        after_attention,
+    )
     return _joined(
         tape, sizes, leaves, x, _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_mlp)), after_mlp
     )
@@ -151,9 +155,12 @@ def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
 
 
 def _run_groups(
-    tape: Tape, leaves: ModelLeaves, x: Array, run_of: Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]],
+    tape: Tape,
+    leaves: ModelLeaves,
+    x: Array,
+    run_of: Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]],
     keep: tuple[str, ...],
-) -> Array:  # fmt: skip
+) -> Array:
     for index, segment in enumerate(leaves.segments):
         for name, count, blocks in segment.rounds(f"layers {index}"):
             with tape.loop(name, count):
@@ -197,9 +204,14 @@ def _own(sizes: Sizes, leaves: ModelLeaves, index: int) -> BlockLeaves:
 
 
 def _module(
-    tape: Tape, sizes: Sizes, own: BlockLeaves, h: Array, e: Array, recipe: Recipe,
+    tape: Tape,
+    sizes: Sizes,
+    own: BlockLeaves,
+    h: Array,
+    e: Array,
+    recipe: Recipe,
     shared: Callable[[Sizes, LayerKind], Shared],
-) -> Array:  # fmt: skip
+) -> Array:
     D = sizes.spec.d_model
     inner = {name.removeprefix("block."): leaf for name, leaf in own.named.items() if name.startswith("block.")}
     block = BlockLeaves(own.kind, inner)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import BlockLeaves, Leaf, ModelLeaves, SegmentLeaves, component_of
-from trainledger.ledger.core.sizes import is_one
+from trainledger.ledger.core.sizes import added, is_one
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.ops.linear import adapt
@@ -190,10 +190,10 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     >>> parameters(model("llama-3-8b")).total
     8030261248
     """
-    by_component: dict[str, Int] = dict.fromkeys(COMPONENTS, 0)
-    for name, shape, times in named_shapes(spec):
-        part = MTP if name.startswith("mtp.") else component_of(name)
-        by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
+    by_component = dict.fromkeys(COMPONENTS, 0) | added(
+        (MTP if name.startswith("mtp.") else component_of(name), times * elements_of(shape))
+        for name, shape, times in named_shapes(spec)
+    )
     total = sum(by_component.values())
     active = total - by_component.get(MTP, 0)
     if spec.experts is not None:
@@ -284,31 +284,25 @@ def forward_flops(spec: ModelSpec, tokens: Int, *, attention: str = "sdpa") -> d
     >>> found["mlp"] == 2 * 1024 * 12 * 8 * 768**2
     True
     """
-    found: dict[str, Int] = {}
+    split = added(_forward_flops(spec, tokens, attention))
+    return {name: flops for name, flops in split.items() if not isinstance(flops, int) or flops}
+
+
+def _forward_flops(spec: ModelSpec, tokens: Int, attention: str) -> Iterator[tuple[str, Int]]:
     for name, shape, times in named_shapes(spec):
         if not name.startswith("mtp."):
-            _add(found, component_of(name), times * _matmul(spec, name, shape, tokens))
+            yield component_of(name), times * _matmul(spec, name, shape, tokens)
     if spec.tie_embeddings:
-        _add(found, "head", _head(spec, tokens))
+        yield "head", rules.matmul_flops(tokens, spec.padded_vocab, spec.d_model)
     for segment in segments(spec):
         for kind in segment.kinds:
-            _add(found, SCORES, segment.count * _scores(spec, kind, tokens, attention))
+            yield SCORES, segment.count * _scores(spec, kind, tokens, attention)
     for index in range(spec.n_mtp_layers):
-        left = tokens - 2 - index
-        _add(found, MTP, _mtp(spec, index, left, attention))
-        _add(found, "head", _head(spec, left))
-    return {name: flops for name, flops in found.items() if not isinstance(flops, int) or flops}
-
-
-def _mtp(spec: ModelSpec, index: int, tokens: Int, attention: str) -> Int:
-    """One module of multi-token prediction, without the head that it shares."""
-    prefix = f"mtp.{index}."
-    matmuls = sum(_matmul(spec, name, shape, tokens) for name, shape in mtp_modules(spec) if name.startswith(prefix))
-    return matmuls + _scores(spec, last_kind(spec), tokens, attention)
-
-
-def _head(spec: ModelSpec, tokens: Int) -> Int:
-    return rules.matmul_flops(tokens, spec.padded_vocab, spec.d_model)
+        left, module = tokens - 2 - index, f"mtp.{index}."
+        named = [(name, shape) for name, shape in mtp_modules(spec) if name.startswith(module)]
+        yield MTP, sum(_matmul(spec, name, shape, left) for name, shape in named)
+        yield MTP, _scores(spec, last_kind(spec), left, attention)
+        yield "head", rules.matmul_flops(left, spec.padded_vocab, spec.d_model)
 
 
 def _matmul(spec: ModelSpec, name: str, shape: tuple[Int, ...], tokens: Int) -> Int:
@@ -325,7 +319,3 @@ def _matmul(spec: ModelSpec, name: str, shape: tuple[Int, ...], tokens: Int) -> 
 def _scores(spec: ModelSpec, kind: LayerKind, tokens: Int, attention: str) -> Int:
     keys = rules.keys_seen(tokens, kind.window if attention == "flash" else None)
     return rules.attention_flops(1, spec.attention.n_heads, tokens, keys, spec.head_size, spec.value_size)
-
-
-def _add(found: dict[str, Int], component: str, flops: Int) -> None:
-    found[component] = found.get(component, 0) + flops

@@ -70,17 +70,25 @@ def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast:
     wide, logits_dtype = "fp32" if upcast else logits.dtype, logits.dtype
     makes = [(rows, "fp32"), (rows, "fp32"), (1, wide), (1, "fp32")]
     largest, log_sum, weight_sum, value = tape.emit(
-        "cross_entropy", "softmax", reads=[logits, targets], makes=makes, flops=count["softmax"] * elements,
+        "cross_entropy",
+        "softmax",
+        reads=[logits, targets],
+        makes=makes,
+        flops=count["softmax"] * elements,
         basis="assumed",
-    )  # fmt: skip
+    )
 
     def backward(g: Array, *saved: Array) -> Gradients:
         # The softmax is recomputed, and the targets' places are summed over each row.
         flops = (count["softmax"] + count["softmax backward"]) * elements
         gradient, _ = tape.emit(
-            "cross_entropy_backward", "softmax", reads=[g, *saved], makes=[(elements, logits_dtype), (rows, "fp32")],
-            flops=flops, basis="assumed",
-        )  # fmt: skip
+            "cross_entropy_backward",
+            "softmax",
+            reads=[g, *saved],
+            makes=[(elements, logits_dtype), (rows, "fp32")],
+            flops=flops,
+            basis="assumed",
+        )
         return [gradient]
 
     value.node = tape.node([logits.node], (logits, targets, largest, log_sum, weight_sum), backward)
@@ -255,8 +263,9 @@ def megatron_cross_entropy_in_place(tape: Tape, logits: Array, targets: Array, g
     # (transformer_engine/common/triton/cross_entropy.py.) The ranks combine three numbers of each row.
     rows, size = targets.elements, logits.elements
     counted = FLOPS_PER_ELEMENT["softmax"] * size
-    (found,) = tape.emit("online_softmax", "softmax", reads=[logits, targets], makes=[(3 * rows, "fp32")],
-                         flops=counted, basis="assumed")  # fmt: skip
+    (found,) = tape.emit(
+        "online_softmax", "softmax", reads=[logits, targets], makes=[(3 * rows, "fp32")], flops=counted, basis="assumed"
+    )
     if not is_one(group.ranks):
         makes = [(found.elements * group.ranks, "fp32")]
         (found,) = tape.collective("all_gather", group, found.nbytes * group.ranks, reads=[found], makes=makes)

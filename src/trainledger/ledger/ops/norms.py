@@ -125,18 +125,26 @@ def _kernel(
     """A normalization in one kernel, which keeps its input and the statistics of each row."""
     elements, dtype, flops = x.elements, x.dtype, rules.FLOPS_PER_ELEMENT
     y, *found = tape.emit(
-        name, "norm", reads=[x, *vectors], makes=[(elements, dtype), *per_row], flops=flops[rule] * elements,
+        name,
+        "norm",
+        reads=[x, *vectors],
+        makes=[(elements, dtype), *per_row],
+        flops=flops[rule] * elements,
         basis="assumed",
-    )  # fmt: skip
+    )
 
     def backward(g: Array, x: Array, *saved: Array) -> Gradients:
         trained = [(width, each.dtype) for each in saved[len(per_row) :] if each.node is not None]
         return list(
             tape.emit(
-                f"{name}_backward", "norm", reads=[g, x, *saved], makes=[(elements, dtype), *trained],
-                flops=flops["norm backward"] * elements, basis="assumed",
+                f"{name}_backward",
+                "norm",
+                reads=[g, x, *saved],
+                makes=[(elements, dtype), *trained],
+                flops=flops["norm backward"] * elements,
+                basis="assumed",
             )
-        )  # fmt: skip
+        )
 
     y.node = tape.node([x.node, *(each.node for each in vectors)], (x, *found, *vectors), backward)
     return y

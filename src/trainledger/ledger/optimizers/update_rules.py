@@ -278,9 +278,11 @@ def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[s
         return tape.pointwise(prefix + name, *reads, dtype=widest(*reads))
 
     options = {
-        "decayed": group.decay, "amsgrad": recipe.optimizer.amsgrad, "momentum": recipe.optimizer.momentum,
+        "decayed": group.decay,
+        "amsgrad": recipe.optimizer.amsgrad,
+        "momentum": recipe.optimizer.momentum,
         "centered": recipe.optimizer.centered,
-    }  # fmt: skip
+    }
     for words in _words(rule.lines, frozenset((way, *(name for name, has in options.items() if has)))):
         name, *rest = words
         if name == "decay":

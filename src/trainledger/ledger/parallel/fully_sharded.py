@@ -91,12 +91,17 @@ class FullySharded(Hook):
         with self.tape.at(unit.path):
             return [
                 self.tape.collective(
-                    "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
-                    reads=[Array(each.own, self.dtype, None)], overlap="compute", category=COMMUNICATION,
-                    makes=[(each.padded * several(each.group.ranks), self.dtype)], scratch=self._narrowed(each),
+                    "all_gather",
+                    each.group,
+                    Array(each.padded, self.dtype, None).nbytes,
+                    reads=[Array(each.own, self.dtype, None)],
+                    overlap="compute",
+                    category=COMMUNICATION,
+                    makes=[(each.padded * several(each.group.ranks), self.dtype)],
+                    scratch=self._narrowed(each),
                 )[0]
                 for each in unit.gathered
-            ]  # fmt: skip
+            ]
 
     def _narrowed(self, part: Part) -> Int:
         """Bytes of this rank's piece in the format that is gathered, where it is stored in another."""
@@ -180,7 +185,9 @@ class FullySharded(Hook):
             self._copy_out(unit, flat)
             del flat
         if self.reshards:
-            self._look_behind(self._place(unit))
+            place = max(index for index, each in enumerate(self.order) if each is unit)
+            while len(self.waiting) < self.ahead and place > len(self.waiting):
+                self.waiting.append(self._gather(self.order[place - 1 - len(self.waiting)]))
 
     def _before_all_backward(self) -> None:
         if self.gathers and self.root is not None and not self.root.full:
@@ -189,17 +196,12 @@ class FullySharded(Hook):
         if self.gathers and self.reshards and self.order:
             self.waiting.append(self._gather(self.order[-1]))
 
-    def _place(self, unit: Unit) -> int:
-        return max(index for index, each in enumerate(self.order) if each is unit)
-
-    def _look_behind(self, place: int) -> None:
-        while len(self.waiting) < self.ahead and place > len(self.waiting):
-            self.waiting.append(self._gather(self.order[place - 1 - len(self.waiting)]))
-
     def _after_backward(self, unit: Unit) -> None:
         """Free the unit's parameters and sum its gradients over the ranks, each keeping its piece."""
         tape, precision = self.tape, self.tape.precision
-        gradients = [[_taken(leaf) for leaf in each.leaves if _has_gradient(leaf)] for each in unit.parts]
+        gradients = [
+            [_taken(leaf) for leaf in each.leaves if (leaf.buffer or leaf.gradient) is not None] for each in unit.parts
+        ]
         for each in unit.parts:
             for leaf in each.leaves:
                 if leaf.trained:
@@ -227,9 +229,14 @@ class FullySharded(Hook):
                 arrived.clear()
                 nbytes = Array(part.padded, precision.gradients, None).nbytes
                 (own,) = tape.collective(
-                    "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.gradients)],
-                    overlap="compute", category=COMMUNICATION,
-                )  # fmt: skip
+                    "reduce_scatter",
+                    part.group,
+                    nbytes,
+                    reads=[flat],
+                    makes=[(part.own, precision.gradients)],
+                    overlap="compute",
+                    category=COMMUNICATION,
+                )
                 self.reduced.append(flat)
                 del flat
                 self._keep(part, own)
@@ -289,10 +296,6 @@ class FullySharded(Hook):
             return [g]
 
         return x.view(node=self.tape.node([x.node], (), backward))
-
-
-def _has_gradient(leaf: Leaf) -> bool:
-    return leaf.gradient is not None or leaf.buffer is not None
 
 
 def _taken(leaf: Leaf) -> Array:

@@ -222,14 +222,22 @@ class Work:
     def _received(self, elements: Int, dtype: str) -> Array:
         tape, whole, part = self.tape, nbytes_in(elements, dtype), elements // self._parts
         (x,) = tape.collective(
-            "recv", self._group(), nbytes_in(part, dtype), makes=[(part, dtype)], overlap="compute",
+            "recv",
+            self._group(),
+            nbytes_in(part, dtype),
+            makes=[(part, dtype)],
+            overlap="compute",
             category="activations",
-        )  # fmt: skip
+        )
         if self.rank.layout.split_sends:
             (x,) = tape.collective(
-                "all_gather", tensor_group(self.sizes), whole, reads=[x], makes=[(elements, dtype)],
+                "all_gather",
+                tensor_group(self.sizes),
+                whole,
+                reads=[x],
+                makes=[(elements, dtype)],
                 category="activations",
-            )  # fmt: skip
+            )
         return x
 
     def _send(self, x: Array) -> None:

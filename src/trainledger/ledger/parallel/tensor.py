@@ -32,7 +32,7 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
     """
     if is_one(ranks):
         return spec
-    latent = spec.latent
+    latent, shared = spec.latent, None if spec.experts is None else spec.experts.shared_d_ff
     return with_fields(
         spec,
         {
@@ -41,16 +41,11 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
             "attention.head_dim": spec.attention.head_dim if latent else spec.head_size,
             "feed_forward.d_ff": spec.feed_forward.d_ff // ranks,
             "feed_forward.expert_d_ff": spec.experts.width // ranks if spec.experts is not None else None,
-            "feed_forward.shared_d_ff": _shared(spec, ranks),
+            "feed_forward.shared_d_ff": None if shared is None else shared // ranks,
             "vocab_size": spec.padded_vocab // ranks,
             "vocab_multiple": 1,
         },
     )
-
-
-def _shared(spec: ModelSpec, ranks: Int) -> Int | None:
-    whole = None if spec.experts is None else spec.experts.shared_d_ff
-    return None if whole is None else whole // ranks
 
 
 def tensor_group(sizes: Sizes) -> Group:
