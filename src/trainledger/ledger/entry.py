@@ -18,8 +18,7 @@ Int = Any  # int for one run, an array for many at once, a sympy expression for 
 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
 KINDS = tuple(
-    "matmul attention elementwise norm softmax embedding reduction copy allocate random update transfer collective "
-    "unknown".split()
+    ["matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random", "update", "transfer", "collective", "unknown"]
 )
 _STATES = ("parameters", "frozen weights", "gradients", "optimizer state")
 CATEGORIES = (*_STATES, "activations", "logits and loss", "scratch", "buffers", "batch", "communication")
@@ -146,7 +145,7 @@ class Storage:
     that it is a parameter in another format; ``origin`` what a trace knows of it, ``basis`` that of its size.
     """
 
-    __slots__ = "__weakref__ basis cached category kept loop nbytes of_parameter origin phase".split()
+    __slots__ = ["__weakref__", "basis", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase"]
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes

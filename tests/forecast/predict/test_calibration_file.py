@@ -136,7 +136,8 @@ def test_reading_one_needs_neither_torch_nor_numpy(small, tmp_path):
     write_calibration(small, path)
     code = (
         "import sys; from trainledger.spec.calibration import read_calibration, to_device\n"
-        "import trainledger.forecast.predict.forecast, trainledger.observe.reconcile, trainledger.answers.pages.record\n"
+        "import trainledger.forecast.predict.forecast, trainledger.observe.reconcile\n"
+        "import trainledger.answers.pages.record\n"
         f"to_device(read_calibration({str(path)!r}))\n"
         "assert not {'torch', 'numpy', 'rich', 'plotly'} & sys.modules.keys(), sorted(sys.modules)"
     )

@@ -13,6 +13,7 @@ from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype,
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount, RunAccount, whole_run
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
