@@ -17,9 +17,8 @@ from trainledger.spec.frozen import frozen
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
-KINDS = tuple(
-    ["matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random", "update", "transfer", "collective", "unknown"]
-)
+_COMPUTES = ("matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate")
+KINDS = (*_COMPUTES, "random", "update", "transfer", "collective", "unknown")
 _STATES = ("parameters", "frozen weights", "gradients", "optimizer state")
 CATEGORIES = (*_STATES, "activations", "logits and loss", "scratch", "buffers", "batch", "communication")
 HOST = "host"  # what was moved to host memory: no part of the device's
@@ -145,7 +144,18 @@ class Storage:
     that it is a parameter in another format; ``origin`` what a trace knows of it, ``basis`` that of its size.
     """
 
-    __slots__ = ["__weakref__", "basis", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase"]
+    __slots__ = (
+        "__weakref__",
+        "basis",
+        "cached",
+        "category",
+        "kept",
+        "loop",
+        "nbytes",
+        "of_parameter",
+        "origin",
+        "phase",
+    )
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes

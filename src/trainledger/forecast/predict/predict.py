@@ -157,7 +157,8 @@ def of_one_step(run: Run, found: Forecast) -> Forecast:
     limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
     notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
     intervals = {name: each for name, each in found.intervals.items() if name in ("step_seconds", "device_nbytes")}
-    of_a_run = ["total_seconds", "days", "device_hours", "money", "kwh", "co2_kg", "goodput", "interruptions", "checkpoint_every"]
+    costs = ("total_seconds", "days", "device_hours", "money", "kwh", "co2_kg")
+    of_a_run = (*costs, "goodput", "interruptions", "checkpoint_every")
     of_step: dict[str, Any] = {"waterfall": bars, "bottleneck": limit, "notes": notes, "intervals": intervals}
     nothing: dict[str, Any] = dict.fromkeys(of_a_run)
     return replace(found, seconds_by_phase={}, **nothing, **of_step)

@@ -17,7 +17,8 @@ from trainledger.spec.dtypes import nbytes_in
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
 
 # Held whole by every tensor rank, but each has worked with its own heads or experts only.
-_OF_HEADS = ["q_norm", "k_norm", "q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm", "router", "shared_expert_gate"]
+_OF_LATENTS = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
+_OF_HEADS = ("q_norm", "k_norm", *_OF_LATENTS, "router", "shared_expert_gate")
 
 
 def is_partial(leaf: Leaf, rank: RankPlan) -> bool:
