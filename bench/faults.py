@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage, model_files
 from trainledger.engine.train.engine import train
+from trainledger.engine.train.run_directory import all_checkpoints, damage, model_files
 from trainledger.engine.train.stop import Stopped
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout

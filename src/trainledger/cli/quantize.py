@@ -14,7 +14,7 @@ from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
-    from trainledger.engine.nn.quantization import Quantization
+    from trainledger.engine.train.quantized import Quantization
 
 _GROUP_SIZE = 128
 
@@ -39,7 +39,7 @@ def quantize(args: Namespace) -> Document:
     """
     from trainledger.answers.pages.quantization import document
     from trainledger.engine.data.losses import PairedLosses
-    from trainledger.engine.nn.quantization import import_torchao
+    from trainledger.engine.train.quantized import import_torchao
     from trainledger.engine.train.trained import load_trained, refuse_target, write
 
     quantization = _asked(args.bits, args.group_size)
@@ -61,7 +61,7 @@ def quantize(args: Namespace) -> Document:
 
 def _asked(bits: int, group_size: int | None) -> Quantization:
     """What the arguments ask for; raises InvalidInput where there is no such format."""
-    from trainledger.engine.nn.quantization import BITS, GROUP_SIZES, Quantization
+    from trainledger.engine.train.quantized import BITS, GROUP_SIZES, Quantization
 
     if bits not in BITS:
         raise InvalidInput([Problem("--bits", bits, "must be 8 or 4", _nearest(bits, BITS))])

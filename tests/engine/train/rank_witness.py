@@ -26,10 +26,9 @@ from trainledger.answers.load import load
 from trainledger.engine.nn.float8 import use_float8
 from trainledger.engine.nn.transformer import Transformer, build
 from trainledger.engine.train.parallel.context import spread_tokens
+from trainledger.engine.train.parallel.data_parallel import ShardedUpdate
 from trainledger.engine.train.parallel.mesh import data_rank, mesh_of
-from trainledger.engine.train.parallel.model_on_rank import optimizer_on_rank
-from trainledger.engine.train.parallel.together import RanksTogether
-from trainledger.engine.train.parallel.zero import ShardedUpdate
+from trainledger.engine.train.parallel.model_on_rank import RanksTogether, optimizer_on_rank
 from trainledger.engine.train.precision import stepped
 from trainledger.engine.train.step import optimizer_step
 from trainledger.spec.run import Run

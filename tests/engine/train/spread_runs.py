@@ -12,9 +12,9 @@ from rank_runs import run_of, train_on_ranks
 from tiny_run import CountingFeed
 
 from trainledger.engine.nn.transformer import build
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints
 from trainledger.engine.train.saving import model_tensors, read_into
 from trainledger.spec.layout import Layout
 

@@ -11,8 +11,8 @@ from rank_runs import run_of, train_on_ranks
 from test_guard_ranks import LAYOUTS
 from tiny_run import CountingFeed
 
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
+from trainledger.engine.train.run_directory import all_checkpoints
 from trainledger.engine.train.trained import load_trained
 
 pytestmark = pytest.mark.process

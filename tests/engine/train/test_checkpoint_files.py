@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.engine.nn.transformer import build
-from trainledger.engine.train import checkpoint, saving
+from trainledger.engine.train import run_directory, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.ranks import Ranks
@@ -27,7 +27,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "training.json", "manifes
 
 
 def names(run_dir: Path) -> list[str]:
-    return [each.name for each in checkpoint.all_checkpoints(run_dir)]
+    return [each.name for each in run_directory.all_checkpoints(run_dir)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, ho
     else:
         harmed.write_bytes(content[: len(content) // 2 if how == "cut short" else 0])
     said: list[str] = []
-    latest = checkpoint.latest_valid(tmp_path, said.append)
+    latest = run_directory.latest_valid(tmp_path, said.append)
     assert latest is not None
     assert latest.name == "step-00000004"
     assert len(said) == 1
@@ -76,7 +76,7 @@ def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tm
     finished = train(tiny_run(), tmp_path, open_feed=CountingFeed)
     expected = (finished.checkpoint / "model.safetensors").read_bytes()
     (finished.checkpoint / name).write_bytes(expected)
-    wrong = checkpoint.damage(finished.checkpoint)
+    wrong = run_directory.damage(finished.checkpoint)
     assert wrong == f"holds {name}, which its manifest does not name"
     again = train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True)
     assert (again.checkpoint / "model.safetensors").read_bytes() == expected
@@ -99,7 +99,7 @@ def test_facts_that_nothing_can_go_on_from_are_damage(change: dict[str, Any], se
     content = training.read_bytes()
     told["files"]["training.json"] = {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest.write_text(json.dumps(told))
-    assert checkpoint.damage(path) == sentence
+    assert run_directory.damage(path) == sentence
 
 
 @pytest.mark.parametrize("ranks", [0, 10**12, True, "two", None, 2])
@@ -107,7 +107,7 @@ def test_a_manifest_of_so_many_ranks_is_damage(ranks: object, tmp_path: Path) ->
     path = train(tiny_run(), tmp_path, open_feed=CountingFeed).checkpoint
     told = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(told | {"ranks": ranks}))
-    assert checkpoint.damage(path) is not None
+    assert run_directory.damage(path) is not None
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
 
 def test_only_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
     """The run's own may lie elsewhere: nothing is begun anew beside them."""
-    for each in checkpoint.all_checkpoints(train(tiny_run(), tmp_path / "run", open_feed=CountingFeed).run_dir):
+    for each in run_directory.all_checkpoints(train(tiny_run(), tmp_path / "run", open_feed=CountingFeed).run_dir):
         shutil.rmtree(each)
     other = train(tiny_run(steps=8), tmp_path / "other", open_feed=CountingFeed)
     there = tmp_path / "run" / "checkpoints" / other.checkpoint.name
@@ -155,7 +155,7 @@ def test_a_damaged_run_file_is_written_anew_from_its_own(content: bytes | None, 
 def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> None:
     run = tiny_run()
     expected = (train(run, tmp_path, open_feed=CountingFeed).checkpoint / "model.safetensors").read_bytes()
-    for each in checkpoint.all_checkpoints(tmp_path):
+    for each in run_directory.all_checkpoints(tmp_path):
         (each / "optimizer.safetensors").unlink()
     said: list[str] = []
     again = train(run, tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
@@ -228,7 +228,7 @@ def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) 
     assert "Traceback" not in full.stderr
     assert "No space to save step 6" in full.stderr
     assert "step-00000004, untouched" in full.stderr
-    assert checkpoint.damage(tmp_path / "checkpoints" / "step-00000004") is None
+    assert run_directory.damage(tmp_path / "checkpoints" / "step-00000004") is None
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
     assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
     assert train(run, tmp_path, open_feed=CountingFeed, resume=True).step == 6
@@ -245,6 +245,6 @@ def test_a_saver_tells_when_there_is_nothing_to_wait_for(background: bool, tmp_p
     while saver.writing:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert checkpoint.damage(saver.finish()) is None
+    assert run_directory.damage(saver.finish()) is None
     assert not saver.pending
     saver.close()

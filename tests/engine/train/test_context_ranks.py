@@ -13,7 +13,8 @@ from test_parallel_ranks import Case, check, ledgers_by_rank, run_for_real, sent
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.answers.load import load
-from trainledger.engine.train.parallel.context import own_part, refuse_context
+from trainledger.engine.train.parallel.context import own_part
+from trainledger.engine.train.parallel.refusals import refuse_context
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 

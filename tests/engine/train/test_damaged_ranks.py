@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rank_runs import train_on_ranks
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 
 pytestmark = pytest.mark.process
 SHARDED: dict[str, Any] = {"layout": {"shard": 2}}

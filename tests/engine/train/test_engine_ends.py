@@ -18,11 +18,11 @@ import torch
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.answers.closed_loop import Forecasting
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.device import refuse_launches
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import PHASES, EvaluationRecord, Finished, Observer, StepRecord, TrainingState
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 from trainledger.engine.train.stop import Diverged, Interrupted, OutOfMemory
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout

@@ -11,7 +11,7 @@ from spread_runs import compare, go_on, told, train_alone
 from test_parallel_ranks import Case, check, ledgers_by_rank, run_for_real, sent, tables
 
 from trainledger.answers.load import load
-from trainledger.engine.train.parallel.expert import refuse_experts
+from trainledger.engine.train.parallel.refusals import refuse_experts
 from trainledger.spec.problem import InvalidInput
 
 pytestmark = pytest.mark.process

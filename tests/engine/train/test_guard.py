@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run
 
 from trainledger.engine.train import saving
-from trainledger.engine.train.checkpoint import all_checkpoints, read_facts
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import GuardRecord, Observer, StepRecord, TrainingState
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints, read_facts
 from trainledger.engine.train.stop import Diverged, Interrupted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

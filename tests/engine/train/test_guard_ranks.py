@@ -9,9 +9,9 @@ import pytest
 from rank_runs import run_of, train_on_ranks
 from tiny_run import Poisoned, poisoned
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 from trainledger.engine.train.stop import Diverged
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 
 CHILD = Path(__file__).with_name("train_tiny.py")
 # 2.5 million parameters, 30 MB a checkpoint, one checkpoint a step: saving takes most of the time.

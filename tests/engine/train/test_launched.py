@@ -19,13 +19,12 @@ from test_guard import assert_same_bits
 from tiny_run import CountingFeed, Poisoned, poisoned, tiny_run, unreadable
 
 from trainledger.engine.train import loop
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.guard import Agreed, JudgedOnDevice
 from trainledger.engine.train.observer import Observer, StepRecord
 from trainledger.engine.train.optimizer import leaves_out_on_device
 from trainledger.engine.train.records import read_lines
-from trainledger.engine.train.run_directory import read_state
+from trainledger.engine.train.run_directory import all_checkpoints, read_state
 from trainledger.engine.train.stop import Diverged, Interrupted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

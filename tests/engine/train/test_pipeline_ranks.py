@@ -11,8 +11,9 @@ from spread_runs import compare, go_on, told, train_all
 
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build
-from trainledger.engine.train.checkpoint import all_checkpoints, read_facts
-from trainledger.engine.train.parallel.pipeline import refuse_pipeline, stages_of
+from trainledger.engine.train.parallel.pipeline import stages_of
+from trainledger.engine.train.parallel.refusals import refuse_pipeline
+from trainledger.engine.train.run_directory import all_checkpoints, read_facts
 from trainledger.spec.problem import InvalidInput
 
 pytestmark = pytest.mark.process

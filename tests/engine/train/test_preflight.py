@@ -14,7 +14,6 @@ import torch
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.answers.closed_loop import needs_of
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.preflight import (
     BESIDE_NBYTES,
@@ -30,6 +29,7 @@ from trainledger.engine.train.preflight import (
     status,
 )
 from trainledger.engine.train.ranks import Ranks
+from trainledger.engine.train.run_directory import all_checkpoints
 from trainledger.engine.train.stop import CannotSave, OutOfMemory
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

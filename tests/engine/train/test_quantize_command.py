@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 from trainledger.cli import main
 from trainledger.engine.data.tokenizer import ByteTokenizer
 from trainledger.engine.nn.init import initialize
-from trainledger.engine.nn.quantization import Quantization, by_torchao, pack, unpack
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import held
-from trainledger.engine.train.quantized import FILE, read_quantized
+from trainledger.engine.train.quantized import FILE, Quantization, by_torchao, pack, read_quantized, unpack
 from trainledger.engine.train.trained import Trained, find_weights, load_trained, write
 from trainledger.ledger.serving import serving_rank, weight_bytes
 from trainledger.spec.durable import parse_json, sha256, write_json

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rank_runs import start_ranks, train_on_ranks
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 
 pytestmark = pytest.mark.process
 SECONDS = 25.0  # how long a rank waits for another, here

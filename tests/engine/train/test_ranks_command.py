@@ -12,8 +12,8 @@ from pathlib import Path
 import commanded
 import pytest
 
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints
 from trainledger.ledger.ranks import read_ranks
 
 pytestmark = pytest.mark.process

@@ -12,8 +12,8 @@ from spread_runs import told, train_all, train_alone, train_each, weights
 from tiny_run import TINY
 
 from trainledger.engine.nn.weights import read_weights
-from trainledger.engine.train.checkpoint import all_checkpoints, damage, model_files, read_facts
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints, damage, model_files, read_facts
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 
 # A vocabulary and widths that no number of ranks divides evenly where torch allows it; tied embeddings.

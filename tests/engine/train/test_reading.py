@@ -10,8 +10,8 @@ import pytest
 from rank_runs import start_ranks
 from tiny_run import tiny_run, unreadable
 
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.engine import train
+from trainledger.engine.train.run_directory import all_checkpoints
 from trainledger.spec.problem import InvalidInput
 
 CORRUPT = "00000.train.u16': is corrupt: its CRC-32 is not the recorded one"

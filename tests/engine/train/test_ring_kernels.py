@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainledger.engine.train.parallel.context import _Around
-from trainledger.engine.train.parallel.ring import Kernel, Ring
+from trainledger.engine.train.parallel.context import Kernel, Ring, _Around
 
 KERNELS = [
     pytest.param("flash_for_cpu", torch.float32, "cpu", id="cpu"),

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from tiny_run import CountingFeed, tiny_run
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import Observer
 from trainledger.engine.train.records import read_lines
-from trainledger.engine.train.run_directory import read_state
+from trainledger.engine.train.run_directory import all_checkpoints, damage, read_state
 from trainledger.engine.train.stop import CannotSave
 from trainledger.spec.run import Run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commanded import children, end, end_all, lines_with, start, state_of, until_step, write
 
-from trainledger.engine.train.checkpoint import all_checkpoints, damage
+from trainledger.engine.train.run_directory import all_checkpoints, damage
 from trainledger.engine.train.stop import STOP_SIGNALS, Interrupted, StopRequests
 
 

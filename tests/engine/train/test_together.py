@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainledger.engine.train.parallel.mesh import limit_waiting
-from trainledger.engine.train.parallel.together import joint_norm
+from trainledger.engine.train.parallel.model_on_rank import joint_norm
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from trainledger.cli import main
 from trainledger.engine.data.tokenizer import ByteTokenizer
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.engine.train import checkpoint, saving
+from trainledger.engine.train import run_directory, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines as read_metrics
 from trainledger.engine.train.trained import byte_level, load_trained, write_start
@@ -93,7 +93,7 @@ def test_what_holds_no_model_is_said(run_dir, tmp_path):
         load_trained(tmp_path, hush)
     with pytest.raises(InvalidInput, match="gone: is not a directory"):
         load_trained(tmp_path / "gone", hush)
-    for each in checkpoint.all_checkpoints(run_dir):
+    for each in run_directory.all_checkpoints(run_dir):
         (each / "manifest.json").unlink()
     with pytest.raises(InvalidInput, match="tiny: has no valid checkpoint yet"):
         load_trained(run_dir, print)

@@ -14,8 +14,8 @@ import commanded
 import pytest
 
 from ports import free_ports
-from trainledger.engine.train.checkpoint import all_checkpoints
 from trainledger.engine.train.records import read_lines
+from trainledger.engine.train.run_directory import all_checkpoints
 
 pytestmark = pytest.mark.process
 STEPS = 40

@@ -168,9 +168,12 @@ class Loader:
         # A function without the loader in it, so that a forgotten loader can be collected and its thread ended.
         mixture, micro_batch = self.mixture, self.micro_batch
         sizes: dict[str, int] = {
-            "seed": self.seed, "global_batch": self.global_batch, "seq_len": self.seq_len, "rank": self.rank,
+            "seed": self.seed,
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "rank": self.rank,
             "ranks": self.ranks,
-        }  # fmt: skip
+        }
 
         def read_step(step: int) -> list[Batch]:
             rows = mixed_batch(mixture, step=step, **sizes)
@@ -191,10 +194,17 @@ def open_loader(
     mixture.check_vocabulary(run.model.vocab_size)
     recipe = run.recipe
     return Loader(
-        mixture, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
-        micro_batch=run.device_batch, eval_sequences=recipe.evaluation.sequences, device=device, rank=rank,
-        ranks=ranks, remarks=_epochs_said(mixture, run),
-    )  # fmt: skip
+        mixture,
+        seed=recipe.seed,
+        seq_len=recipe.seq_len,
+        global_batch=recipe.global_batch,
+        micro_batch=run.device_batch,
+        eval_sequences=recipe.evaluation.sequences,
+        device=device,
+        rank=rank,
+        ranks=ranks,
+        remarks=_epochs_said(mixture, run),
+    )
 
 
 def _epochs_said(mixture: Mixture, run: Run) -> list[str]:

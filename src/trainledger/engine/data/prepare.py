@@ -122,11 +122,14 @@ def _named(source: str) -> Iterator[None]:
         if not source:
             raise
         own = {f"data.{each.name}": f"data.mixture.{source}.{each.name}" for each in fields(MixtureSource)}
-        raise InvalidInput([
-            replace(each, field=own[each.field]) if each.field in own
-            else replace(each, rule=f"{each.rule} (source {source} of data.mixture)")
-            for each in error.problems
-        ]) from None  # fmt: skip
+        raise InvalidInput(
+            [
+                replace(each, field=own[each.field])
+                if each.field in own
+                else replace(each, rule=f"{each.rule} (source {source} of data.mixture)")
+                for each in error.problems
+            ]
+        ) from None
 
 
 def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, workers: int, shown: Progress) -> None:
@@ -137,10 +140,18 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
     write_whole(directory / TOKENIZER, tokenizer.definition.encode())
     unfinished = [shard for shard in range(len(plan)) if not _is_whole(directory, shard)]
     jobs = [
-        _job("write shard", plan[shard], data, directory=str(directory), shard=shard, tokenizer=tokenizer.name,
-             end_id=tokenizer.end_id, text_field=data.text_field)
+        _job(
+            "write shard",
+            plan[shard],
+            data,
+            directory=str(directory),
+            shard=shard,
+            tokenizer=tokenizer.name,
+            end_id=tokenizer.end_id,
+            text_field=data.text_field,
+        )
         for shard in unfinished
-    ]  # fmt: skip
+    ]
     # How much text a compressed file holds is known only afterwards.
     plain = all(each.kind != "parquet" and not each.compression for each in corpus.sources)
     with shown(

@@ -262,9 +262,17 @@ def read_index(path: Path) -> tuple[dict[str, Any], list[ShardRecord]]:
 
 # What is read of an index, in addition to the records of its shards.
 _INDEX = {
-    "fingerprint": str, "dtype": str, "vocab_size": int, "end_id": int, "tokenizer": dict, "corpus": dict,
-    "unigram_entropy_nats": float, "repaired": int, "first_repaired": str, "shards": list,
-}  # fmt: skip
+    "fingerprint": str,
+    "dtype": str,
+    "vocab_size": int,
+    "end_id": int,
+    "tokenizer": dict,
+    "corpus": dict,
+    "unigram_entropy_nats": float,
+    "repaired": int,
+    "first_repaired": str,
+    "shards": list,
+}
 
 
 def open_store(directory: Path) -> TokenStore:

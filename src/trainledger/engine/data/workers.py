@@ -142,10 +142,14 @@ def run_job(job: Job, advance: Callable[[int], None]) -> str:
         return train_bpe(_counted(texts, advance), job["vocab_size"])
     directory = Path(job["directory"])
     write_shard(
-        directory, job["shard"], segments, text_field=job["text_field"],
+        directory,
+        job["shard"],
+        segments,
+        text_field=job["text_field"],
         tokenizer=_tokenizer(directory, job["tokenizer"], job["end_id"]),
-        validation_fraction=job["validation_fraction"], advance=advance,
-    )  # fmt: skip
+        validation_fraction=job["validation_fraction"],
+        advance=advance,
+    )
     return f"{job['shard']:05d}"
 
 

@@ -104,9 +104,15 @@ def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Ten
 
     def run() -> Tensor:
         return F.scaled_dot_product_attention(
-            q_BHTK, k_BGTK, v_BGTW, attn_mask=mask, is_causal=causal, dropout_p=scores.dropout,
-            scale=scores.scale, enable_gqa=grouped,
-        )  # fmt: skip
+            q_BHTK,
+            k_BGTK,
+            v_BGTW,
+            attn_mask=mask,
+            is_causal=causal,
+            dropout_p=scores.dropout,
+            scale=scores.scale,
+            enable_gqa=grouped,
+        )
 
     if scores.implementation == "sdpa":
         y_BHTW = run()

@@ -78,9 +78,10 @@ class HeadLoss(nn.Module):
         again = torch.is_grad_enabled()
         losses = [
             checkpoint(self, x, targets, head, use_reentrant=False, preserve_rng_state=False)
-            if again else self(x, targets, head)
+            if again
+            else self(x, targets, head)
             for x, targets in chunks
-        ]  # fmt: skip
+        ]
         return torch.stack(losses).sum() / targets_N.numel()
 
     def forward(self, x_ND: Tensor, targets_N: Tensor, head: nn.Module) -> Tensor:

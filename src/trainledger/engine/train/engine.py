@@ -15,19 +15,19 @@ from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.lora import adapt, draw
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.remarks import unheard
-from trainledger.engine.train import checkpoint
-from trainledger.engine.train.checkpoint import Say
+from trainledger.engine.train import run_directory
 from trainledger.engine.train.device import arithmetic, refuse_launches, refuse_workspace
 from trainledger.engine.train.loop import TrainingLoop
 from trainledger.engine.train.observer import Finished, Observer, TrainingState
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.mesh import data_rank, limit_waiting, mesh_of
-from trainledger.engine.train.parallel.model_on_rank import model_on_rank, optimizer_on_rank, refuse_on_ranks
-from trainledger.engine.train.parallel.together import RanksTogether
+from trainledger.engine.train.parallel.model_on_rank import RanksTogether, model_on_rank, optimizer_on_rank
+from trainledger.engine.train.parallel.refusals import refuse_on_ranks
 from trainledger.engine.train.precision import LossScaler, MasterWeights, build_model, refuse, refuse_matmuls
 from trainledger.engine.train.preflight import NeedsOf, forget_refusal, preflight, refused_before
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, joined, restarted
 from trainledger.engine.train.run_directory import (
+    Say,
     already,
     begin_or_match,
     locked,
@@ -117,7 +117,7 @@ def _begin(
     if begun and not resume:
         raise InvalidInput([already(run_dir, earlier)])
     if earlier is not None and earlier["state"] == "finished":
-        damaged = checkpoint.damage(Finished.of(run_dir, earlier).checkpoint)
+        damaged = run_directory.damage(Finished.of(run_dir, earlier).checkpoint)
         if damaged is None:
             say(f"{run_dir} is already finished.")
             return {"finished": earlier}
@@ -133,7 +133,7 @@ def _begin(
     if again and (refused := refused_before(run_dir)) is not None:
         raise refused
     forget_refusal(run_dir)
-    checkpoint.clean(run_dir)
+    run_directory.clean(run_dir)
     return {"begun": begun, "made": made}
 
 
@@ -150,7 +150,7 @@ def _prepare(
     for each in feed.remarks:
         say(each)
     found = ranks.of_first(lambda: _newest(run, run_dir, feed, say)) if resume else None
-    path = None if found is None else checkpoint.checkpoints_dir(run_dir) / found
+    path = None if found is None else run_directory.checkpoints_dir(run_dir) / found
     with memory_told():
         model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
         if run.recipe.documents is not None:
@@ -172,7 +172,7 @@ def _prepare(
     if resume and path is None:
         say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     if resume:
-        ranks.of_first(lambda: checkpoint.set_aside(run_dir, state.step if path else -1, say))
+        ranks.of_first(lambda: run_directory.set_aside(run_dir, state.step if path else -1, say))
     model.train()
     if run.recipe.compile:
         _compile(model)
@@ -203,19 +203,19 @@ def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     others: list[Problem] = []
 
     def of_another_run(path: Path) -> str | None:
-        its = checkpoint.read_facts(path)["digest"]
+        its = run_directory.read_facts(path)["digest"]
         if its == digest(run):
             return None
         rule = f"is a checkpoint of run {its[:8]}, not of {digest(run)[:8]}"
         others.append(Problem("checkpoint", str(path), rule))
         return rule
 
-    path = checkpoint.latest_valid(run_dir, say, of_another_run)
+    path = run_directory.latest_valid(run_dir, say, of_another_run)
     if path is None:
         if others:  # somebody has put them there, and the run's own may lie elsewhere
             raise InvalidInput(others)
         return None
-    facts = checkpoint.read_facts(path)
+    facts = run_directory.read_facts(path)
     if facts["data"] != feed.fingerprint:
         rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
         raise InvalidInput([_of_text(run, rule)], str(run_dir))

@@ -89,11 +89,16 @@ def losses_by_source(state: TrainingState, feed: Feed, reading: Reading, ranks: 
     """The mean loss on the held-out text of each source, by name; raises on all ranks what one could not read."""
     found = {
         source: evaluate(
-            state.model, reading.held_out(feed.validation(source), sequences), state.run.recipe,
-            together=state.together, ranks=ranks, part=state.data_rank, parts=state.data_ranks,
+            state.model,
+            reading.held_out(feed.validation(source), sequences),
+            state.run.recipe,
+            together=state.together,
+            ranks=ranks,
+            part=state.data_rank,
+            parts=state.data_ranks,
         )
         for source, sequences in feed.validation_sequences.items()
-    }  # fmt: skip
+    }
     reading.refuse()
     return found
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.engine.train import checkpoint
-from trainledger.engine.train.checkpoint import TEMPORARY, Say, all_checkpoints, damage, step_of
+from trainledger.engine.train import run_directory
 from trainledger.engine.train.observer import TrainingState
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.records import MOST_KEPT, Records, listed
+from trainledger.engine.train.run_directory import TEMPORARY, Say, all_checkpoints, damage, step_of
 from trainledger.engine.train.saving import restore
 from trainledger.engine.train.stop import STOP_SIGNALS, Diverged
 from trainledger.spec.layout import Layout
@@ -200,7 +200,7 @@ class NonFiniteSteps:
         if not name:
             raise self._diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard
-        self.ranks.together(lambda: restore(state, checkpoint.checkpoints_dir(state.run_dir) / name, self.say))
+        self.ranks.together(lambda: restore(state, run_directory.checkpoints_dir(state.run_dir) / name, self.say))
         guard.rolled_back(step, state.guard, state.step)
         state.guard, state.seconds = guard, seconds
         if self.ranks.first:
@@ -223,7 +223,7 @@ class NonFiniteSteps:
 
     def _diverged(self, why: str) -> Diverged:
         """The sentence with the step that diverged and the checkpoint that is still good."""
-        good = self.ranks.of_first(lambda: str(checkpoint.latest_valid(self.state.run_dir, self.say) or ""))
+        good = self.ranks.of_first(lambda: str(run_directory.latest_valid(self.state.run_dir, self.say) or ""))
         kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
         return Diverged(f"{why}; {kept}. {other}.")

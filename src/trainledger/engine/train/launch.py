@@ -34,10 +34,16 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=ranks, run_id="trainledger", rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=restarts, logs_specs=DefaultLogsSpecs(),
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="trainledger",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        logs_specs=DefaultLogsSpecs(),
         signals_to_handle=",".join(each.name for each in handed_on()),
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory(prefix="trainledger-ranks-") as folder:
         os.environ[ENDED_FILE] = str(Path(folder) / "ended")
         try:

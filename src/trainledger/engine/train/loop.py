@@ -11,8 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from trainledger.engine.train import checkpoint
-from trainledger.engine.train.checkpoint import Say
+from trainledger.engine.train import run_directory
 from trainledger.engine.train.device import asynchronous
 from trainledger.engine.train.evaluation import Reading, losses_by_source
 from trainledger.engine.train.guard import Agreed, JudgedByHost, JudgedOnDevice, NonFiniteSteps, NotFinite, agree
@@ -27,6 +26,7 @@ from trainledger.engine.train.observer import (
 from trainledger.engine.train.optimizer import leaves_out_on_device, set_learning_rate
 from trainledger.engine.train.ranks import Ranks, lost_ranks_named
 from trainledger.engine.train.records import Records, figures_to_go_on
+from trainledger.engine.train.run_directory import Say
 from trainledger.engine.train.saving import Saver, cannot_record
 from trainledger.engine.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.engine.train.stop import Interrupted, LostRank, Stopped, StopRequests, memory_told
@@ -70,9 +70,16 @@ class Launcher:
             seeds = self._seeds(number - 1, len(micro_batches)) if random else None
             set_learning_rate(state.optimizer, rate)
             result = optimizer_step(
-                state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler,
-                together=state.together, judge=judge,
-            )  # fmt: skip
+                state.model,
+                state.optimizer,
+                micro_batches,
+                recipe,
+                clock=self.clock,
+                seeds=seeds,
+                scaler=state.scaler,
+                together=state.together,
+                judge=judge,
+            )
         return Launched(number, rate, result.skipped, self.clock.take(), judge.read)
 
     def _seeds(self, step: int, n_batches: int) -> Sequence[int]:
@@ -228,9 +235,16 @@ class TrainingLoop:
         if told.finite:
             state.loss = told.loss
         record = StepRecord(
-            number, told.loss, number * self.recipe.tokens_per_step, seconds, launched.rate, told.grad_norm,
-            state.seconds, launched.phase_seconds, launched.skipped or not told.finite,
-        )  # fmt: skip
+            number,
+            told.loss,
+            number * self.recipe.tokens_per_step,
+            seconds,
+            launched.rate,
+            told.grad_norm,
+            state.seconds,
+            launched.phase_seconds,
+            launched.skipped or not told.finite,
+        )
         self.records.metrics.step(record)
         for each in self.observers:
             each.on_step_end(record)
@@ -298,13 +312,13 @@ class TrainingLoop:
             path = self.saver.finish()
             if self.ranks.first:
                 try:
-                    checkpoint.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every, checkpoints.every)
+                    run_directory.prune(state.run_dir, checkpoints.keep_last, checkpoints.keep_every, checkpoints.every)
                 except OSError as error:
                     self.say(f"An older checkpoint could not be deleted: {error}.")
         phases = self.clock.take()
         state.seconds += phases["checkpoint"] - stalled
         written = {"written_seconds": time.perf_counter() - self.begun_at} if self.saver.background else {}
-        step = checkpoint.step_of(path)
+        step = run_directory.step_of(path)
         self.records.metrics.event("checkpoint", step, path=path.name, phase_seconds=phases, **written)
         self.records.write_state("running")
         for each in self.observers:
@@ -313,7 +327,7 @@ class TrainingLoop:
     def finish(self) -> Finished:
         """The last words of a run that reached its last step."""
         state = self.state
-        path = checkpoint.all_checkpoints(state.run_dir)[-1]
+        path = run_directory.all_checkpoints(state.run_dir)[-1]
         counted = {"skipped_steps": state.guard.skipped_steps, "roll_backs": state.guard.roll_backs}
         self.records.metrics.event("finish", state.step, seconds=state.seconds, **counted)
         finished = Finished.of(state.run_dir, self.records.write_state("finished", checkpoint=path.name))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.engine.train.checkpoint import checkpoints_dir
 from trainledger.engine.train.device import asynchronous, synchronize
 from trainledger.engine.train.precision import LossScaler
+from trainledger.engine.train.run_directory import checkpoints_dir
 from trainledger.engine.train.step import ALONE, Together
 from trainledger.spec.recipe import Guard
 from trainledger.spec.run import Run

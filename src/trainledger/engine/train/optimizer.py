@@ -140,8 +140,12 @@ def _without_average(model: nn.Module | Named, recipe: Recipe, rate_factor: floa
         return MuonWithAdamW(
             parameter_groups(model, decay, among=for_muon),
             parameter_groups(model, decay, among=lambda name, each: not for_muon(name, each)),
-            lr=rate, momentum=chosen.momentum, betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon, **loop,
-        )  # fmt: skip
+            lr=rate,
+            momentum=chosen.momentum,
+            betas=(chosen.beta1, chosen.beta2),
+            eps=chosen.epsilon,
+            **loop,
+        )
     groups = parameter_groups(model, decay, rate_factor=rate_factor)
     match chosen:
         case optimizers.Adam(beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad):

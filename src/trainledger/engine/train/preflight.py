@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 import trainledger
-from trainledger.engine.train.checkpoint import Say, checkpoints_dir
 from trainledger.engine.train.ranks import WRONG_INPUT, Ranks
+from trainledger.engine.train.run_directory import Say, checkpoints_dir
 from trainledger.engine.train.stop import CannotSave, FailedBefore, LostRank, OutOfMemory
 from trainledger.spec.durable import parse_json, write_json
 from trainledger.spec.problem import InvalidInput, Problem
@@ -319,10 +319,14 @@ def _memory_of(run: Run, ranks: Ranks, needs: Needs) -> dict[str, Any]:
         return None if found is None else asdict(found)
 
     return {
-        "host": socket.gethostname(), "lean": needs.host(run.recipe, LEAN_SHARE),
-        "kept": needs.host(run.recipe, KEPT_SHARE), "device": needs.device,
-        "own": plain(of_process()), "machine": plain(of_machine()), "free": plain(of_device(ranks.device)),
-    }  # fmt: skip
+        "host": socket.gethostname(),
+        "lean": needs.host(run.recipe, LEAN_SHARE),
+        "kept": needs.host(run.recipe, KEPT_SHARE),
+        "device": needs.device,
+        "own": plain(of_process()),
+        "machine": plain(of_machine()),
+        "free": plain(of_device(ranks.device)),
+    }
 
 
 def judge_memory(ranks: Sequence[Mapping[str, Any]]) -> bool:

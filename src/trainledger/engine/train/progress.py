@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainledger.engine.remarks import unheard
-from trainledger.engine.train.checkpoint import Say
 from trainledger.engine.train.device import memory_in_use
 from trainledger.engine.train.observer import EvaluationRecord, Finished, Observer, StepRecord, TrainingState
+from trainledger.engine.train.run_directory import Say
 from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.runfile import resolved
 from trainledger.spec.units import format_count, format_nbytes, format_percent, format_seconds
@@ -214,9 +214,13 @@ class WeightsAndBiases(Tracker):
         import wandb
 
         self._run: Any = wandb.init(
-            project=self.project, name=state.run_dir.name, id=_identity(state), resume="allow",
-            dir=str(state.run_dir), config=resolved(state.run),
-        )  # fmt: skip
+            project=self.project,
+            name=state.run_dir.name,
+            id=_identity(state),
+            resume="allow",
+            dir=str(state.run_dir),
+            config=resolved(state.run),
+        )
         # Steps after the checkpoint are taken again on resume; wandb's own counter would drop them.
         self._run.define_metric("*", step_metric="step")
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from trainledger.engine.train.checkpoint import Say
 from trainledger.engine.train.observer import EvaluationRecord, StepRecord, TrainingState
 from trainledger.engine.train.ranks import Ranks
-from trainledger.engine.train.run_directory import write_state
+from trainledger.engine.train.run_directory import Say, write_state
 from trainledger.engine.train.step import Feed
 from trainledger.spec.durable import parse_json, sync, write_atomically
 from trainledger.spec.plain import finite

@@ -26,7 +26,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_parts
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.engine.nn.weights import OFFSETS, stored_in
-from trainledger.engine.train.checkpoint import (
+from trainledger.engine.train.device import synchronize
+from trainledger.engine.train.observer import GuardRecord, TrainingState
+from trainledger.engine.train.parallel.mesh import own_parts
+from trainledger.engine.train.precision import StandIns
+from trainledger.engine.train.ranks import Ranks
+from trainledger.engine.train.run_directory import (
     FORMAT,
     MANIFEST,
     TEMPORARY,
@@ -35,19 +40,23 @@ from trainledger.engine.train.checkpoint import (
     file_names,
     read_facts,
 )
-from trainledger.engine.train.device import synchronize
-from trainledger.engine.train.observer import GuardRecord, TrainingState
-from trainledger.engine.train.parallel.mesh import own_parts
-from trainledger.engine.train.precision import StandIns
-from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.stop import CannotSave
 from trainledger.spec.durable import is_full, sha256, sync, write_json
 
 FORMATS = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _NAMES = {dtype: name for name, dtype in FORMATS.items()}
 _ALIGNMENT = 8  # of the first tensor's bytes
 _AT_ONCE = 64 * 2**20

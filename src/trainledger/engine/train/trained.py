@@ -15,7 +15,6 @@ from torch import Tensor
 from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.engine.nn.lora import merge
-from trainledger.engine.nn.quantization import Quantization, quantize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
     FILE,
@@ -32,17 +31,19 @@ from trainledger.engine.nn.weights import (
     write_spec,
     write_weights,
 )
-from trainledger.engine.train.checkpoint import MANIFEST, damage, is_checkpoint, latest_valid, model_files
 from trainledger.engine.train.optimizer import AVERAGE
 from trainledger.engine.train.precision import TORCH, build_model, hold_in
 from trainledger.engine.train.quantized import (
     SOURCE_RUN,
     WRITTEN,
+    Quantization,
     Source,
     is_quantized_checkpoint,
+    quantize,
     read_quantized,
     write_quantized,
 )
+from trainledger.engine.train.run_directory import MANIFEST, damage, is_checkpoint, latest_valid, model_files
 from trainledger.spec.convert.huggingface import left_out, read_json
 from trainledger.spec.durable import sha256
 from trainledger.spec.model import ModelSpec
@@ -178,16 +179,30 @@ def byte_level(tokenizer: ByteTokenizer) -> str:
     end_token = tokenizer.decode([tokenizer.end_id])
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     bytes_to_letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return json.dumps({
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": tokenizer.end_id, "content": end_token, "special": True, **flags}],
-        "pre_tokenizer": bytes_to_letters, "decoder": bytes_to_letters,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": {letters[byte]: byte for byte in range(256)}, "merges": [],
-        },
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "normalizer": None,
+            "post_processor": None,
+            "added_tokens": [{"id": tokenizer.end_id, "content": end_token, "special": True, **flags}],
+            "pre_tokenizer": bytes_to_letters,
+            "decoder": bytes_to_letters,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {letters[byte]: byte for byte in range(256)},
+                "merges": [],
+            },
+        }
+    )
 
 
 def tokenizer_json_in(directory: Path) -> str | None:

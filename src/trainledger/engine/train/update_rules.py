@@ -292,9 +292,14 @@ def _lion(w: Tensor, g: Tensor, m: Tensor, rate: float, beta1: float, beta2: flo
 
 
 def _lion_at_once(
-    weights: list[Tensor], gradients: list[Tensor], moments: list[Tensor],
-    rate: float, beta1: float, beta2: float, decay: float,
-) -> None:  # fmt: skip
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    moments: list[Tensor],
+    rate: float,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> None:
     if decay:
         torch._foreach_mul_(weights, 1 - rate * decay)
     signs = torch._foreach_lerp(moments, gradients, 1 - beta1)

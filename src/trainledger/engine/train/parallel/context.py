@@ -6,18 +6,21 @@ so each has an early and a late part (zigzag). all-to-all: inside attention each
 heads (Jacobs et al. 2023, DeepSpeed-Ulysses), and outside, tokens in a row. torch's own context parallelism has no rule
 for the attention kernel of CPUs (as of 2.13).
 
-Shapes: B sequences, T tokens of this rank, C ranks, H query heads, G key-value heads, K query and key width, W value
+Shapes: B sequences, T tokens (queries) of this rank, S keys, C ranks, H query heads, G key-value heads, K query and key width, W value
 width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,11 +30,147 @@ from trainledger.engine.nn.feed_forward import Experts
 from trainledger.engine.nn.positions import Rotary
 from trainledger.engine.nn.routing import Dispatch
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.engine.train.parallel.ring import Kernel, Ring, Sums, flatly, kernel_of, parts_of
 from trainledger.engine.train.step import Batch
 from trainledger.spec.layout import Layout
-from trainledger.spec.problem import refuse_given
-from trainledger.spec.run import Run
+
+_BLOCKS, _SUMS = 0, 1  # tags: blocks and their sums are under way at the same time
+
+
+class Ring:
+    """The ranks of a group in a circle, each of which sends to the next and receives from the one before."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.ranks, self.rank = group, group.size(), group.rank()
+        self.next, self.before = (dist.get_global_rank(group, (self.rank + at) % self.ranks) for at in (1, -1))
+
+    def blocks(self, here: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each rank's block and whose it is, this rank's first; the next one is on its way meanwhile."""
+        for step in range(self.ranks - 1):
+            coming = torch.empty_like(here)
+            works = self.pass_on(here, coming, _BLOCKS)
+            yield (self.rank - step) % self.ranks, here
+            _wait_for(works)
+            here = coming
+            del coming
+        yield (self.rank + 1) % self.ranks, here
+
+    def pass_on(self, sent: Tensor, coming: Tensor, tag: int) -> list[Any]:
+        """Begin to send to the next rank, and to receive from the one before."""
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, self.next, self.group, tag),
+                dist.P2POp(dist.irecv, coming, self.before, self.group, tag),
+            ]
+        )
+
+
+class Sums:
+    """What ranks add up for each block, behind which it goes round; at last it arrives where the block is from."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self._under_way: tuple[Tensor, Tensor, list[Any]] | None = None
+
+    def pass_on(self, total: Tensor) -> None:
+        """Send on the sum for the block that is here."""
+        coming = torch.empty_like(total)
+        self._under_way = total, coming, self.ring.pass_on(total, coming, _SUMS)
+
+    def arrived(self) -> Tensor:
+        """The sum that ranks before have for the block that is here now; after the last, that of the own block."""
+        assert self._under_way is not None
+        (_, coming, works), self._under_way = self._under_way, None
+        _wait_for(works)
+        return coming
+
+
+def _wait_for(works: list[Any]) -> None:
+    """Wait, and let go of what holds on to the tensors."""
+    while works:
+        works.pop().wait()
+
+
+def flatly(*tensors: Tensor) -> Tensor:
+    """Tensors as one message."""
+    return torch.cat([each.reshape(-1) for each in tensors])
+
+
+def parts_of(block: Tensor, *like: Tensor) -> Iterator[Tensor]:
+    """The tensors of a message, views of the shapes of others."""
+    sizes = [prod(each.shape) for each in like]
+    return (part.view(each.shape) for part, each in zip(torch.split(block, sizes), like, strict=True))
+
+
+# Attention over some keys at a time
+
+
+def kernel_of(q: Tensor, scores: Scores) -> Kernel:
+    """The fused kernel that runs on these queries."""
+    if q.device.type == "cpu":
+        return Kernel("flash_for_cpu", scores.scale)
+    efficient = scores.implementation == "efficient" or q.dtype == torch.float32
+    return Kernel("efficient" if efficient else "flash", scores.scale)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Fused attention that gives the logsumexp of scores too, and takes that of all keys in backward.
+
+    ``kind``: ``flash_for_cpu``, ``flash`` or ``efficient``, the last two on accelerators.
+    """
+
+    kind: str
+    scale: float
+
+    def forward(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSW: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+        """The mixtures [B, H, T, W] and logsumexps [B, H, T] of queries over some keys."""
+        aten, n_queries = torch.ops.aten, q_BHTK.shape[2]
+        match self.kind:
+            case "flash_for_cpu":
+                run: Any = aten._scaled_dot_product_flash_attention_for_cpu
+                y, lse = run(q_BHTK, k_BGSK, v_BGSW, 0.0, causal, scale=self.scale)
+            case "flash":
+                run = aten._scaled_dot_product_flash_attention
+                y, lse, *_ = run(q_BHTK, k_BGSK, v_BGSW, 0.0, causal, False, scale=self.scale)
+            case _:
+                run = aten._scaled_dot_product_efficient_attention
+                k, v = (_repeated(each, q_BHTK) for each in (k_BGSK, v_BGSW))
+                y, lse, *_ = run(q_BHTK, k, v, None, True, 0.0, causal, scale=self.scale)
+        return y, lse[:, :, :n_queries]  # the kernel may pad its rows
+
+    def backward(
+        self, g: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSW: Tensor, y: Tensor, lse_BHT: Tensor, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of queries, keys and values; ``y`` and ``lse`` are over all keys."""
+        aten, lse = torch.ops.aten, lse_BHT.contiguous()
+        match self.kind:
+            case "flash_for_cpu":
+                run: Any = aten._scaled_dot_product_flash_attention_for_cpu_backward
+                dq, dk, dv = run(g, q_BHTK, k_BGSK, v_BGSW, y, lse, 0.0, causal, scale=self.scale)
+            case "flash":
+                run = aten._scaled_dot_product_flash_attention_backward
+                most, unused = (q_BHTK.shape[2], k_BGSK.shape[2]), q_BHTK.new_empty(2, dtype=torch.int64)
+                dq, dk, dv = run(
+                    g, q_BHTK, k_BGSK, v_BGSW, y, lse, None, None, *most, 0.0, causal, unused, unused, scale=self.scale
+                )
+            case _:
+                run = aten._scaled_dot_product_efficient_attention_backward
+                k, v = (_repeated(each, q_BHTK) for each in (k_BGSK, v_BGSW))
+                lse, unused = F.pad(lse, (0, -lse.shape[2] % _ROWS)), q_BHTK.new_empty((), dtype=torch.int64)
+                wanted = (True, True, True, False)
+                dq, dk, dv, _ = run(
+                    g, q_BHTK, k, v, None, y, lse, unused, unused, 0.0, wanted, causal, scale=self.scale
+                )
+                dk, dv = (each.unflatten(1, (k_BGSK.shape[1], -1)).sum(2) for each in (dk, dv))
+        return dq, dk, dv
+
+
+_ROWS = 32  # the efficient kernel reads logsumexps in whole rows of so many
+
+
+def _repeated(x_BGSK: Tensor, q_BHTK: Tensor) -> Tensor:
+    """Shared heads once for each query's."""
+    return x_BGSK.repeat_interleave(q_BHTK.shape[1] // x_BGSK.shape[1], dim=1)
 
 
 def own_tokens(layout: Layout, rank: int, n_tokens: int) -> list[slice]:
@@ -101,41 +240,18 @@ def _put_first(rotary: Rotary, own: Sequence[slice]) -> None:
         angles_TJ.copy_(angles_TJ[order_T])
 
 
-def refuse_context(run: Run) -> None:
-    """Raise `InvalidInput` for what of a run no context ranks of the engine train."""
-    layout, recipe, model = run.layout, run.recipe, run.model
-    if layout.context == 1:
-        return
-    ring = layout.context_kind == "ring"
-    yet = "is not trained on context ranks yet"
-    again = recipe.activation_checkpointing.kind
-    rules = (
-        ("model.n_mtp_layers", model.n_mtp_layers, f"{yet}: a module reads tokens of another rank", 0),
-        ("model.positions", model.positions.kind == "alibi" and "alibi", yet, "rope"),
-        ("model.positions", ring and model.positions.kind == "learned" and "learned",
-         "are rows in a row, and each rank of a ring has an early and a late part; layout.context_kind = 'all-to-all' "
-         "takes them", "rope"),
-        ("model.attention.window", model.attention.window, yet, "none"),
-        ("model.attention", ring and model.latent is not None and model.attention.kind,
-         "has keys and values of two widths, which do not go round; layout.context_kind = 'all-to-all' takes them",
-         "multi-head"),
-        ("recipe.attention", ring and recipe.attention == "cudnn" and "cudnn", "has no parts that are joined", "sdpa"),
-        ("recipe.activation_checkpointing", again in ("attention", "offload") and again, yet, "full"),
-        ("recipe.activation_checkpointing", ring and again == "selective" and again,
-         "would keep what a ring writes over; layout.context_kind = 'all-to-all' takes it", "full"),
-        ("recipe.dropout", recipe.dropout or recipe.attention_dropout, "would be the same on all context ranks", 0),
-        ("recipe.compile", recipe.compile, yet, False),
-    )  # fmt: skip
-    refuse_given(rules)
-
-
 # All tokens for a part of the heads
 
 
 def _attend_by_heads(
-    group: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores,
+    group: Any,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGW: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
     sinks_H: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `attend`, for this rank's part of the heads in between."""
     assert mask is None
     assert sinks_H is None
@@ -179,9 +295,14 @@ def _all_to_all(x: Tensor, group: Any, to_heads: bool) -> Tensor:
 
 
 def _attend_around(
-    ring: Ring, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores,
+    ring: Ring,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGW: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
     sinks_H: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `attend`, for this rank's queries and the keys and values of all."""
     assert mask is None
     assert sinks_H is None
@@ -223,9 +344,12 @@ class _Around(Function):
             queries, keys = _seen(ring.rank, source, q.shape[2])
             k, v = (each[:, keys].transpose(1, 2) for each in parts_of(block, k_BTGK, v_BTGW))
             some, *of_block = kernel.backward(
-                *(each[:, :, queries] for each in (g, q)), k, v, *(each[:, :, queries] for each in (y, lse)),
+                *(each[:, :, queries] for each in (g, q)),
+                k,
+                v,
+                *(each[:, :, queries] for each in (y, lse)),
                 causal=source == ring.rank,
-            )  # fmt: skip
+            )
             del block, k, v
             if dq is None:
                 dq, total = some, flatly(*(each.transpose(1, 2) for each in of_block))

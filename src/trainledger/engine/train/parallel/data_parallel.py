@@ -1,11 +1,15 @@
-"""Ranks with other sequences: state sharded over them and gathered block by block (FSDP2, ZeRO-3), or replicas.
+"""Ranks with other sequences: replicas, or state sharded over them.
 
-Replicas sum their gradients by DDP, or in its buckets what DDP cannot wrap.
+FSDP2 (ZeRO-3) gathers parameters block by block; with ZeRO-1 a rank has whole parameters and a piece of the optimizer's
+state, with ZeRO-2 of gradients too. Replicas sum gradients by DDP, or in its buckets what DDP cannot wrap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -13,15 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_common
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.engine.train.parallel.expert import stacks_of
 from trainledger.engine.train.parallel.mesh import shard_mesh, with_replicas
-from trainledger.engine.train.precision import TORCH
+from trainledger.engine.train.precision import TORCH, Named, StandIns
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
+from trainledger.spec.units import ceil_div
 
 _common: Any = _fsdp_common
 # What shards parameters of one module over ranks of their own; older versions shard all of a module over the same.
@@ -109,3 +115,232 @@ def sum_over_replicas(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> N
             nbytes, limit = 0, BUCKET_NBYTES
     if bucket:
         send()
+
+
+# ZeRO-1 and 2: each parameter has memory for as many numbers on every rank, filled up with zeros, and a piece is a
+# rank's part of that memory, whatever the parameter's shape: what the optimizer writes into a piece the model has, and
+# nothing is copied. ZeRO-1 sums whole gradients once a step, in place; ZeRO-2 those of a block as soon as its backward
+# is over, and keeps its part only. Updates go to all in one message. Checkpoints have rows, as those of FSDP2.
+
+
+# torch 2.13 has other names for these two.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+@dataclass
+class _Summing:
+    """Gradients of a unit on their way: this rank's rows arrive in ``own``, and ``sent`` must stay until then."""
+
+    parameters: list[nn.Parameter]
+    own: Tensor
+    sent: Tensor
+    work: Any
+
+
+class ShardedUpdate:
+    """The pieces of a model's parameters that this rank updates, and what the ranks tell each other for that.
+
+    ``pieces`` are by parameter. The model must have memory and keep it.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+        self.mesh = shard_mesh(layout, mesh)
+        self.group, self.ranks = self.mesh.get_group(), layout.shard_ranks
+        self.replicas = mesh.get_group("replicate") if layout.replicate > 1 else None
+        self.each_backward = layout.zero == 2
+        self.parts = layout.data_ranks * layout.context  # the loss is the mean over them
+        self.names = {each: name for name, each in model.named_parameters() if each.requires_grad}
+        self._filled = {each: self._move(each) for each in self.names}
+        self.pieces = {
+            each: nn.Parameter(self.as_piece(self._own(filled), each)) for each, filled in self._filled.items()
+        }
+        self._summing: _Summing | None = None
+        self._missing: list[set[nn.Parameter]] = []  # by unit, the parameters without a gradient yet
+        if self.each_backward:
+            self._follow(model)
+
+    def optimizer(self, make: Callable[[Named], torch.optim.Optimizer]) -> UpdateOfPieces:
+        """An optimizer of the model's parameters that updates this rank's pieces; ``make`` builds it from those."""
+        return UpdateOfPieces(self, make)
+
+    def _own(self, filled: Tensor) -> Tensor:
+        """This rank's part of a flat tensor that is filled up, a view."""
+        return filled.view(self.ranks, -1)[self.mesh.get_local_rank()]
+
+    def _fill_up(self, whole: Tensor) -> Tensor:
+        """A tensor as a row of numbers, as many for each rank: itself, or a copy."""
+        flat = whole.reshape(-1)
+        missing = -flat.numel() % self.ranks
+        return flat if not missing else torch.cat([flat, flat.new_zeros(missing)])
+
+    def _move(self, parameter: nn.Parameter) -> Tensor:
+        """Give a parameter memory for as many numbers on every rank, where it has not; all of that memory."""
+        filled = self._fill_up(parameter.detach())
+        parameter.data = filled[: parameter.numel()].view(parameter.shape)
+        return filled
+
+    def as_piece(self, own: Tensor, parameter: nn.Parameter) -> DTensor:
+        """A rank's part as a DTensor; of one dim only where its parameter is a vector, as vectors are not decayed."""
+        own = own if parameter.ndim < 2 else own.unsqueeze(-1)
+        return DTensor.from_local(own, self.mesh, (Shard(0),), run_check=False)
+
+    # What a checkpoint has
+
+    def as_rows(self, parameter: nn.Parameter, whole: Tensor, *, copied: bool = False) -> DTensor:
+        """This rank's rows of a tensor of a parameter's shape, a view unless ``copied``."""
+        rows = ceil_div(whole.shape[0], self.ranks)
+        begin = min(self.mesh.get_local_rank() * rows, whole.shape[0])
+        own = whole[begin : begin + rows]
+        return DTensor.from_local(
+            own.clone() if copied else own,
+            self.mesh,
+            (Shard(0),),
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+    def rows_of(self, parameter: nn.Parameter, piece: DTensor) -> DTensor:
+        """This rank's rows of what all ranks have pieces of; all must ask for it."""
+        whole = piece.full_tensor().view(-1)[: parameter.numel()].view(parameter.shape)
+        return self.as_rows(parameter, whole, copied=True)
+
+    def piece_of(self, parameter: nn.Parameter, rows: DTensor) -> DTensor:
+        """This rank's piece of what all ranks have rows of; all must ask for it."""
+        return self.as_piece(self._own(self._fill_up(rows.full_tensor())).clone(), parameter)
+
+    # Gradients: ZeRO-2
+
+    def _follow(self, model: Any) -> None:
+        """Each block is a unit, and all else is one more, as with FSDP2."""
+        inside = {each for layer in model.layers for each in layer.parameters()}
+        units = [[each for each in layer.parameters() if each in self.pieces] for layer in model.layers]
+        units.append([each for each in self.pieces if each not in inside])
+        for unit in filter(None, units):
+            missing = set(unit)
+            self._missing.append(missing)
+            for each in unit:
+                each.register_post_accumulate_grad_hook(partial(self._arrived, unit, missing))
+
+    def _arrived(self, unit: Sequence[nn.Parameter], missing: set[nn.Parameter], parameter: Tensor) -> None:
+        missing.discard(parameter)
+        if not missing:
+            missing.update(unit)
+            self._send(unit)
+
+    @torch.no_grad()
+    def _send(self, unit: Sequence[nn.Parameter]) -> None:
+        """Start summing a unit's gradients; those of the unit before have arrived by then."""
+        self._receive()
+        gradients = [each.grad for each in unit if each.grad is not None]
+        flat = [each.reshape(-1) for each in gradients]
+        sent = torch._chunk_cat(flat, dim=0, num_chunks=self.ranks)  # for each rank its part of all, filled up
+        del gradients, flat
+        for each in unit:
+            each.grad = None
+        own = sent.new_empty(sent.shape[1])
+        work = _reduce_scatter(own, sent.view(-1), group=self.group, async_op=True)
+        self._summing = _Summing(list(unit), own, sent, work)
+
+    @torch.no_grad()
+    def _receive(self) -> None:
+        """Keep this rank's rows of the gradients that are on their way, or add them to what is there."""
+        summing, self._summing = self._summing, None
+        if summing is None:
+            return
+        summing.work.wait()
+        if self.replicas is not None:
+            dist.all_reduce(summing.own, group=self.replicas)
+        summing.own.div_(self.parts)
+        sizes = [self._filled[each].numel() // self.ranks for each in summing.parameters]
+        for each, own in zip(summing.parameters, torch.split(summing.own, sizes), strict=True):
+            gradient, piece = self.as_piece(own, each), self.pieces[each]
+            if piece.grad is None:
+                piece.grad = gradient
+            else:
+                piece.grad.add_(gradient)
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Around forward and backward of a micro-batch: at its end all that was sent has arrived."""
+        yield
+        if self.each_backward:
+            for missing in self._missing:
+                assert all(each.grad is None for each in self.pieces if each not in missing), (
+                    "a block's gradient is whole"
+                )
+            self._receive()
+
+    # Gradients: ZeRO-1
+
+    @torch.no_grad()
+    def finish_gradients(self) -> None:
+        """ZeRO-1, after the last backward: sum the whole gradients, each rank its own rows, where they are."""
+        if self.each_backward:
+            return
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for each in self.pieces:
+            if each.grad is not None:
+                gradients[each] = self._fill_up(each.grad)
+                each.grad = None  # where it was copied, so that one copy at a time is beside what it is of
+        with _coalescing_manager(self.group):
+            for filled in gradients.values():
+                _reduce_scatter(self._own(filled), filled, group=self.group)
+        if self.replicas is not None:
+            with _coalescing_manager(self.replicas):
+                for filled in gradients.values():
+                    dist.all_reduce(self._own(filled), group=self.replicas)
+        for parameter, filled in gradients.items():
+            own = self._own(filled)
+            own.div_(self.parts)
+            self.pieces[parameter].grad = self.as_piece(own, parameter)
+
+    # Parameters
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Give every rank what the others have updated."""
+        with _coalescing_manager(self.group):
+            for filled in self._filled.values():
+                _all_gather(filled, self._own(filled), group=self.group)
+
+
+class UpdateOfPieces(StandIns):
+    """Steps an optimizer over this rank's pieces of a model's parameters, then gathers what the others have updated.
+
+    To the outside it is an optimizer of the parameters; ``state`` of one holds the state of its piece.
+    """
+
+    def __init__(self, update: ShardedUpdate, make: Callable[[Named], torch.optim.Optimizer]) -> None:
+        super().__init__(update.names, update.pieces, make)
+        self.update = update
+
+    def like(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's rows."""
+        return self.update.as_rows(parameter, parameter.detach())
+
+    def stored(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The states of a parameter, this rank's rows of them."""
+        return {
+            name: self.update.rows_of(parameter, each) if isinstance(each, DTensor) else each
+            for name, each in self.state.get(parameter, {}).items()
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inner states from states of rows."""
+        in_order = [each for group in self.param_groups for each in group["params"]]
+        pieces = {
+            index: {
+                name: self.update.piece_of(in_order[index], each) if isinstance(each, DTensor) else each
+                for name, each in states.items()
+            }
+            for index, states in state_dict["state"].items()
+        }
+        super().load_state_dict({"state": pieces})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """The inner optimizer's step over the pieces, and the others' pieces into the parameters."""
+        self.step_inner()
+        self.update.gather()

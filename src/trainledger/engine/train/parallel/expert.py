@@ -22,8 +22,6 @@ from trainledger.engine.nn.feed_forward import ExpertStack
 from trainledger.engine.nn.routing import Dispatch, Moved
 from trainledger.engine.train.parallel.mesh import local
 from trainledger.spec.layout import Layout
-from trainledger.spec.problem import refuse_given
-from trainledger.spec.run import Run
 
 
 def spread_experts(model: nn.Module, experts: DeviceMesh) -> None:
@@ -41,26 +39,6 @@ def spread_experts(model: nn.Module, experts: DeviceMesh) -> None:
 def stacks_of(model: nn.Module) -> list[ExpertStack]:
     """The stacks of experts in a model."""
     return [each for each in model.modules() if isinstance(each, ExpertStack)]
-
-
-def refuse_experts(run: Run) -> None:
-    """Raise `InvalidInput` for what of a run with experts several ranks do not train yet."""
-    layout, recipe = run.layout, run.recipe
-    yet = "is not trained with layout.expert above 1 yet"
-    float8 = recipe.precision.float8 is not None and recipe.precision.kind
-    factor, spread = recipe.expert_dispatch.factor, layout.expert > 1
-    of_all = "counts places over all tokens of a sequence, and context ranks see their own"
-    rules = (
-        ("recipe.expert_dispatch", run.model.experts is not None and layout.context > 1 and factor, of_all, "dropless"),
-        ("layout.expert_send", spread and layout.expert_send != "copies" and layout.expert_send,
-         "needs kernels that copy tokens inside of a node (DeepEP), which PyTorch has not", "copies"),
-        ("layout.zero", spread and layout.zero < 3 and layout.zero, yet, 3),
-        ("recipe.precision", spread and float8, yet, "bf16-mixed"),
-        ("recipe.activation_checkpointing", spread and recipe.activation_checkpointing.kind == "selective" and
-         "selective", yet, "full"),
-        ("recipe.compile", spread and recipe.compile, yet, False),
-    )  # fmt: skip
-    refuse_given(rules)
 
 
 def finish_expert_gradients(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:

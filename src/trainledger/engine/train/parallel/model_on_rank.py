@@ -1,39 +1,139 @@
-"""The model of a run as one rank holds it: built without memory for parameters, divided, then filled.
+"""The model of a run as one rank holds it: built without memory for parameters, divided, filled, and its step.
 
 A layout is applied from outside: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP; stages of a
 pipeline are cut in between, the tokens of context ranks spread before (`context`). Where whole parameters are kept and
-their update is shared (ZeRO-1 and 2), nothing is done to the model (`zero`). `ledger.parallel` accounts for the same;
-the tests run both.
+their update is shared (ZeRO-1 and 2), nothing is done to the model (`data_parallel`). `ledger.parallel` accounts for
+the same; the tests run both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.optimizer import build_optimizer
-from trainledger.engine.train.parallel.context import refuse_context, spread_tokens
-from trainledger.engine.train.parallel.data_parallel import replicate, shard
-from trainledger.engine.train.parallel.expert import refuse_experts, spread_experts
-from trainledger.engine.train.parallel.mesh import expert_mesh, put
-from trainledger.engine.train.parallel.pipeline import Pipeline, Stage, refuse_pipeline, stages_of
-from trainledger.engine.train.parallel.tensor import refuse_to_split, split
-from trainledger.engine.train.parallel.together import RanksTogether
-from trainledger.engine.train.parallel.zero import ShardedUpdate
+from trainledger.engine.train.parallel.context import own_part, spread_tokens
+from trainledger.engine.train.parallel.data_parallel import ShardedUpdate, replicate, shard
+from trainledger.engine.train.parallel.expert import finish_expert_gradients, spread_experts
+from trainledger.engine.train.parallel.mesh import expert_mesh, local, put
+from trainledger.engine.train.parallel.pipeline import Pipeline, Stage, stages_of
+from trainledger.engine.train.parallel.tensor import finish_gradients, refuse_to_split, split
 from trainledger.engine.train.precision import build_model
+from trainledger.engine.train.step import Batch, Clock
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
-from trainledger.spec.problem import InvalidInput, Problem, refuse_given
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+
+
+@dataclass(frozen=True)
+class RanksTogether:
+    """A step of one rank of a layout (`trainledger.engine.train.step.Together`).
+
+    ``replicas`` is the model inside DDP, ``update`` what ranks with whole parameters share of their update (ZeRO-1, 2).
+    """
+
+    layout: Layout
+    mesh: DeviceMesh
+    replicas: nn.parallel.DistributedDataParallel | None = None
+    update: ShardedUpdate | None = None
+    pipeline: Pipeline | None = None
+
+    def around(self) -> AbstractContextManager[object]:
+        """With tensor ranks each has its rows of the logits, and the loss is taken of those."""
+        return loss_parallel() if self.layout.tensor > 1 else nullcontext()
+
+    def called(self, model: nn.Module) -> nn.Module:
+        return model if self.replicas is None else self.replicas
+
+    def own(self, batch: Batch) -> Batch:
+        """Context ranks have each a part of every sequence."""
+        if self.layout.context == 1:
+            return batch
+        return own_part(self.layout, self.mesh.get_local_rank("context"), batch)
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
+        """Replicas sum their gradients once a step."""
+        if self.update is not None:
+            return self.update.micro_batch()
+        return nullcontext() if self.replicas is None or last else self.replicas.no_sync()
+
+    def finish_gradients(self, model: nn.Module, clock: Clock) -> None:
+        if self.layout.tensor > 1:
+            with clock("backward"):
+                finish_gradients(model)
+        if self.layout.expert > 1:
+            with clock("backward"):
+                finish_expert_gradients(model, self.layout, self.mesh)
+        if self.update is not None:
+            with clock("backward"):
+                self.update.finish_gradients()
+
+    @torch.no_grad()
+    def clip(self, parameters: list[nn.Parameter], most: float) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, but each rank scales its own parts."""
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        foreach = gradients[0].device.type != "cpu"
+        by_mesh: dict[Any, list[Tensor]] = {}  # experts may be on ranks of their own
+        for each in gradients:
+            by_mesh.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
+        norms = [joint_norm(mesh, some, foreach=foreach) for mesh, some in by_mesh.items()]
+        whole = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
+        if self.pipeline is not None:
+            whole = _root_of_sum(_squares(whole), self.pipeline.group)
+        smaller = (most / (whole + 1e-6)).clamp(max=1.0)
+        own = [local(each) for each in gradients]
+        if foreach:
+            torch._foreach_mul_(own, smaller)
+        else:
+            for each in own:
+                each.mul_(smaller)
+        return whole
+
+
+def joint_norm(mesh: DeviceMesh | None, gradients: list[Tensor], *, foreach: bool) -> Tensor:
+    """The L2 norm of gradients that are whole (mesh None), or of which the ranks of a mesh have parts.
+
+    As `torch.nn.utils.get_total_norm` of DTensors, whose dispatch takes longer than the norms of a small model.
+    """
+    own = [local(each) for each in gradients]
+    norms = torch.stack(torch._foreach_norm(own) if foreach else [torch.linalg.vector_norm(each) for each in own])
+    axes = [] if mesh is None else [(mesh.get_group(dim), mesh.size(dim)) for dim in range(mesh.ndim)]
+    for dim, (group, ranks) in enumerate(axes):
+        whole = [isinstance(each, DTensor) and each.placements[dim].is_replicate() for each in gradients]
+        if all(whole):
+            continue
+        squares = _squares(norms)
+        if any(whole):  # each rank has them, and the sum counts them once
+            squares /= squares.new_tensor([ranks if each else 1 for each in whole])
+        norms = _root_of_sum(squares, group)
+    joint: Tensor = torch.linalg.vector_norm(norms)
+    return joint
+
+
+def _squares(norms: Tensor) -> Tensor:
+    """In fp32: a sum in bf16 over a thousand ranks would lose half of it."""
+    return norms.float().square()
+
+
+def _root_of_sum(squares: Tensor, group: Any) -> Tensor:
+    """The norms over a group, of the squares on each of its ranks."""
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt()
+
 
 Cut = Callable[[], Sequence[nn.Module]]
 
@@ -94,13 +194,6 @@ def divide(
     return parts
 
 
-_OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
-_FUSED_OF_PARTS = ("adamw", "adam", "muon")  # whose fused kernel takes parts of parameters (DTensors)
-_OF_MATRICES = "would take parts of tensor ranks for matrices"
-_OF_WHOLE = "is a kernel that PyTorch has for whole parameters of this optimizer"
-_OF_PARTS = "is not taken of logits of which each tensor rank has a part"
-
-
 def model_on_rank(
     run: Run, mesh: DeviceMesh, device: torch.device, *, seed: int | None
 ) -> tuple[Transformer, RanksTogether]:
@@ -138,30 +231,6 @@ def optimizer_on_rank(
     if together.update is None:
         return build_optimizer(model, recipe, width_factor=width_factor)
     return together.update.optimizer(lambda pieces: build_optimizer(pieces, recipe, width_factor=width_factor))
-
-
-def refuse_on_ranks(run: Run) -> None:
-    """Raise `InvalidInput` for what of a run the engine does not train in its layout."""
-    recipe, layout = run.recipe, run.layout
-    alone = "is trained in one process only so far"
-    divided, tensor = layout.shard_ranks > 1 or layout.tensor > 1, layout.tensor > 1
-    precision, optimizer, dropout = recipe.precision, recipe.optimizer.kind, recipe.dropout or recipe.attention_dropout
-    fused = optimizer not in _FUSED_OF_PARTS and recipe.optimizer.implementation == "fused"
-    rules = (
-        ("recipe.lora", recipe.lora is not None, alone, "none"),
-        ("recipe.initial_weights", recipe.initial_weights, alone, "none"),
-        ("recipe.precision", precision.loss_scaling and precision.kind, alone, "bf16-mixed"),
-        ("recipe.precision", divided and precision.master and precision.kind, alone, "bf16-sharded"),
-        ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
-        ("recipe.optimizer.implementation", divided and fused and "fused", _OF_WHOLE, "foreach"),
-        ("recipe.optimizer", tensor and optimizer == "muon" and "muon", _OF_MATRICES, "adamw"),
-        ("recipe.dropout", tensor and dropout, "would not be the same on all tensor ranks", 0),
-        ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, _OF_PARTS, "full"),
-    )
-    refuse_given(rules)
-    refuse_pipeline(run)
-    refuse_context(run)
-    refuse_experts(run)
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:

@@ -31,7 +31,6 @@ from trainledger.engine.train.parallel.data_parallel import sum_over_replicas
 from trainledger.engine.train.precision import TORCH, autocast
 from trainledger.engine.train.step import Batch, Clock
 from trainledger.spec.layout import Layout
-from trainledger.spec.problem import refuse_given
 from trainledger.spec.run import Run
 
 BEFORE = ("embed_tokens", "embed_positions", "embed_norm")  # on the first stage
@@ -316,37 +315,3 @@ class Pipeline:
 def _same(loss: Tensor, targets_BT: Tensor) -> Tensor:
     """The loss of a last stage that has taken it already."""
     return loss
-
-
-def refuse_pipeline(run: Run) -> None:
-    """Raise `InvalidInput` for what of a run no pipeline of the engine trains."""
-    layout, recipe, model = run.layout, run.recipe, run.model
-    if layout.pipeline == 1:
-        return
-    alone = "is trained without a pipeline only so far"
-    batches, stages = run.grad_accum, layout.pipeline
-    sizes = [len(each) for each in layers_of_stages(layout, model.n_layers)]
-    rounds = max(1, batches // stages)
-    dropout = recipe.dropout or recipe.attention_dropout
-    copies = recipe.precision.copies == "gathered" and layout.shard_ranks == 1
-    few = f"takes at least as many micro-batches as stages, {stages}, and a rank has {batches}"
-    uneven = f"takes micro-batches in {rounds} equal rounds, and a rank has {batches}"
-    rules = (
-        ("model.tie_embeddings", model.tie_embeddings, "would be one matrix on two stages of a pipeline", False),
-        ("model.n_mtp_layers", model.n_mtp_layers, alone, 0),
-        ("recipe.dropout", dropout, "would not be that of one process on several stages of a pipeline", 0),
-        ("recipe.precision", copies and recipe.precision.kind, f"{alone}, or with layout.shard above 1", "bf16-mixed"),
-        ("recipe.compile", recipe.compile and layout.schedule == "zero-bubble",
-         "does not divide a compiled backward as layout.schedule = 'zero-bubble' needs it", False),
-        ("recipe.loss", layout.schedule == "zero-bubble" and recipe.loss.kind == "fused" and "fused",
-         "has one backward, which layout.schedule = 'zero-bubble' runs in two parts", "chunked"),
-        ("layout.stage_layers", 0 in sizes[1:-1] and sizes, "leaves a stage in the middle without a layer", None),
-        ("layout.split_sends", layout.split_sends, "is accounted for, but not applied to a model yet", False),
-        ("layout.reshard_after_forward", layout.shard_ranks > 1 and layout.reshards,
-         "is accounted for in a pipeline, but torch's schedules gather once for a step", False),
-        ("layout.schedule", layout.schedule == "1f1b" and batches < stages and layout.schedule, few, "gpipe"),
-        ("layout.schedule", layout.schedule == "zero-bubble" and recipe.activation_checkpointing.kind != "none"
-         and layout.schedule, "runs a checkpointed block again for each group of its weights", "1f1b"),
-        ("layout.schedule", layout.schedule == "zero-bubble" and batches % rounds and layout.schedule, uneven, "1f1b"),
-    )  # fmt: skip
-    refuse_given(rules)

@@ -27,11 +27,12 @@ def refuse_to_split(model: nn.Module, precision: Precision) -> None:
     spec: ModelSpec = model.spec  # type: ignore[assignment]
     attention: nn.Module = model.layers[0].self_attn  # type: ignore[index, union-attr]
     parts = (
-        ("attention", spec.attention.kind, "multi-head"), ("feed_forward", spec.feed_forward.kind, "dense"),
+        ("attention", spec.attention.kind, "multi-head"),
+        ("feed_forward", spec.feed_forward.kind, "dense"),
         *((f"attention.{name}", True, False) for name, _ in attention.named_parameters(recurse=False)),
         ("n_mtp_layers", spec.n_mtp_layers, 0),
         ("positions", "alibi" if spec.positions.kind == "alibi" else "rope", "rope"),
-    )  # fmt: skip
+    )
     problems = [
         Problem(f"model.{name}", given, "is not split over tensor ranks yet", plain)
         for name, given, plain in parts
