@@ -255,7 +255,11 @@ def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
 def _decompressed(segment: Segment) -> Iterator[bytes]:
     """The bytes of a gzip or Zstandard file in pieces of at most a few MiB."""
     with open(segment.path, "rb") as file:
-        pieces = _gunzipped(file) if segment.compression == "gz" else _unzstandard(file)
+        if segment.compression == "gz":
+            stream = gzip.GzipFile(fileobj=file)
+            pieces = iter(lambda: stream.read(MIB), b"")
+        else:
+            pieces = _unzstandard(file)
         nbytes = 0
         try:
             for piece in pieces:
@@ -273,12 +277,6 @@ def _decompressed(segment: Segment) -> Iterator[bytes]:
 
 class _DamagedError(Exception):
     """What zstandard says of a bad frame."""
-
-
-def _gunzipped(file: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=file) as stream:
-        while piece := stream.read(MIB):
-            yield piece
 
 
 def _unzstandard(file: BinaryIO) -> Iterator[bytes]:
@@ -334,7 +332,8 @@ def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
                 if batch is None:
                     break
                 # Arrow does not check that its text is UTF-8, so the bytes are decoded here.
-                for cell in batch.column(0).cast(_binary_like(arrow, kind)):
+                binary = arrow.large_binary() if arrow.types.is_large_string(kind) else arrow.binary()
+                for cell in batch.column(0).cast(binary):
                     value = cell.as_py()
                     if value is not None:
                         yield _row_document(value, f"{segment.path} row group {group} row {row}", (group, row))
@@ -347,10 +346,6 @@ def _row_document(utf8: bytes, place: str, at: tuple[int, int]) -> Document:
     except UnicodeDecodeError as error:
         text, repaired = utf8.decode(errors="replace"), f"{place}, {error.start} bytes into the text"
     return Document(clean(text)[0], place, repaired, at)
-
-
-def _binary_like(arrow: Any, kind: Any) -> Any:
-    return arrow.large_binary() if arrow.types.is_large_string(kind) else arrow.binary()
 
 
 def _opened(path: str) -> Any:

@@ -21,6 +21,8 @@ from trainledger.spec.durable import is_full, parse_json, sync
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
 
+# A CRC for each MiB: a damaged block is named to the MiB, and a start reads only what it trains on (SHA-256 of a whole
+# shard would be 1 GiB).
 BLOCK_NBYTES = MIB
 
 

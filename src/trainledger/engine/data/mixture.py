@@ -220,12 +220,10 @@ class Mixture:
         """The source of each row by its number, and how many rows of each source precede them."""
         block, first = divmod(begin, BLOCK_ROWS)
         last = (begin + count - 1) // BLOCK_ROWS if count else block
-        whole = np.concatenate([self._block(seed, each) for each in range(block, last + 1)])
+        sizes = tuple(source.rows for source in self.sources)
+        whole = np.concatenate([_order(sizes, seed, number) for number in range(block, last + 1)])
         before = [block * each.rows + int((whole[:first] == at).sum()) for at, each in enumerate(self.sources)]
         return whole[first : first + count], before
-
-    def _block(self, seed: int, block: int) -> npt.NDArray[np.int64]:
-        return _order(tuple(each.rows for each in self.sources), seed, block)
 
 
 @functools.lru_cache(maxsize=16)

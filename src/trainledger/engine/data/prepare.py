@@ -76,7 +76,7 @@ def prepare_each(
         raise InvalidInput([Problem("data.cache", data.cache, "has a NUL character, which no path has", "cache")])
     cache = Path(data.cache).expanduser()
     terminal = sys.stderr is not None and sys.stderr.isatty()  # None where the process was started with it closed
-    shown = _bars if progress and terminal else _nothing_shown
+    shown: Progress = _bars if progress and terminal else _nothing_shown
     try:
         cache.mkdir(parents=True, exist_ok=True)
         texts = [_found(name, each, cache, shown) for name, each in data.sources]
@@ -224,7 +224,9 @@ def _tokenizer(
     named = f"{' '.join(each_named)} {data.validation_fraction}"
     trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
     seal = trained.with_suffix(".sha256")
-    if not _is_sealed(trained, seal):
+    # The SHA-256 of the file lies beside it; an older file has none.
+    sealed = trained.exists() and (not seal.exists() or seal.read_bytes() == sha256(trained).encode())
+    if not sealed:
         trained.parent.mkdir(exist_ok=True)
         pairs = [(segment, each.data.text_field) for each in texts for shard in each.plan for segment in shard]
         segments, text_fields = zip(*pairs, strict=True)
@@ -234,11 +236,6 @@ def _tokenizer(
         write_whole(seal, hashlib.sha256(definition.encode()).hexdigest().encode())
         write_whole(trained, definition.encode())
     return json_tokenizer("bpe", trained.read_text(encoding="utf-8"))
-
-
-def _is_sealed(file: Path, seal: Path) -> bool:
-    """Whether a file is there with the SHA-256 that lies beside it; an older one has none."""
-    return file.exists() and (not seal.exists() or seal.read_bytes() == sha256(file).encode())
 
 
 def _job(do: str, segments: Sequence[Segment], data: DataSpec, **more: object) -> dict[str, Any]:

@@ -90,6 +90,9 @@ class Split:
         tokens: Tokens = self.read_rows([start], count)[0]
         return tokens
 
+    # 256 rows of 1,025 tokens took 4.2 ms from slices of a memory map, 0.84 ms from plain arrays straight into the
+    # batch, and 1.5 ms now with the check of each token and widening to int64; a copy of the same int64 takes 0.79 ms
+    # (two cores).
     def read_rows(self, starts: Sequence[int], count: int) -> Tokens:
         """For each start the ``count`` tokens from it on, as `read` gives them: [starts, count]."""
         for start in (min(starts), max(starts)) if starts else ():

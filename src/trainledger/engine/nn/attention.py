@@ -88,6 +88,9 @@ def attend(
     return written_out(q_BTHK, k_BTGK, v_BTGW, mask, scores, sinks_H)
 
 
+# On compute capability 9 and 10 torch takes cuDNN's kernel before FlashAttention-2 once cuDNN is newer than 9.15
+# (`check_prefer_cudnn_attention`): its builds for CUDA 13 come with 9.19 (torch 2.11) and 9.20 (2.13), those for CUDA
+# 12.6 with an older one.
 def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """PyTorch's fused attention; scores are never stored. Without a mask it is causal; a lone query sees all keys."""
     n_heads, width = q_BTHK.shape[2], v_BTGW.shape[-1]
@@ -124,6 +127,8 @@ def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Ten
     return y_BHTW.transpose(1, 2).flatten(-2)
 
 
+# DeepSeek's keys are wider than its values (192 and 128). The CPU's flash kernel wants one width (torch 2.13) and would
+# else give way to unfused attention, with scores of T x T in memory.
 def equally_wide(*heads: Tensor) -> Iterator[Tensor]:
     """Queries, keys and values padded with zeros to one width, which the fused kernel of a CPU wants."""
     widest = max(each.shape[-1] for each in heads)

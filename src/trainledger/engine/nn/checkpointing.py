@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +73,9 @@ def own_checkpoints(spec: ModelSpec, recipe: Recipe | None) -> list[dict[str, An
 def _options(recipe: Recipe) -> dict[str, Any]:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": _draws(recipe)}
     if isinstance(recipe.activation_checkpointing, Selective):
-        options["context_fn"] = partial(_contexts, recipe.activation_checkpointing.keep)
+        contexts: Callable[..., Any] = create_selective_checkpoint_contexts
+        keep = recipe.activation_checkpointing.keep
+        options["context_fn"] = lambda: contexts(policy(keep))  # a policy counts, so each forward has its own
     return options
 
 
@@ -83,17 +84,13 @@ def _draws(recipe: Recipe) -> bool:
     return recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.adapter_dropout > 0
 
 
-def _contexts(keep: tuple[str, ...]) -> Any:
-    contexts: Callable[..., Any] = create_selective_checkpoint_contexts
-    return contexts(policy(keep))
-
-
 def _in_turn(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any]) -> Tensor:
     for layer, each in zip(layers, shared, strict=True):
         x_BTD = layer(x_BTD, each)
     return x_BTD
 
 
+# Memory of one block against time that grows with the square of the depth: the first layer runs n times.
 def _from_start(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any], random: bool) -> Tensor:
     """Layers that keep only the first one's input: the last is recomputed after all before it, and so on."""
     if not layers:
@@ -178,6 +175,8 @@ class _OnHost:
     device: torch.device
 
 
+# Autocast's copy of a weight is no leaf, and a view of a parameter is none: both would go to the host in each forward,
+# though the parameter stays on the device anyway.
 def _is_parameter(x: Tensor) -> bool:
     """Whether a tensor is a parameter, or a view of one, or of one that learns a copy in another format."""
     if isinstance(x if x._base is None else x._base, nn.Parameter):

@@ -93,6 +93,7 @@ class Dispatching:
 DROPLESS = Dispatching()
 
 
+# One tensor for all experts, as grouped kernels read one address; DeepSeek-V3 has 256 routed experts in a layer.
 class ExpertStack(nn.Module):
     """The MLPs of all experts, one tensor per projection; gate and up are one projection, gate first."""
 

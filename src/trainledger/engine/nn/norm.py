@@ -35,6 +35,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(widened(x))
 
 
+# Llama does x.to(float16) * w, Gemma (x * w).to(float16) (huggingface/transformers pull request 29402).
 class PlusOneRMSNorm(nn.Module):
     """RMS norm times (1 + weight), all of it in fp32 and then in the input's format (Gemma Team 2024)."""
 
@@ -50,6 +51,8 @@ class PlusOneRMSNorm(nn.Module):
         return (normed * (1.0 + self.weight.float())).type_as(x)
 
 
+# Under a CPU's autocast layer_norm and rms_norm of bf16 give bf16 (torch 2.13, tried), under CUDA's fp32: so that the
+# same model gives the same formats on both.
 def widened(x: Tensor) -> Tensor:
     """x as CUDA's autocast gives it to a norm: in fp32. A CPU's leaves a branch's output in low precision."""
     return x.float() if torch.is_autocast_enabled(x.device.type) else x

@@ -61,7 +61,12 @@ class Router(nn.Linear):
                 scores_NE = logits_NE.sigmoid()
             case _:
                 scores_NE = logits_NE
-        chosen_NK = self._choose(scores_NE.detach())
+        best_NE = scores_NE.detach()
+        if self.correction is not None:
+            best_NE = best_NE + self.correction
+        if self.choice.top_groups < self.choice.groups:
+            best_NE = best_groups(best_NE, self.choice.groups, self.choice.top_groups, self.of_best)
+        chosen_NK = best_NE.topk(self.experts.per_token, dim=-1).indices
         weights_NK = scores_NE.gather(1, chosen_NK)
         if self.choice.scores == "softmax-of-chosen":
             weights_NK = weights_NK.softmax(-1)
@@ -70,13 +75,6 @@ class Router(nn.Linear):
         if self.choice.scale != 1:
             weights_NK = weights_NK * self.choice.scale
         return Routes(chosen_NK, weights_NK, scores_NE)
-
-    def _choose(self, scores_NE: Tensor) -> Tensor:
-        if self.correction is not None:
-            scores_NE = scores_NE + self.correction
-        if self.choice.top_groups < self.choice.groups:
-            scores_NE = best_groups(scores_NE, self.choice.groups, self.choice.top_groups, self.of_best)
-        return scores_NE.topk(self.experts.per_token, dim=-1).indices
 
     @property
     def of_best(self) -> int:
@@ -221,7 +219,8 @@ def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
 
     With a [M, R] and b [R, D] the rows are what is summed over: one [M, D] of each expert's rows, [E, M, D].
     """
-    if _torch_takes(a, b):
+    # torch's grouped kernel runs bf16 on CUDA, with one dim of stride 1 and the others of whole 16 bytes.
+    if a.is_cuda and a.dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and _aligned(a) and _aligned(b):
         return F.grouped_mm(a, b, offs=ends_E.to(torch.int32))
     out = a.new_empty(_grouped_shape(a, b, ends_E))
     for expert, (first, end) in enumerate(_ranges(ends_E)):
@@ -330,11 +329,6 @@ def _ranges(ends_E: Tensor) -> Iterator[tuple[int, int]]:
     for end in ends_E.tolist():
         yield first, end
         first = end
-
-
-def _torch_takes(a: Tensor, b: Tensor) -> bool:
-    """Whether torch's grouped kernel runs these: bf16 on CUDA, one dim of stride 1, the others of whole 16 bytes."""
-    return a.is_cuda and a.dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and _aligned(a) and _aligned(b)
 
 
 def _aligned(x: Tensor) -> bool:

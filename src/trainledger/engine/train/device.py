@@ -82,6 +82,9 @@ def memory_in_use(device: torch.device) -> int | None:
     return int(line.split()[1]) * KIB
 
 
+# What the resident set grows by beside the account's peak, one process, fp32 AdamW (MB of a peak in MB): with freed
+# memory kept 32 of 11, 94 of 119, 112 to 133 of 156 (5 to 60 steps: it does not go on growing), 262 of 461; with blocks
+# from 128 KiB on given back 39 of 156, 45 of 461.
 def keep_freed_memory() -> bool:
     """Make glibc keep large freed blocks for the next allocation; True where it was set.
 
@@ -93,6 +96,8 @@ def keep_freed_memory() -> bool:
     return _set_malloc({m_mmap_max: 0, m_trim_threshold: never})
 
 
+# glibc's default is no alternative: its threshold learns up to 32 MiB, and runs that were said to fit under `ulimit -d`
+# then ended (2 of 2).
 def return_freed_memory() -> bool:
     """Make glibc give freed blocks from 128 KiB on back to the system; True where it was set.
 
@@ -121,6 +126,7 @@ def refuse_launches(recipe: Recipe, device: str) -> None:
         raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])
 
 
+# TF32 has 10 bits of mantissa: with torch's older default on Ampere the account's fp32 rate would be another device's.
 def set_fp32_matmuls(precision: Precision) -> None:
     """fp32 means fp32 on every device, no TF32 in CUDA matmuls, unless the recipe says tf32."""
     torch.set_float32_matmul_precision("high" if precision.rate == "tf32" else "highest")

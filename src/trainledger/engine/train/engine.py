@@ -68,8 +68,17 @@ def train(
     """
     say = say or say_on_stderr
     with joined(run, seconds=seconds_in_a_collective) as ranks:
-        say = say if ranks.first else _say_nothing
-        ranks.of_first(lambda: _refuse(run, ranks))
+        say = say if ranks.first else lambda sentence: None
+
+        def refuse_untrained() -> None:
+            refuse(run.recipe.precision, run.recipe)
+            refuse_launches(run.recipe, str(ranks.device))
+            refuse_workspace(run.recipe, str(ranks.device))
+            refuse_matmuls(run.recipe.precision, ranks.device.type)
+            if ranks.size > 1:
+                refuse_on_ranks(run)
+
+        ranks.of_first(refuse_untrained)
         with ExitStack() as stack:
             again = ranks.summed(float(restarted()))[0]
             # Where some are new, a machine came for one that was taken away: whoever started it wants the run to go on.
@@ -87,17 +96,6 @@ def train(
                 raise
             saver = Saver(run_dir, ranks, mesh, background=run.recipe.checkpoints.asynchronous)
             return TrainingLoop(state, feed, observers, say, ranks, saver).run(resumed=begun["begun"])
-
-
-def _refuse(run: Run, ranks: Ranks) -> None:
-    """Raise `InvalidInput` for what the engine does not train on such ranks."""
-    recipe, device = run.recipe, ranks.device
-    refuse(recipe.precision, recipe)
-    refuse_launches(recipe, str(device))
-    refuse_workspace(recipe, str(device))
-    refuse_matmuls(recipe.precision, device.type)
-    if ranks.size > 1:
-        refuse_on_ranks(run)
 
 
 def _begin(
@@ -154,7 +152,10 @@ def _prepare(
     with memory_told():
         model, together, initial_weights = _model(run, ranks, mesh, fresh=path is None, say=say)
         if run.recipe.documents is not None:
-            model.masks.end_id = _end_of_documents(feed)
+            if feed.end_id is None:
+                rule = "needs data that says which token ends a document"
+                raise InvalidInput([Problem("recipe.documents", "masked", rule, "none")])
+            model.masks.end_id = feed.end_id
         optimizer = (
             optimizer_on_rank(model, run.recipe, together, width_factor=run.width_factor)
             if isinstance(together, RanksTogether)
@@ -175,10 +176,12 @@ def _prepare(
         ranks.of_first(lambda: run_directory.set_aside(run_dir, state.step if path else -1, say))
     model.train()
     if run.recipe.compile:
-        _compile(model)
+        for layer in model.layers:  # in place: one graph serves all blocks, and parameter names stay
+            layer.compile()
     return state, feed, mesh
 
 
+# The first rank opens first: it tokenizes what is not tokenized yet, and the others find the store.
 def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part: int, parts: int) -> Feed:
     """The feed of a data rank, closed when ``stack`` ends; all ranks must read the same text."""
     feeds: list[Feed] = []
@@ -222,19 +225,13 @@ def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     return path.name
 
 
-def _end_of_documents(feed: Feed) -> int:
-    """The token that ends a document."""
-    if feed.end_id is None:
-        rule = "needs data that says which token ends a document"
-        raise InvalidInput([Problem("recipe.documents", "masked", rule, "none")])
-    return feed.end_id
-
-
 def _of_text(run: Run, rule: str) -> Problem:
     """A problem with what the data is made of."""
     return Problem("data.mixture" if run.data.mixture else "data.path", list(run.data.paths), rule)
 
 
+# A whole matrix exists on one rank only for the moment in which its values are drawn: each parameter has a generator of
+# its own, seeded by the run's seed and its name, so that the model is the same on any layout.
 def _model(
     run: Run, ranks: Ranks, mesh: DeviceMesh | None, *, fresh: bool, say: Say
 ) -> tuple[Transformer, Together, dict[str, str] | None]:
@@ -253,16 +250,6 @@ def _model(
         adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
     return model, ALONE, initial_weights
-
-
-def _compile(model: Transformer) -> None:
-    """Compile each block in place: one graph serves all blocks, and parameter names stay."""
-    for layer in model.layers:
-        layer.compile()
-
-
-def _say_nothing(sentence: str) -> None:
-    """On every rank but the first."""
 
 
 def say_on_stderr(sentence: str) -> None:

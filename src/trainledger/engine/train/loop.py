@@ -34,6 +34,7 @@ from trainledger.spec.durable import FORBIDDEN, is_full
 from trainledger.spec.recipe import due, learning_rate
 
 
+# The host reads loss and norm of a step when it has launched the next one, so that the device always has work.
 @dataclass(frozen=True)
 class Launched:
     """An optimizer step, counted from 1. ``read`` waits for what the device made of it, and gives what ranks agree on.
@@ -90,6 +91,8 @@ class Launcher:
 
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
+# Nine of ten steps are not clocked phase by phase: a metered run on a GPU then had 10.7 of 14.8 s unexplained, until
+# each step's own seconds were counted (0.03 of 19.0 s).
 STEPS_BETWEEN_CLOCKED = 10
 
 

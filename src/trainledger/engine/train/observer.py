@@ -163,6 +163,7 @@ class Observer:
         """At the end of the session, however it ended."""
 
 
+# Waiting on both sides of each phase costs overlap, so that only every tenth step of an accelerator is clocked so.
 class PhaseClock:
     """Adds up wall seconds by phase; ``exact`` waits for the accelerator on both sides of each."""
 

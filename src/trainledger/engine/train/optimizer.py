@@ -115,6 +115,8 @@ def _optimizer_of(model: nn.Module | Named, recipe: Recipe, width_factor: float)
     return optimizer
 
 
+# A post hook and not a wrapper: `torch._foreach_lerp_` is one kernel a dtype, and the state lies with the others in a
+# checkpoint.
 @torch.no_grad()
 def _average(share: float, optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Move the average of what an optimizer updates by a share towards it. It is a state, and begins as a copy."""

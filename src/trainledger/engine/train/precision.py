@@ -72,6 +72,7 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
         raise InvalidInput(found)
 
 
+# `module.to(dtype)` would narrow buffers as well: the cosines of rotary positions and the slopes of ALiBi.
 def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
     """Put parameters in ``dtype`` in the place of a model's; a tied one stays tied, and buffers stay as they are."""
     changed: dict[int, nn.Parameter] = {}
@@ -84,6 +85,8 @@ def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
             module._parameters[name] = changed[id(each)]
 
 
+# Autocast's cache of low-precision copies (`cache_enabled`) stays on: each weight is cast once for a forward, not once
+# for each use of a tied matrix.
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """The context of a forward pass: autocast where the precision has it, else nothing.
 
@@ -147,6 +150,7 @@ class Named:
         return iter(self._parameters.items())
 
 
+# `state` of a parameter is that of its stand-in, so that checkpoints, averages and the tracer read any optimizer alike.
 class StandIns(torch.optim.Optimizer):
     """Steps an optimizer over other tensors in the place of a model's parameters.
 
@@ -202,6 +206,8 @@ class StandIns(torch.optim.Optimizer):
                 self.state[each] = self.inner.state[stand_in]
 
 
+# bf16 has 8 bits of significand: an update below 2**-9 of its weight is rounded away, so that small rates need an fp32
+# copy (Micikevicius et al. 2018, section 3.1, has the figures of fp16).
 class MasterWeights(StandIns):
     """Steps an optimizer over fp32 copies of a model's trained parameters and rounds the result back into them (ZeRO,
     section 3.1; Megatron-LM).

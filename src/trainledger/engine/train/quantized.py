@@ -81,6 +81,8 @@ def is_quantized(name: str, weight: Tensor) -> bool:
     return (is_linear(name) and weight.ndim == 2) or ("experts" in name.split(".") and weight.ndim == 3)
 
 
+# The codes are torchao's `IntxWeightOnlyConfig` (symmetric, scales in bf16) bit for bit; what is written here is read
+# without torchao.
 def quantize(weights: Mapping[str, Tensor], quantization: Quantization) -> dict[str, Quantized]:
     """Those of a model's weights that are quantized; ModuleNotFoundError where torchao is missing."""
     found = {}

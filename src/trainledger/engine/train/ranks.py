@@ -96,6 +96,8 @@ class Ranks:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return made
 
+    # Facts travel through a gloo group and not through the store: ranks that waited on the store did not notice one
+    # that was killed (torch 2.13), while a closed connection of gloo ends the wait at once.
     def _all_said(self, text: str) -> list[bytes]:
         """What every rank says, by rank."""
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
@@ -172,6 +174,7 @@ def _exit_code(error: BaseException) -> int:
     return DISK_FULL if isinstance(error, OSError) and is_full(error) else FAILED
 
 
+# A restarted rank once met the keys of its predecessor in the store, which torchrun keeps, and waited for ever.
 def _without_earlier_keys(store: Any, rank: int, size: int, seconds: float) -> Any:
     """A part of the store with nothing in it of processes that torchrun has ended and started again.
 
@@ -229,6 +232,7 @@ def lost_ranks_named(seconds: float) -> Iterator[None]:
         ) from error
 
 
+# torchrun counts restarts of its own machine only; a machine that replaces another begins at 0.
 def restarted() -> bool:
     """Whether torchrun has started this rank again after one was lost: the run then goes on from its checkpoint."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -100,11 +100,11 @@ def _every_line(path: Path) -> Iterator[dict[str, Any] | None]:
                 if not line.endswith("\n"):
                     return  # the last one, torn by a crash
                 fields = None
-            yield fields if isinstance(fields, dict) and _is_step(fields.get("step", 0)) else None
-
-
-def _is_step(value: object) -> bool:
-    return type(value) is int and value >= 0
+            yield (
+                fields
+                if isinstance(fields, dict) and type(step := fields.get("step", 0)) is int and step >= 0
+                else None
+            )
 
 
 def cut_back(path: Path, after: int) -> int:

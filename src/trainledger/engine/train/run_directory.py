@@ -98,6 +98,8 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+# A checkpoint that is believed wrongly costs the run: any error in reading its manifest is a damage, and none is an
+# exception.
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, as the rest of a sentence, or None where every file has its hash."""
     try:

@@ -183,7 +183,7 @@ def optimizer_step(
     here waits for the device, but for a judge that does and a scaler's look for overflow, and nothing keeps logits or a
     graph beyond its own backward.
     """
-    clock = clock or _no_clock
+    clock = clock or (lambda phase: nullcontext())
     with ExitStack() as stack:
         stack.enter_context(together.around())
         with clock("optimizer"):
@@ -213,21 +213,17 @@ def optimizer_step(
     skipped = overflowed or left_out is True
     with clock("optimizer"):
         if isinstance(left_out, Tensor):
-            _step_unless(optimizer, left_out)
+            # The kernel leaves weights and state as they are where `left_out` is 1, as for a loss scaler.
+            optimizer.found_inf = left_out  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
         elif not skipped:
             optimizer.step()
         if scaler is not None:
             scaler.adapt()
     return StepResult(loss, grad_norm, skipped)
-
-
-def _step_unless(optimizer: torch.optim.Optimizer, left_out: Tensor) -> None:
-    """A step whose kernel leaves weights and state as they are where ``left_out`` is 1, as for a loss scaler."""
-    optimizer.found_inf = left_out  # type: ignore[attr-defined]
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _micro_batches(
@@ -240,6 +236,8 @@ def _micro_batches(
     together: Together,
 ) -> Tensor:
     """Forward and backward of one micro-batch after the other; their mean loss."""
+    # `loss` starts as None and not as a tensor of zeros: the first addition would be an operation more in each step,
+    # which the account does not have.
     loss: Tensor | None = None
     for index, batch in enumerate(batches):
         if seeds is not None:
@@ -269,10 +267,7 @@ def _forward_backward(
     return loss.detach()
 
 
-def _no_clock(phase: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
+# Not `hash`: Python salts that of a text, so it differs from process to process.
 def derive(seed: int, use: str, *indices: int) -> int:
     """A seed of 63 bits for one use of a run's seed, by hashing (BLAKE2b) the use and its indices.
 

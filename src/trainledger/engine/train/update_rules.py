@@ -91,6 +91,8 @@ class Adam8bit(torch.optim.Optimizer):
                 _store(second, state["exp_avg_sq"], state["exp_avg_sq_scale"], tables[1][1])
                 del second
 
+    # `Optimizer.load_state_dict` casts every state but `step` to its parameter's dtype (torch 2.13,
+    # `_process_value_according_to_param_policy`): codes would become floats.
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state unchanged: torch would put codes and scales into the parameter's format."""
         super().load_state_dict(state_dict)
@@ -176,6 +178,8 @@ class GatheredMuon(Muon):
                 if each.grad is not None:
                     self._update(each, group)
 
+    # The iteration needs the whole matrix: it begins by dividing by the norm and goes on with X X^T. torch 2.13 keeps
+    # it private (`torch.optim._muon`).
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state, rate = self.state[weight], group["lr"]
         if not state:
@@ -210,6 +214,7 @@ def _own(whole: Tensor, weight: Tensor) -> Tensor:
     return whole[tuple(slice(at, at + size) for at, size in zip(offset_of(weight), shape, strict=True))]
 
 
+# torch.optim.Muon (since 2.9) takes matrices of two dims only and has no AdamW beside it for the rest.
 class MuonWithAdamW(torch.optim.Optimizer):
     """torch.optim's Muon and AdamW side by side (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982).
 
@@ -244,6 +249,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.step()
 
 
+# beta1 interpolates for the sign and beta2 for the momentum, which comes after it; in Adam's order (momentum first) it
+# would be another optimizer.
 class Lion(torch.optim.Optimizer):
     """The sign of an interpolated momentum, with decoupled decay (Chen et al. 2023, arXiv 2302.06675, program 1).
 

@@ -6,8 +6,8 @@ so each has an early and a late part (zigzag). all-to-all: inside attention each
 heads (Jacobs et al. 2023, DeepSpeed-Ulysses), and outside, tokens in a row. torch's own context parallelism has no rule
 for the attention kernel of CPUs (as of 2.13).
 
-Shapes: B sequences, T tokens (queries) of this rank, S keys, C ranks, H query heads, G key-value heads, K query and key width, W value
-width.
+Shapes: B sequences, T tokens (queries) of this rank, S keys, C ranks, H query heads, G key-value heads, K query and key
+width, W value width.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trainledger.spec.layout import Layout
 _BLOCKS, _SUMS = 0, 1  # tags: blocks and their sums are under way at the same time
 
 
+# torch's own context parallelism has no rule for the attention kernel of CPUs (2.13), on which all of this is tested.
 class Ring:
     """The ranks of a group in a circle, each of which sends to the next and receives from the one before."""
 
@@ -215,6 +216,7 @@ def spread_tokens(model: Transformer, layout: Layout, mesh: DeviceMesh, n_tokens
     _share_over(model, mesh.get_group("context"))
 
 
+# Without this sum the load-balance loss is another one (0.4 % in the loss of a test).
 def _share_over(model: nn.Module, group: Any) -> None:
     """Let the load-balance loss see the routes of all tokens of a sequence, which are on several ranks."""
 
@@ -367,6 +369,8 @@ class _Around(Function):
         return dq.transpose(1, 2), dk_BTGK, dv_BTGW, None, None
 
 
+# Of C ranks a causal ring leaves out (C - 1) / 2C of attention's FLOPs so: later halves of later ranks are never looked
+# at. The account counts them dense, and figures of ranks take that off before they are compared.
 def _seen(rank: int, source: int, n_tokens: int) -> tuple[slice, slice]:
     """Which of this rank's queries see which keys of a rank, where not all see all: halves are early and late."""
     early, late, both = slice(0, n_tokens // 2), slice(n_tokens // 2, n_tokens), slice(0, n_tokens)
@@ -375,6 +379,8 @@ def _seen(rank: int, source: int, n_tokens: int) -> tuple[slice, slice]:
     return (both, early) if source < rank else (late, both)
 
 
+# In fp32 whatever the format of the kernel's output: the sum over C parts would else be rounded C times. It costs 2.5 %
+# of a step of an 8B model at 32K tokens on a ring of 4 (predicted).
 def _join(y: Tensor, lse: Tensor, part: Tensor, its_lse: Tensor) -> None:
     """Mixtures over some keys become those over more keys, in place."""
     share = torch.sigmoid(its_lse - lse).unsqueeze(-1)

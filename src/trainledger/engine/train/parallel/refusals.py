@@ -9,6 +9,8 @@ from trainledger.spec.run import Run
 _OF_OTHER_SHAPES = ("adafactor", "adam-8bit", "adamw-8bit")  # whose states are not divided as weights are
 _FUSED_OF_PARTS = ("adamw", "adam", "muon")  # whose fused kernel takes parts of parameters (DTensors)
 _BY_HEADS = "layout.context_kind = 'all-to-all' takes"
+# torch draws a mask from the generator of its process: parts of one tensor would get masks of their own, and a resume
+# on another layout would draw others.
 _ZERO_BUBBLE = "layout.schedule = 'zero-bubble'"
 
 

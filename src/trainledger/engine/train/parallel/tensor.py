@@ -96,6 +96,7 @@ def _there(model: nn.Module, path: str) -> bool:
         return False
 
 
+# torch's `RowwiseParallel` on an embedding gives each rank a gradient of the whole vocabulary (2.13).
 class _VocabParallel(ParallelStyle):
     """An embedding whose rows go over the ranks; torch's own `RowwiseParallel` gives every rank all rows' gradient."""
 
@@ -126,17 +127,17 @@ class _Replicated(ParallelStyle):
     """A module whose parameters every tensor rank holds and uses alike; as DTensors, like all others."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, mesh, None, _to_replicated, _to_local)  # type: ignore[arg-type]
+        def replicated(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+            return tuple(DTensor.from_local(x, mesh, (Replicate(),)) if isinstance(x, Tensor) else x for x in inputs)
+
+        def local(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            return output.to_local() if isinstance(output, DTensor) else output
+
+        return distribute_module(module, mesh, None, replicated, local)  # type: ignore[arg-type]
 
 
-def _to_replicated(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-    return tuple(DTensor.from_local(x, mesh, (Replicate(),)) if isinstance(x, Tensor) else x for x in inputs)
-
-
-def _to_local(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
-    return output.to_local() if isinstance(output, DTensor) else output
-
-
+# Norms see a part of the tokens on each rank under sequence parallelism (Korthikanti et al. 2022), so their gradients
+# are partial sums; Megatron-LM adds them once a step as well.
 def finish_gradients(model: nn.Module) -> None:
     """Sum over the tensor ranks what each has only its tokens' share of: gradients of norms and of biases added last.
 
