@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import trainledger as tl
-from trainledger.engine.data import prepare, train_batch
 from trainledger.engine.data.loader import halves
+from trainledger.engine.data.mixture import train_batch
+from trainledger.engine.data.prepare import prepare
 from trainledger.engine.data.store import Tokens
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build

@@ -14,9 +14,10 @@ import pytest
 import torch
 from resealed import reseal
 
-from trainledger.engine.data import TokenStore, open_store, prepare, train_batch, validation_batch
 from trainledger.engine.data.loader import STEPS_AHEAD, Loader, open_loader
-from trainledger.engine.data.mixture import alone, mixed_batch
+from trainledger.engine.data.mixture import alone, mixed_batch, train_batch, validation_batch
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.data.store import TokenStore, open_store
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
@@ -155,7 +156,7 @@ def test_a_forgotten_loader_ends_its_thread(store: TokenStore) -> None:
 
 def test_a_program_that_forgets_to_close_ends(store: TokenStore) -> None:
     program = (
-        "import sys; from pathlib import Path; from trainledger.engine.data import open_store\n"
+        "import sys; from pathlib import Path; from trainledger.engine.data.store import open_store\n"
         "from trainledger.engine.data.loader import Loader\n"
         "from trainledger.engine.data.mixture import alone, mixed_batch\n"
         "loader = Loader(alone(open_store(Path(sys.argv[1]))), seed=0, seq_len=32, global_batch=4, micro_batch=4)\n"

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.engine.data import TokenStore, prepare, train_batch, validation_batch
 from trainledger.engine.data.loader import Loader
 from trainledger.engine.data.mixture import (
     Mixture,
@@ -21,7 +20,11 @@ from trainledger.engine.data.mixture import (
     mixed_batch,
     open_mixture,
     sequences_of_step,
+    train_batch,
+    validation_batch,
 )
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.data.store import TokenStore
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import BLOCK_ROWS, DataSpec, MixtureSource, dealt
 

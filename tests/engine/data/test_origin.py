@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainledger.engine.data import prepare, train_batch
 from trainledger.engine.data.loader import Loader
-from trainledger.engine.data.mixture import alone
+from trainledger.engine.data.mixture import alone, train_batch
+from trainledger.engine.data.prepare import prepare
 from trainledger.engine.data.store import TokenStore
 
 NAMED = re.compile(r"(\d+) \((.*) (?:byte (\d+)(?: of its text)?|row group (\d+) row (\d+))\)")

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainledger.engine.data import TokenStore, open_store, prepare
 from trainledger.engine.data.documents import held_out
+from trainledger.engine.data.prepare import prepare
 from trainledger.engine.data.shard import DTYPES
+from trainledger.engine.data.store import TokenStore, open_store
 from trainledger.engine.data.workers import run_jobs
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec
@@ -29,7 +30,7 @@ SpecOf = Callable[..., DataSpec]
 
 PROGRAM = """
 import json, sys
-from trainledger.engine.data import prepare
+from trainledger.engine.data.prepare import prepare
 from trainledger.spec.run import DataSpec
 fields = json.loads(sys.argv[1])
 prepare(DataSpec(**fields | {"path": tuple(fields["path"])}), vocab_size=600, progress=False, workers=2)
@@ -210,7 +211,7 @@ def test_workers_import_neither_torch_nor_the_callers_script(library: Path, spec
     script.write_text(
         "import sys, json\n"
         "print('script runs')\n"
-        "from trainledger.engine.data import prepare\n"
+        "from trainledger.engine.data.prepare import prepare\n"
         "from trainledger.spec.run import DataSpec\n"
         f"data = DataSpec(path=({str(library)!r},), cache={str(tmp_path / 'cache')!r}, validation_fraction=0.1)\n"
         "prepare(data, vocab_size=None, progress=False, workers=2)\n"

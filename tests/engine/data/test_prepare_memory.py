@@ -15,7 +15,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from trainledger.engine.data import prepare
+from trainledger.engine.data.prepare import prepare
 from trainledger.spec.run import DataSpec
 store = prepare(DataSpec(path=(sys.argv[1],), cache=sys.argv[2], tokenizer="bpe"), vocab_size=2048, progress=False)
 print(store.train.text_nbytes + store.validation.text_nbytes)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainledger.engine.data import TokenStore, prepare, train_batch, validation_batch
-from trainledger.engine.data.mixture import permute, sequences_of_step
+from trainledger.engine.data.mixture import permute, sequences_of_step, train_batch, validation_batch
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.data.store import TokenStore
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from resealed import reseal
 
-from trainledger.engine.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
 from trainledger.engine.data.documents import held_out
 from trainledger.engine.data.files import BLOCK_NBYTES, Verified
-from trainledger.engine.data.store import FORMAT
+from trainledger.engine.data.prepare import prepare
+from trainledger.engine.data.store import FORMAT, TokenStore, check_lengths, check_vocabulary, open_store
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import DataSpec
 from trainledger.spec.units import MIB

@@ -10,8 +10,8 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.units import format_nbytes, format_percent
 
 if TYPE_CHECKING:
-    from trainledger.engine.data import TokenStore
     from trainledger.engine.data.mixture import Mixture
+    from trainledger.engine.data.store import TokenStore
 
 
 def document(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batch: Sequence[str] = ()) -> Document:

@@ -126,7 +126,7 @@ def refuse_launches(recipe: Recipe, device: str) -> None:
         raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])
 
 
-# TF32 has 10 bits of mantissa: with torch's older default on Ampere the account's fp32 rate would be another device's.
+# TF32 keeps 10 of 23 bits of mantissa; torch took it for CUDA matmuls by default from 1.7 to 1.11.
 def set_fp32_matmuls(precision: Precision) -> None:
     """fp32 means fp32 on every device, no TF32 in CUDA matmuls, unless the recipe says tf32."""
     torch.set_float32_matmul_precision("high" if precision.rate == "tf32" else "highest")

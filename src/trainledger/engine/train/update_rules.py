@@ -214,7 +214,7 @@ def _own(whole: Tensor, weight: Tensor) -> Tensor:
     return whole[tuple(slice(at, at + size) for at, size in zip(offset_of(weight), shape, strict=True))]
 
 
-# torch.optim.Muon (since 2.9) takes matrices of two dims only and has no AdamW beside it for the rest.
+# torch.optim.Muon takes matrices of two dims only and has no AdamW beside it for the rest.
 class MuonWithAdamW(torch.optim.Optimizer):
     """torch.optim's Muon and AdamW side by side (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982).
 

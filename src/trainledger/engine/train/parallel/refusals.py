@@ -22,10 +22,8 @@ def refuse_on_ranks(run: Run) -> None:
     precision, optimizer, dropout = recipe.precision, recipe.optimizer.kind, recipe.dropout or recipe.attention_dropout
     fused = optimizer not in _FUSED_OF_PARTS and recipe.optimizer.implementation == "fused"
     of_whole = "is a kernel that PyTorch has for whole parameters of this optimizer"
-    of_matrices, all_alike = (
-        "would take parts of tensor ranks for matrices",
-        "would not be the same on all tensor ranks",
-    )
+    of_matrices = "would take parts of tensor ranks for matrices"
+    not_alike = "would not be the same on all tensor ranks"
     of_parts = "is not taken of logits of which each tensor rank has a part"
     rules = (
         ("recipe.lora", recipe.lora is not None, alone, "none"),
@@ -35,7 +33,7 @@ def refuse_on_ranks(run: Run) -> None:
         ("recipe.optimizer", divided and optimizer in _OF_OTHER_SHAPES and optimizer, alone, "adamw"),
         ("recipe.optimizer.implementation", divided and fused and "fused", of_whole, "foreach"),
         ("recipe.optimizer", tensor and optimizer == "muon" and "muon", of_matrices, "adamw"),
-        ("recipe.dropout", tensor and dropout, all_alike, 0),
+        ("recipe.dropout", tensor and dropout, not_alike, 0),
         ("recipe.loss", tensor and recipe.loss.kind != "full" and recipe.loss.kind, of_parts, "full"),
     )
     refuse_given(rules)
