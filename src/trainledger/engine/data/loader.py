@@ -169,13 +169,8 @@ class Loader:
     def _read_step(self) -> Callable[[int], list[Batch]]:
         # A function without the loader in it, so that a forgotten loader can be collected and its thread ended.
         mixture, micro_batch = self.mixture, self.micro_batch
-        sizes: dict[str, int] = {
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "seq_len": self.seq_len,
-            "rank": self.rank,
-            "ranks": self.ranks,
-        }
+        names = ("seed", "global_batch", "seq_len", "rank", "ranks")
+        sizes: dict[str, int] = {name: getattr(self, name) for name in names}
 
         def read_step(step: int) -> list[Batch]:
             rows = mixed_batch(mixture, step=step, **sizes)

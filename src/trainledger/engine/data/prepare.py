@@ -139,18 +139,9 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
         leftover.unlink(missing_ok=True)
     write_whole(directory / TOKENIZER, tokenizer.definition.encode())
     unfinished = [shard for shard in range(len(plan)) if not _is_whole(directory, shard)]
+    where = {"directory": str(directory), "tokenizer": tokenizer.name, "end_id": tokenizer.end_id}
     jobs = [
-        _job(
-            "write shard",
-            plan[shard],
-            data,
-            directory=str(directory),
-            shard=shard,
-            tokenizer=tokenizer.name,
-            end_id=tokenizer.end_id,
-            text_field=data.text_field,
-        )
-        for shard in unfinished
+        _job("write shard", plan[shard], data, shard=shard, text_field=data.text_field, **where) for shard in unfinished
     ]
     # How much text a compressed file holds is known only afterwards.
     plain = all(each.kind != "parquet" and not each.compression for each in corpus.sources)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from trainledger.engine.train import run_directory
 from trainledger.engine.train.device import asynchronous
@@ -49,47 +50,6 @@ class Launched:
     read: Callable[[], Agreed]
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """Takes the steps of one process, in sight of its observers."""
-
-    state: TrainingState
-    reading: Reading
-    clock: PhaseClock
-    observers: Sequence[Observer]
-
-    def launch(self, number: int, batches: Iterator[Sequence[Batch]], judge: JudgedByHost | JudgedOnDevice) -> Launched:
-        """Fetch a batch and take an optimizer step, counted from 1."""
-        state, recipe = self.state, self.state.run.recipe
-        rate = learning_rate(recipe, number - 1)
-        random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
-        with ExitStack() as stack:
-            for each in self.observers:
-                stack.enter_context(each.around_step(number))
-            with self.clock("data"):
-                micro_batches = [state.together.own(batch) for batch in self.reading.step(batches)]
-            seeds = self._seeds(number - 1, len(micro_batches)) if random else None
-            set_learning_rate(state.optimizer, rate)
-            result = optimizer_step(
-                state.model,
-                state.optimizer,
-                micro_batches,
-                recipe,
-                clock=self.clock,
-                seeds=seeds,
-                scaler=state.scaler,
-                together=state.together,
-                judge=judge,
-            )
-        return Launched(number, rate, result.skipped, self.clock.take(), judge.read)
-
-    def _seeds(self, step: int, n_batches: int) -> Sequence[int]:
-        """Of the micro-batches of this data rank: those that one process has for the same sequences."""
-        state = self.state
-        first = state.data_rank * n_batches
-        return dropout_seeds(state.run.recipe.seed, step, state.data_ranks * n_batches)[first : first + n_batches]
-
-
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 # Nine of ten steps are not clocked phase by phase: a metered run on a GPU then had 10.7 of 14.8 s unexplained, until
 # each step's own seconds were counted (0.03 of 19.0 s).
@@ -110,7 +70,6 @@ class TrainingLoop:
         self.observers = observers
         self.say = say
         self.clock = PhaseClock(state.device, self.observers)
-        self.launcher = Launcher(state, self.reading, self.clock, self.observers)
         self.saved_step = state.step if state.step else -1
         self.records = Records(state, feed, ranks, say)
         self.non_finite = NonFiniteSteps(state, ranks, self.records, say)
@@ -208,12 +167,36 @@ class TrainingLoop:
         if not ahead:
             self.settle()
         judge = (JudgedOnDevice if ahead else JudgedByHost)(partial(self.agree_on, requests))
-        launched = self.launcher.launch(number, batches, judge)
+        launched = self.launch(number, batches, judge)
         self.state.step = number
         earlier, self.launched = self.launched, launched
         if earlier is not None:
             self.tell(earlier)
         return None if ahead else self.settle()
+
+    def launch(self, number: int, batches: Iterator[Sequence[Batch]], judge: JudgedByHost | JudgedOnDevice) -> Launched:
+        """Fetch a batch and take an optimizer step, counted from 1, in sight of the observers."""
+        state, recipe = self.state, self.recipe
+        rate = learning_rate(recipe, number - 1)
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.around_step(number))
+            with self.clock("data"):
+                micro_batches = [state.together.own(batch) for batch in self.reading.step(batches)]
+            n, seeds = len(micro_batches), None
+            if recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout:
+                # Those that one process has for the same sequences, so that masks do not depend on the layout.
+                of_all = dropout_seeds(recipe.seed, number - 1, state.data_ranks * n)
+                seeds = of_all[state.data_rank * n : (state.data_rank + 1) * n]
+            set_learning_rate(state.optimizer, rate)
+            around: dict[str, Any] = {
+                "clock": self.clock,
+                "scaler": state.scaler,
+                "together": state.together,
+                "judge": judge,
+            }
+            result = optimizer_step(state.model, state.optimizer, micro_batches, recipe, seeds=seeds, **around)
+        return Launched(number, rate, result.skipped, self.clock.take(), judge.read)
 
     def settle(self) -> int | None:
         """Read the step that was launched and not read, if there is one; the signal that asks some rank to stop."""
