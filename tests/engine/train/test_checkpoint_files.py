@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,24 @@ from trainledger.spec.problem import InvalidInput
 FILES = ("model.safetensors", "optimizer.safetensors", "training.json", "manifest.json")
 
 
+Trained = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Copies the directory of a tiny run, trained once for each recipe, and gives its newest checkpoint."""
+    run_dirs: dict[str, Path] = {}
+
+    def copied(to: Path, **recipe: Any) -> Path:
+        if str(recipe) not in run_dirs:
+            there = tmp_path_factory.mktemp("trained")
+            run_dirs[str(recipe)] = train(tiny_run(**recipe), there, open_feed=CountingFeed).run_dir
+        shutil.copytree(run_dirs[str(recipe)], to, dirs_exist_ok=True)
+        return run_directory.all_checkpoints(to)[-1]
+
+    return copied
+
+
 def names(run_dir: Path) -> list[str]:
     return [each.name for each in run_directory.all_checkpoints(run_dir)]
 
@@ -38,17 +57,17 @@ def names(run_dir: Path) -> list[str]:
         *((file, "nested") for file in FILES[2:]),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, how: str, tmp_path: Path) -> None:
-    run = tiny_run()
-    finished = train(run, tmp_path, open_feed=CountingFeed)
-    expected = (finished.checkpoint / "model.safetensors").read_bytes()
-    harmed = finished.checkpoint / file
+def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(
+    file: str, how: str, tmp_path: Path, trained: Trained
+) -> None:
+    checkpoint = trained(tmp_path)
+    expected = (checkpoint / "model.safetensors").read_bytes()
+    harmed = checkpoint / file
     content = harmed.read_bytes()
     if how == "missing":
         harmed.unlink()
     elif how == "of another run":
-        other = train(tiny_run(seed=3), tmp_path / "other", open_feed=CountingFeed)
-        harmed.write_bytes((other.checkpoint / file).read_bytes())
+        harmed.write_bytes((trained(tmp_path / "other", seed=3) / file).read_bytes())
     elif how == "nested":
         harmed.write_bytes(b"[" * 100_000)
     elif how == "a bit flipped":
@@ -62,9 +81,9 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, ho
     assert latest is not None
     assert latest.name == "step-00000004"
     assert len(said) == 1
-    assert str(finished.checkpoint) in said[0]
+    assert str(checkpoint) in said[0]
 
-    again = train(run, tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
+    again = train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
     assert (again.checkpoint / "model.safetensors").read_bytes() == expected
     aside = tmp_path / "checkpoints" / "damaged-1-step-00000006"
     assert aside.is_dir(), "a damaged checkpoint is set aside, not deleted"
@@ -72,12 +91,11 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(file: str, ho
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "optimizer.old.safetensors"])
-def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tmp_path: Path) -> None:
-    finished = train(tiny_run(), tmp_path, open_feed=CountingFeed)
-    expected = (finished.checkpoint / "model.safetensors").read_bytes()
-    (finished.checkpoint / name).write_bytes(expected)
-    wrong = run_directory.damage(finished.checkpoint)
-    assert wrong == f"holds {name}, which its manifest does not name"
+def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tmp_path: Path, trained: Trained) -> None:
+    checkpoint = trained(tmp_path)
+    expected = (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / name).write_bytes(expected)
+    assert run_directory.damage(checkpoint) == f"holds {name}, which its manifest does not name"
     again = train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True)
     assert (again.checkpoint / "model.safetensors").read_bytes() == expected
 
@@ -90,9 +108,11 @@ def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tm
         ({"loss": [1.0]}, "has a training.json in which loss is a list"),
     ],
 )
-def test_facts_that_nothing_can_go_on_from_are_damage(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_facts_that_nothing_can_go_on_from_are_damage(
+    change: dict[str, Any], sentence: str, tmp_path: Path, trained: Trained
+) -> None:
     """With its hash in the manifest put right, as a hand would do it that edits both."""
-    path = train(tiny_run(), tmp_path, open_feed=CountingFeed).checkpoint
+    path = trained(tmp_path)
     training, manifest = path / "training.json", path / "manifest.json"
     training.write_text(json.dumps(json.loads(training.read_text()) | change))
     told = json.loads(manifest.read_text())
@@ -103,19 +123,18 @@ def test_facts_that_nothing_can_go_on_from_are_damage(change: dict[str, Any], se
 
 
 @pytest.mark.parametrize("ranks", [0, 10**12, True, "two", None, 2])
-def test_a_manifest_of_so_many_ranks_is_damage(ranks: object, tmp_path: Path) -> None:
-    path = train(tiny_run(), tmp_path, open_feed=CountingFeed).checkpoint
+def test_a_manifest_of_so_many_ranks_is_damage(ranks: object, tmp_path: Path, trained: Trained) -> None:
+    path = trained(tmp_path)
     told = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(told | {"ranks": ranks}))
     assert run_directory.damage(path) is not None
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
-    finished = train(tiny_run(), tmp_path / "run", open_feed=CountingFeed)
-    expected = (finished.checkpoint / "model.safetensors").read_bytes()
-    other = train(tiny_run(steps=8), tmp_path / "other", open_feed=CountingFeed)
-    shutil.rmtree(finished.checkpoint)
-    there = shutil.copytree(other.checkpoint, finished.checkpoint.with_name("step-00000008"))
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path, trained: Trained) -> None:
+    checkpoint, other = trained(tmp_path / "run"), trained(tmp_path / "other", steps=8)
+    expected = (checkpoint / "model.safetensors").read_bytes()
+    shutil.rmtree(checkpoint)
+    there = shutil.copytree(other, checkpoint.with_name("step-00000008"))
     said: list[str] = []
     again = train(tiny_run(), tmp_path / "run", open_feed=CountingFeed, resume=True, say=said.append)
     assert (again.checkpoint / "model.safetensors").read_bytes() == expected
@@ -124,21 +143,21 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
     assert (there.parent / "damaged-1-step-00000008").is_dir()
 
 
-def test_only_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+def test_only_checkpoints_of_another_run_are_refused(tmp_path: Path, trained: Trained) -> None:
     """The run's own may lie elsewhere: nothing is begun anew beside them."""
-    for each in run_directory.all_checkpoints(train(tiny_run(), tmp_path / "run", open_feed=CountingFeed).run_dir):
-        shutil.rmtree(each)
-    other = train(tiny_run(steps=8), tmp_path / "other", open_feed=CountingFeed)
-    there = tmp_path / "run" / "checkpoints" / other.checkpoint.name
-    shutil.copytree(other.checkpoint, there)
+    shutil.rmtree(trained(tmp_path / "run").parent)
+    other = trained(tmp_path / "other", steps=8)
+    there = shutil.copytree(other, tmp_path / "run" / "checkpoints" / other.name)
     with pytest.raises(InvalidInput, match=r"is a checkpoint of run .*, not of"):
         train(tiny_run(), tmp_path / "run", open_feed=CountingFeed, resume=True)
     assert there.is_dir()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 100, b"[model", b'[model]\nvocab_size = "many"'])
-def test_a_damaged_run_file_is_written_anew_from_its_own(content: bytes | None, tmp_path: Path) -> None:
-    train(tiny_run(), tmp_path, open_feed=CountingFeed)
+def test_a_damaged_run_file_is_written_anew_from_its_own(
+    content: bytes | None, tmp_path: Path, trained: Trained
+) -> None:
+    trained(tmp_path)
     path, said = tmp_path / "run.toml", list[str]()
     whole = path.read_bytes()
     path.unlink()
@@ -152,13 +171,12 @@ def test_a_damaged_run_file_is_written_anew_from_its_own(content: bytes | None, 
         train(tiny_run(learning_rate=0.5), tmp_path, open_feed=CountingFeed, resume=True)
 
 
-def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> None:
-    run = tiny_run()
-    expected = (train(run, tmp_path, open_feed=CountingFeed).checkpoint / "model.safetensors").read_bytes()
+def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path, trained: Trained) -> None:
+    expected = (trained(tmp_path) / "model.safetensors").read_bytes()
     for each in run_directory.all_checkpoints(tmp_path):
         (each / "optimizer.safetensors").unlink()
     said: list[str] = []
-    again = train(run, tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
+    again = train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
     assert (again.checkpoint / "model.safetensors").read_bytes() == expected
     assert any("starts at step 0" in each for each in said)
     assert len(list((tmp_path / "checkpoints").glob("damaged-*"))) == 3

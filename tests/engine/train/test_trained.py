@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,15 +44,20 @@ RUN = parse(
 )
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    """A run with two checkpoints, of different weights."""
-    directory = tmp_path / "runs" / "tiny"
-    directory.mkdir(parents=True)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved") / "tiny"
+    directory.mkdir()
     (directory / "run.toml").write_text(to_toml(RUN))
     for step in (2, 4):
         saving.save(directory, step, model_of(step), torch.optim.SGD(model_of(step).parameters(), lr=1.0), {})
     return directory
+
+
+@pytest.fixture
+def run_dir(saved, tmp_path):
+    """A run with two checkpoints, of different weights."""
+    return shutil.copytree(saved, tmp_path / "runs" / "tiny")
 
 
 def model_of(seed, spec=RUN.model):
