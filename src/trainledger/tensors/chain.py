@@ -47,7 +47,10 @@ class Call:
         """
         if self.name == "[]":
             return f"[{', '.join(_written(each) for each in self.args)}]"
-        inside = [*(_written(each) for each in self.args), *(f"{name}={_written(each)}" for name, each in self.named)]
+        inside = [
+            *(_written(argument) for argument in self.args),
+            *(f"{name}={_written(each)}" for name, each in self.named),
+        ]
         return f"{self.name}({', '.join(inside)})" if inside else self.name
 
 
@@ -92,7 +95,7 @@ def _applied(tensor: Strided, call: Call) -> tuple[Strided, str, str]:
         made = indexed(tensor, call.args)
     else:
         call = _several(call)
-        patterned = call.name == "repeat" and any(isinstance(each, str) for each in call.args)
+        patterned = call.name == "repeat" and any(isinstance(argument, str) for argument in call.args)
         operation = _EINOPS_REPEAT if patterned else OPERATIONS[call.name]
         _check_arguments(call, operation)
         made = operation(tensor, *call.args, **dict(call.named))
@@ -110,7 +113,7 @@ def _several(call: Call) -> Call:
     names = code.co_varnames[1 : code.co_argcount]
     named = dict(call.named)
     many = [each for each in named if each in _MANY_NAMES and each not in names]
-    before = [each for each in names[len(call.args) :] if each in named]
+    before = [name for name in names[len(call.args) :] if name in named]
     whole = len(call.args) + len(before) == len(names) and len(named) == len(call.named)
     if not code.co_flags & _MANY or code.co_flags & _NAMED or len(many) != 1 or not whole:
         return call
@@ -162,7 +165,7 @@ def _words(text: str) -> list[str]:
             words.append("")
         else:
             words[-1] += letter
-    return [each for each in words if each]
+    return [word for word in words if word]
 
 
 def _read(word: str) -> list[Call]:
@@ -189,7 +192,7 @@ def _read(word: str) -> list[Call]:
 
 
 def _known() -> list[str]:
-    return sorted({each.removesuffix("_") for each in OPERATIONS}, key=lambda each: (each.lower(), each))
+    return sorted({operation.removesuffix("_") for operation in OPERATIONS}, key=lambda each: (each.lower(), each))
 
 
 def _nearest_word(word: str) -> str | None:
@@ -202,7 +205,7 @@ def _outermost(tree: ast.expr) -> tuple[Call, ast.expr]:
     match tree:
         case ast.Call(func=ast.Attribute(value=value, attr=name), args=args, keywords=named):
             pairs = tuple((each.arg or "", _value(each.value)) for each in named)
-            return Call(name, tuple(_value(each) for each in args), pairs), value
+            return Call(name, tuple(_value(argument) for argument in args), pairs), value
         case ast.Attribute(value=value, attr=name):
             return Call(name), value
         case ast.Subscript(value=value, slice=index):
@@ -223,7 +226,7 @@ def _value(tree: ast.expr) -> Any:
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             return name
         case ast.Tuple(elts=elts) | ast.List(elts=elts):
-            return tuple(_value(each) for each in elts)
+            return tuple(_value(element) for element in elts)
     raise ValueError(type(tree).__name__)
 
 
@@ -256,7 +259,7 @@ def read_index(text: str, field: str = "--at") -> tuple[int, ...]:
     ((1, -2), ())
     """
     words = [each.strip() for each in text.strip().strip("[]()").split(",")] if text.strip() else []
-    if not all(re.fullmatch(r"[+-]?\d{1,18}", each, re.ASCII) for each in words):
+    if not all(re.fullmatch(r"[+-]?\d{1,18}", word, re.ASCII) for word in words):
         raise InvalidInput([Problem(field, text, f"is no index; write it like 1,2 ({shown(text)} has other things)")])
     return tuple(map(int, words))
 
@@ -268,7 +271,7 @@ def places(chained: Chain, index: Sequence[int], field: str = "--at") -> list[in
     """
     found: list[int | None] = []
     sentences = []
-    for one in (chained.start, *(each.result for each in chained.steps)):
+    for one in (chained.start, *(step.result for step in chained.steps)):
         try:
             found.append(one.place(index))
         except IndexError as error:

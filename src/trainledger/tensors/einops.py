@@ -49,7 +49,7 @@ class Rearranged:
     @property
     def moved_nbytes(self) -> int:
         """Bytes that copies and reductions read and write; 0 for a view."""
-        before = [self.chain.start, *(each.result for each in self.chain.steps)]
+        before = [self.chain.start, *(step.result for step in self.chain.steps)]
         return sum(
             one.nbytes + each.written_nbytes
             for one, each in zip(before, self.chain.steps, strict=False)
@@ -183,7 +183,7 @@ def _spread(
         made: list[Group] = []
         for group in side:
             if group is None:
-                made += [(each,) for each in names]
+                made += [(name,) for name in names]
             else:
                 made.append(tuple(each for word in group for each in (names if word == "..." else (word,))))
         return made
@@ -198,7 +198,7 @@ def _names(side: Sequence[Group]) -> list[str]:
 def _check_names(pattern: str, left: Sequence[Group], right: Sequence[Group]) -> None:
     for side, where in ((left, "before"), (right, "after")):
         names = _names(side)
-        twice = next((each for each in names if names.count(each) > 1), None)
+        twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise InvalidInput([Problem("pattern", pattern, f"names {twice} twice {where} the ->")])
         if max(len(side), len(names)) > MOST_DIMS:
@@ -342,7 +342,7 @@ def operation(function: str) -> Any:
             near = None if first.nearest is None else str(first.nearest)
             raise CannotApply(f"{about}{first.rule}", near) from None
         words = " then ".join(each.word for each in made.chain.steps) or "nothing to do"
-        copies = [each for each in made.chain.steps if not each.shares]
+        copies = [step for step in made.chain.steps if not step.shares]
         if not copies:
             return made.result, "view" if made.chain.steps else "same", words
         return made.result, copies[-1].kind, f"{words}; {copies[-1].word} writes: {copies[-1].why}"

@@ -90,7 +90,7 @@ def read_shape(text: str, field: str = "shape") -> tuple[int, ...]:
     words = [each.strip() for each in re.split(r"[,x×*]", text.strip().rstrip(","))]
     if len(words) > MOST_DIMS:
         raise InvalidInput([Problem(field, text, f"has {len(words)} dims; a tensor has at most {MOST_DIMS}")])
-    sizes = [_size_of(each, text, field) for each in words]
+    sizes = [_size_of(word, text, field) for word in words]
     if reduce(mul, sizes, 1) > LARGEST:
         raise InvalidInput([Problem(field, text, f"has more than {LARGEST:.0e} elements".replace("+", ""))])
     return tuple(sizes)
@@ -157,7 +157,7 @@ class Einsum:
 
     @property
     def flops(self) -> int:
-        return sum(each.flops for each in self.steps)
+        return sum(step.flops for step in self.steps)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class Einsum:
     @property
     def nbytes(self) -> int:
         """Bytes read and written by all steps, what lies between them included."""
-        return sum(nbytes_in(each.read_elements + each.written_elements, self.dtype) for each in self.steps)
+        return sum(nbytes_in(step.read_elements + step.written_elements, self.dtype) for step in self.steps)
 
     @property
     def intensity(self) -> float:
@@ -214,7 +214,7 @@ def _read(equation: str, shapes: Sequence[Sequence[int]]) -> tuple[list[Indices]
     operands = [tuple(each.split()) for each in left.split(",")]
     result = tuple(right.split()) if arrow else None
     if not _in_words(operands, result, shapes):
-        plain = [_letters(each) for each in operands]
+        plain = [_letters(operand) for operand in operands]
         operands, result = plain, None if result is None else _letters(result)
     every = [*(each for indices in operands for each in indices), *(result or ())]
     strange = next((each for each in every if each != "..." and not _NAME.fullmatch(each)), None)
@@ -241,7 +241,7 @@ def _in_words(operands: Sequence[Indices], result: Indices | None, shapes: Seque
     if any("_" in each for each in long):
         return True
     counts = [len(shape) for shape in shapes]
-    fits = [len(each) for each in operands] == counts and [len(_letters(each)) for each in operands] != counts
+    fits = [len(operand) for operand in operands] == counts and [len(_letters(each)) for each in operands] != counts
     return bool(long) and fits and not any("..." in each for each in operands)
 
 
@@ -260,7 +260,7 @@ def _spread(
     if output is None:
         every = [each for side in found for each in side if each not in names]
         return found, (*names, *sorted(each for each in set(every) if every.count(each) == 1))
-    if "..." in output and not any("..." in each for each in inputs):
+    if "..." in output and not any("..." in tensor for tensor in inputs):
         raise InvalidInput([Problem("equation", equation, "has an ellipsis in the result and in no operand")])
     return found, tuple(name for each in output for name in (names if each == "..." else (each,)))
 
@@ -299,7 +299,7 @@ def _sizes(equation: str, inputs: Sequence[Indices], shapes: Sequence[Sequence[i
 
 
 def _product(indices: Iterable[str], sizes: dict[str, int]) -> int:
-    return reduce(mul, (sizes[each] for each in indices), 1)
+    return reduce(mul, (sizes[index] for index in indices), 1)
 
 
 def _flops(indices: set[str], output: Indices, sizes: dict[str, int], operands: int) -> int:
@@ -311,10 +311,10 @@ def _flops(indices: set[str], output: Indices, sizes: dict[str, int], operands: 
 def _step(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -> Step:
     return Step(
         equation=_said(inputs, output),
-        shapes=tuple(tuple(sizes[each] for each in indices) for indices in inputs),
+        shapes=tuple(tuple(sizes[index] for index in indices) for indices in inputs),
         shape=tuple(sizes[each] for each in output),
         flops=_flops({each for indices in inputs for each in indices}, output, sizes, len(inputs)),
-        read_elements=sum(_product(each, sizes) for each in inputs),
+        read_elements=sum(_product(tensor, sizes) for tensor in inputs),
         written_elements=_product(output, sizes),
         matmul=_matmul(inputs, output, sizes),
     )
@@ -328,14 +328,14 @@ def _matmul(inputs: Sequence[Indices], output: Indices, sizes: dict[str, int]) -
     >>> einsum("ij,jk->k", [(4, 8), (8, 2)]).steps[0].matmul is None
     True
     """
-    if len(inputs) != 2 or any(not each for each in sizes.values()):
+    if len(inputs) != 2 or any(not size for size in sizes.values()):
         return None
     first, second, kept = (set(each) for each in (*inputs, output))
     summed = (first | second) - kept
     if not summed or summed != (first & second) - kept:
         return None
     groups = (first & second & kept, first - second, second - first, summed)
-    batch, m, n, k = (_product(each, sizes) for each in groups)
+    batch, m, n, k = (_product(group, sizes) for group in groups)
     return batch, m, n, k
 
 

@@ -38,7 +38,7 @@ class Composite:
 
     def __repr__(self) -> str:
         lines = [f"{self.title}, {self.what}: no strides of its own, {self.nbytes:,} bytes in its parts"]
-        lines += [f"  {each}" for each in self.notes]
+        lines += [f"  {note}" for note in self.notes]
         for name, part in self.parts:
             first, *rest = repr(part).splitlines()
             lines += [f"{name}: {first}", *rest]
@@ -229,12 +229,12 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 def _numbers(values: Any, notes: list[str]) -> tuple[int, ...]:
     """Sizes as integers; of symbolic ones the value that they were traced with, without a guard on it."""
     found = []
-    for each in values:
-        hint = each if isinstance(each, int) else getattr(each.node, "hint", None)
+    for value in values:
+        hint = value if isinstance(value, int) else getattr(value.node, "hint", None)
         if not isinstance(hint, int):
-            rule = f"has the symbolic size {each}; inspect a tensor whose sizes are known"
+            rule = f"has the symbolic size {value}; inspect a tensor whose sizes are known"
             raise InvalidInput([Problem("tensor", None, rule)])
-        if hint is not each:
-            notes.append(f"sizes are symbolic: {each} is {hint} here")
+        if hint is not value:
+            notes.append(f"sizes are symbolic: {value} is {hint} here")
         found.append(hint)
     return tuple(found)

@@ -126,7 +126,7 @@ def read_number(text: str, field: str = "value") -> float:
         largest = math.copysign(FORMATS["fp64"].largest, number)
         raise InvalidInput([Problem(field, text, "must be a finite number that fp64 holds", largest)])
     digits = text.lower().partition("e")[0]
-    if number == 0 and any(each.isdecimal() and int(each) for each in digits):
+    if number == 0 and any(digit.isdecimal() and int(digit) for digit in digits):
         smallest = math.copysign(FORMATS["fp64"].smallest_subnormal, number)
         raise InvalidInput([Problem(field, text, "is too small for fp64 and would be read as zero", smallest)])
     return number

@@ -67,20 +67,20 @@ def indexed(tensor: Strided, items: tuple[Any, ...]) -> Outcome:
     if Ellipsis not in items:
         items = (*items, Ellipsis)
     at, result = 0, tensor
-    for each in items:
-        if each is Ellipsis:
+    for item in items:
+        if item is Ellipsis:
             at += len(tensor.shape) - used
-        elif each is None:
+        elif item is None:
             result = unsqueeze(result, at)[0]
             at += 1
-        elif isinstance(each, slice):
-            result = slice_(result, at, each.start, each.stop, 1 if each.step is None else each.step)[0]
+        elif isinstance(item, slice):
+            result = slice_(result, at, item.start, item.stop, 1 if item.step is None else item.step)[0]
             at += 1
-        elif isinstance(each, tuple):
-            near = f"index_select({at}, {', '.join(map(str, each))})"
+        elif isinstance(item, tuple):
+            near = f"index_select({at}, {', '.join(map(str, item))})"
             raise CannotApply("has a list of indices, whose elements are copied", near)
         else:
-            result = select(result, at, each)[0]
+            result = select(result, at, item)[0]
     return result, "view", "a part of the tensor: another offset, the same storage"
 
 

@@ -258,7 +258,7 @@ class Chain:
     @property
     def written_nbytes(self) -> int:
         """Bytes that all steps write, copies and results."""
-        return sum(each.written_nbytes for each in self.steps)
+        return sum(step.written_nbytes for step in self.steps)
 
     @property
     def shares(self) -> bool:
@@ -312,7 +312,7 @@ def _grid(tensor: Strided, places: list[int]) -> list[str]:
     if len(tensor.shape) < 2:
         return ["the tensor, each element by its index in the storage", *_folded(places)]
     rows, columns = tensor.shape[-2:]
-    wide = max(len(str(each)) for each in places)
+    wide = max(len(str(place)) for place in places)
     lines = ["the tensor, each element by its index in the storage"]
     if columns * (wide + 2) > WIDTH:
         return lines + _folded(places)
@@ -326,7 +326,7 @@ def _grid(tensor: Strided, places: list[int]) -> list[str]:
 
 
 def _folded(places: list[int]) -> list[str]:
-    wide = max(len(str(each)) for each in places) + 2
+    wide = max(len(str(place)) for place in places) + 2
     room = WIDTH // wide
     return ["".join(str(each).rjust(wide) for each in places[at : at + room]) for at in range(0, len(places), room)]
 

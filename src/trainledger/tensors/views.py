@@ -43,7 +43,7 @@ def numbers(args: Sequence[Any], what: str = "takes whole numbers") -> tuple[int
     """Whole numbers given one by one or in one tuple."""
     if len(args) == 1 and isinstance(args[0], tuple):
         args = args[0]
-    return tuple(whole(each, what) for each in args)
+    return tuple(whole(argument, what) for argument in args)
 
 
 def dim_of(tensor: Strided, dim: Any, more: int = 0) -> int:
@@ -58,7 +58,7 @@ def dim_of(tensor: Strided, dim: Any, more: int = 0) -> int:
 
 def dims_of(tensor: Strided, dims: Sequence[int]) -> tuple[int, ...]:
     """Several dims counted from the front, none of them twice."""
-    found = tuple(dim_of(tensor, each) for each in dims)
+    found = tuple(dim_of(tensor, dim) for dim in dims)
     twice = next((each for each in found if found.count(each) > 1), None)
     if twice is not None:
         raise CannotApply(f"names dim {twice} twice", list_text(tuple(dict.fromkeys(found))))

@@ -59,9 +59,9 @@ def internal(what: str) -> Any:
         if owner:
             where = f"{module}.{owner}"
             found = getattr(found, owner)
-        for each in members:
-            if not hasattr(found, each):
-                where = f"{where}.{each}"
+        for member in members:
+            if not hasattr(found, member):
+                where = f"{where}.{member}"
                 raise AttributeError(where)
     except (ImportError, AttributeError):
         rule = f"is needed for the ledger of a compiled step, and torch {torch.__version__} does not have it"
@@ -72,8 +72,8 @@ def internal(what: str) -> Any:
 def has_all_names() -> bool:
     """Whether this torch has all that following compiled code needs."""
     try:
-        for each in _NAMES:
-            internal(each)
+        for name in _NAMES:
+            internal(name)
     except InvalidInput:
         return False
     return True
@@ -229,7 +229,7 @@ def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = Non
     says. Compiled code is made anew for it, and once more when it is called after it. ``compiled``: whether some of the
     step is, where that is known; else the model's modules tell.
     """
-    on_cpu = all(each.device.type == "cpu" for each in model.parameters())
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
     some = is_compiled(model) if compiled is None else compiled
     follows = some and on_cpu and alone and dynamo_is_loaded() and has_all_names()
@@ -336,7 +336,8 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
 def _places(arguments: Any) -> list[set[str]]:
     # A buffer that is reused in place is one argument with several names (KernelArgs.inplace_buffers).
     _, called, _ = arguments.cpp_argdefs()
-    reused = [set(each.other_names) for each in arguments.inplace_buffers.values() if hasattr(each, "other_names")]
+    buffers = arguments.inplace_buffers.values()
+    reused = [set(buffer.other_names) for buffer in buffers if hasattr(buffer, "other_names")]
     return [next((names for names in reused if each in names), {each}) for each in called]
 
 

@@ -55,7 +55,7 @@ def work_of_operator(node: Any, in_backward: bool) -> Work:
     overload = getattr(node, "op_overload", None)
     name = str(getattr(node, "python_kernel_name", None) or overload or "")
     origins = list(node.get_origins())
-    own = [each for each in origins if each.target is overload and overload is not None]
+    own = [origin for origin in origins if origin.target is overload and overload is not None]
     if not own and getattr(node, "origin_node", None) is not None:
         own = [node.origin_node]
     origins = own or origins
@@ -76,7 +76,7 @@ def work_of_kernel(
     """
     loops = [each for node in nodes for each in node.get_nodes()]
     origins: list[Any] = list(dict.fromkeys(each for loop in loops for each in loop.node.get_origins()))
-    computing = [each for each in origins if each.op == "call_function"]
+    computing = [origin for origin in origins if origin.op == "call_function"]
     owner, line = _place_of(computing)
     made = {each.name for loop in loops for each in loop.read_writes.writes}
     read = {each for loop in loops for each in loop.read_writes.reads if each.name not in made}
@@ -88,10 +88,10 @@ def work_of_kernel(
     def touched(dependencies: set[Any], place: set[str]) -> int:
         """Elements of one buffer that loops touch: of a table that is looked up in, at most as many as come out."""
         elements = 0
-        for each in dependencies:
-            if each.name in place or real.get(each.name) in place:
-                indirect = hasattr(each, "size") and each.is_indirect()
-                elements += math.prod(number(size) for size in each.size) if indirect else number(each.get_numel())
+        for access in dependencies:
+            if access.name in place or real.get(access.name) in place:
+                indirect = hasattr(access, "size") and access.is_indirect()
+                elements += math.prod(map(number, access.size)) if indirect else number(access.get_numel())
         return elements
 
     return Work(
@@ -111,10 +111,10 @@ def work_of_kernel(
 def _recomputed_share(origins: list[Any]) -> float:
     """Which part of the operations of a kernel in a backward graph answers none but repeats one of the forward."""
     recomputed = total = 0
-    for each in origins:
-        flops = _flops(each)
+    for origin in origins:
+        flops = _flops(origin)
         total += flops
-        recomputed += flops if _of_forward(each) else 0
+        recomputed += flops if _of_forward(origin) else 0
     if not total:
         return float(bool(origins) and all(map(_of_forward, origins)))
     return recomputed / total
@@ -124,14 +124,14 @@ def _flops_of(nodes: Iterable[Any]) -> int:
     # Inductor takes a reduction of the program apart, such as var_mean into sums and squares: it counts once, as
     # uncompiled.
     flops, reductions = 0, dict[Any, int]()
-    for each in nodes:
-        original = each.meta.get("original_aten")
+    for node in nodes:
+        original = node.meta.get("original_aten")
         if isinstance(original, OpOverload) and operator_of(original).kind == "reduction":
-            names = tuple(getattr(of, "name", "") for of in each.meta.get("from_node") or ())
-            call = str(original), each.meta.get("seq_nr"), _of_forward(each), names
-            reductions[call] = max(reductions.get(call, 0), _flops(each))
+            names = tuple(getattr(of, "name", "") for of in node.meta.get("from_node") or ())
+            call = str(original), node.meta.get("seq_nr"), _of_forward(node), names
+            reductions[call] = max(reductions.get(call, 0), _flops(node))
         else:
-            flops += _flops(each)
+            flops += _flops(node)
     return flops + sum(reductions.values())
 
 
@@ -146,9 +146,9 @@ def _flops(node: Any) -> int:
         return 0
     outs = out if isinstance(out, (list, tuple)) else [out]
     values = [*outs, *(each.meta.get("val") for each in node.all_input_nodes)]
-    sizes = [each.numel() for each in values if isinstance(each, torch.Tensor)]
+    sizes = [value.numel() for value in values if isinstance(value, torch.Tensor)]
     # Of a size that varies, the one that it was compiled with.
-    return max((each if isinstance(each, int) else int(each.node.hint or 0) for each in sizes), default=0)
+    return max((size if isinstance(size, int) else int(size.node.hint or 0) for size in sizes), default=0)
 
 
 def _of_forward(node: Any) -> bool:
@@ -304,7 +304,7 @@ class Runs:
         if work is None:
             return
         recorder.phases.notice(recorder.events)
-        dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
+        dtypes = [dtype_name(argument.dtype) for argument in arguments if isinstance(argument, Tensor)]
         made = self._claim(len(recorder.events))
         known = [recorder.storages.of(each) for each in arguments if isinstance(each, Tensor)]
         basis = recorder.sizes.of_records(known, made)
@@ -376,10 +376,10 @@ class Runs:
         self._set_origins(event, len(self._recorder.events) - 1)
 
     def _set_origins(self, event: Event, at: int) -> None:
-        for each in event.allocated:
-            if each.origin is not None:
-                each.origin.name, each.origin.born = event.facts["name"], at
-                each.origin.path, each.origin.line = event.facts["path"], event.facts.get("line", "")
+        for record in event.allocated:
+            if record.origin is not None:
+                record.origin.name, record.origin.born = event.facts["name"], at
+                record.origin.path, record.origin.line = event.facts["path"], event.facts.get("line", "")
 
     def _path(self, phase: str, work: Work) -> str:
         """The module of a call, that of this run where blocks share the code."""

@@ -114,7 +114,10 @@ class Extrapolation:
         return places + [(at, None) for at in range(first, len(self.base))]
 
     def _length(self, counts: Counts) -> int:
-        inserted = sum(len(each.body) * (counts[each.part] - self.counts[each.part]) for each in self.insertions)
+        inserted = sum(
+            len(insertion.body) * (counts[insertion.part] - self.counts[insertion.part])
+            for insertion in self.insertions
+        )
         return len(self.base) + inserted
 
     def _entry(self, at: int, counts: Counts) -> Entry:
@@ -137,7 +140,9 @@ class Extrapolation:
     def _amounts(self, name: str, base: object, others: Sequence[object], counts: Counts) -> Amounts:
         mine, *theirs = [dict(getattr(each, name)) for each in (base, *others)]
         names = dict.fromkeys(name for each in (mine, *theirs) for name in each)
-        grown = {name: self._grown(mine.get(name, 0), [each.get(name, 0) for each in theirs], counts) for name in names}
+        grown = {
+            name: self._grown(mine.get(name, 0), [their.get(name, 0) for their in theirs], counts) for name in names
+        }
         return tuple((name, nbytes) for name, nbytes in grown.items() if nbytes)
 
     def _head(self, counts: Counts) -> Ledger:
@@ -198,12 +203,12 @@ def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Extra
 def _in_any_order(insertions: Sequence[Insertion]) -> bool:
     """Whether of several parts that grow at one place it does not matter which comes first."""
     at_one_place: dict[int, list[Entry]] = {}
-    for each in insertions:
-        others = at_one_place.setdefault(each.at, [])
-        mine, theirs = list(_keys(each.body)), list(_keys(others))
+    for insertion in insertions:
+        others = at_one_place.setdefault(insertion.at, [])
+        mine, theirs = list(_keys(insertion.body)), list(_keys(others))
         if mine + theirs != theirs + mine:
             return False
-        others += each.body
+        others += insertion.body
     return True
 
 
@@ -212,7 +217,7 @@ class _Sequence:
 
     def __init__(self, ledger: Ledger, stars: Stars) -> None:
         keys = list(_keys(ledger.entries, stars))
-        self.whole = [hash(each) for each in keys]
+        self.whole = [hash(key) for key in keys]
         self.kind = [hash(each[0]) for each in keys]
 
     def __len__(self) -> int:
@@ -272,11 +277,11 @@ def _agreement(x: _Sequence, y: _Sequence, i: int, j: int) -> int:
 
 def _keys(entries: Iterable[Entry], stars: Stars = str) -> Iterator[tuple[Any, ...]]:
     known: dict[str, str] = {}
-    for each in entries:
-        path = known.get(each.path)
+    for entry in entries:
+        path = known.get(entry.path)
         if path is None:
-            path = known[each.path] = stars(each.path)
-        yield _key(each, path)
+            path = known[entry.path] = stars(entry.path)
+        yield _key(entry, path)
 
 
 def _key(entry: Entry, path: str) -> tuple[Any, ...]:
@@ -290,7 +295,7 @@ def _key(entry: Entry, path: str) -> tuple[Any, ...]:
 
 def _sorted(amounts: Amounts) -> Amounts:
     if len(amounts) > 1:
-        return tuple(sorted(each for each in amounts if each[1]))
+        return tuple(sorted(amount for amount in amounts if amount[1]))
     return amounts if not amounts or amounts[0][1] else ()
 
 
@@ -334,7 +339,7 @@ def with_rounds(ledger: Ledger, rounds: int) -> Ledger | None:
 def counted(ledger: Ledger) -> Ledger:
     """The ledger with its uncounted operations as they come in its entries."""
     found: dict[str, int] = {}
-    for each in ledger.entries:
-        if each.kind == "unknown":
-            found[each.name] = found.get(each.name, 0) + each.times
+    for entry in ledger.entries:
+        if entry.kind == "unknown":
+            found[entry.name] = found.get(entry.name, 0) + entry.times
     return replace(ledger, uncounted=tuple(sorted(found.items())))

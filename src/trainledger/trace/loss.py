@@ -203,7 +203,7 @@ def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.opti
     Without one it is torch's default for the device. Raises InvalidInput.
     """
     class_name, options = check_optimizer(name)
-    trained = [each for each in parameters if each.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise InvalidInput([Problem("--step", name, "the model has no parameter to train", "forward")])
     try:
@@ -302,10 +302,10 @@ DECISIONS: dict[OpOverload, Callable[[Args, Any], Any]] = {
 
 def _lbfgs_asks() -> bool:
     """Whether what runs now was called by torch's L-BFGS, and not by the closure that it calls."""
-    for each in callers():
-        file = each.f_code.co_filename
+    for frame in callers():
+        file = frame.f_code.co_filename
         if file == _LBFGS:
             return True
-        if each.f_code in _EVALUATES or file.startswith(_MODELS) or not file.startswith((TORCH, OURS)):
+        if frame.f_code in _EVALUATES or file.startswith(_MODELS) or not file.startswith((TORCH, OURS)):
             return False
     return False

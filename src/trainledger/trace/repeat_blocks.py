@@ -105,7 +105,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         out = func(*args, **(kwargs or {}))
-        made = tuple((tuple(each.shape), each.dtype) for each in tensors_in(out))
+        made = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(out))
         if self.inside is not None:
             self.inside.append((func, made))
         else:
@@ -270,7 +270,7 @@ def traced_once(
     if not found.stacks and not several:
         return ""
     traced = MICRO_BATCHES if several else rounds
-    name = " and ".join(each.path or "the blocks" for each in found.stacks) or "micro-batches"
+    name = " and ".join(stack.path or "the blocks" for stack in found.stacks) or "micro-batches"
     try:
         with warnings.catch_warnings(), _without_random_numbers():
             warnings.simplefilter("ignore")
@@ -310,7 +310,7 @@ class _Shortened:
         self._model, self._optimizers = model, optimizers
         self._stacks = found.stacks
         self._run, self._forward = run, forward
-        self._whole = tuple(each.count for each in found.stacks)
+        self._whole = tuple(stack.count for stack in found.stacks)
         self._probe = Probe(model, found)
         self._known: dict[tuple[str, Counts], Ledger] = {}
 
@@ -337,10 +337,10 @@ class _Shortened:
 
     def _stars(self, path: str) -> str:
         """A path with a star for the number of a block of a stack."""
-        for each in self._stacks:
-            parts = _below(each, path)
+        for stack in self._stacks:
+            parts = _below(stack, path)
             if parts is not None:
-                return _joined(each, "*", parts)
+                return _joined(stack, "*", parts)
         return path
 
     def _placed(self, counts: Counts, path: str) -> str:

@@ -319,7 +319,7 @@ def shortened(
     Afterwards model and optimizers are as before (`restored`), whatever a step has changed.
     """
     with restored(model, optimizers):
-        before = {id(each) for each in model.parameters()}
+        before = {id(parameter) for parameter in model.parameters()}
         removed: set[int] = set()
         for stack, count in zip(stacks, rounds, strict=True):
             items = list(stack.container._modules.items())

@@ -188,8 +188,8 @@ def _record(
             counts.clear()
             stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
-            for each in fakes:
-                each.grad = None
+            for fake in fakes:
+                fake.grad = None
             recorder = Recorder(
                 model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels, sizes=counts.sizes
             )
@@ -237,7 +237,7 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer must be a torch optimizer of the model's parameters, not {optimizer!r}")
-    own = {id(each) for each in model.parameters()}
+    own = {id(parameter) for parameter in model.parameters()}
     if not any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
         raise ValueError("the optimizer has none of the model's parameters")
 
@@ -292,8 +292,8 @@ def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -
     try:
         yield
     finally:
-        for each in hooks:
-            each.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def call(function: Callable[..., Any], inputs: Any) -> Any:

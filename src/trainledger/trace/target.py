@@ -49,7 +49,7 @@ def dtype_named(name: str, field: str) -> torch.dtype:
             rule = "is a format that torch cannot make or read tensors of on a CPU"
             raise InvalidInput([Problem(field, name, rule, "int8" if "int" in plain else "uint8")])
         return found
-    known = [*_SHORT, *(str(each).removeprefix("torch.") for each in DTYPE_NAMES)]
+    known = [*_SHORT, *(str(dtype_name).removeprefix("torch.") for dtype_name in DTYPE_NAMES)]
     raise InvalidInput([Problem(field, name, "is not a number format that torch knows", nearest_text(plain, known))])
 
 
@@ -100,7 +100,7 @@ def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
     words = [each for each in sizes.split(",") if each.strip()]
     if len(words) > MOST_DIMS:
         raise InvalidInput([Problem(field, text, f"has {len(words):,} dims, and torch computes with {MOST_DIMS}")])
-    shape = [_size(each, text, field) for each in words]
+    shape = [_size(word, text, field) for word in words]
     elements = 1
     for each in shape:
         elements *= each
@@ -128,7 +128,7 @@ def inputs_of(texts: Sequence[str], field: str = "--input", main: str = "") -> I
     >>> len(inputs), sorted(inputs_of(["x=fp32[4]", "y=fp32[4]"]))
     (2, ['x', 'y'])
     """
-    read = [input_of(each, field) for each in texts]
+    read = [input_of(text, field) for text in texts]
     if main and read and not read[0][0]:
         read[0] = main, read[0][1]
     names = [name for name, _ in read]

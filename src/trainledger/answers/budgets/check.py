@@ -67,7 +67,7 @@ def lock(
         say(name)
         found = evaluate(name, target, root)
         locked[name] = Locked(target, found.versions, found.summary)
-        notes += [f"{name}: {each}" for each in found.notes]
+        notes += [f"{name}: {note}" for note in found.notes]
     say("")
     with _alone(path):
         now = read_lock(path) if path.is_file() else {}
@@ -122,13 +122,13 @@ def compare(
     summary = now.summary
     rows = rows_of(locked.summary, summary, allowed)
     both = (locked.summary, summary)
-    moved = {each.quantity for each in rows if not each.part and each.verdict == MORE}
+    moved = {row.quantity for row in rows if not row.part and row.verdict == MORE}
     if not moved:
         moved = {each.quantity for each in rows if not each.part and each.change}
     moves = moves_of(locked.summary, summary, [each for each in PLACED if each in moved and _is_placed(each, both)])
     edited: tuple[tuple[str, str], ...] = ()
     if moved:
-        labels = {each.place.rpartition(":")[0] for each in moves}
+        labels = {move.place.rpartition(":")[0] for move in moves}
         first = [where for where in summary.functions if where.partition(" ")[0] in labels]
         edited = edited_lines(locked.summary, summary, Sources(root), first)
     return Difference(
@@ -146,7 +146,7 @@ def _is_placed(quantity: str, both: Iterable[Summary]) -> bool:
 def _settings(locked: Target, now: Target) -> tuple[tuple[str, str, str], ...]:
     before, after = locked.described(), now.described()
     names = [each for each in Target.__dataclass_fields__ if before.get(each) != after.get(each)]
-    return tuple((each, _told(before.get(each)), _told(after.get(each))) for each in names)
+    return tuple((name, _told(before.get(name)), _told(after.get(name))) for name in names)
 
 
 def _told(value: object) -> str:
@@ -214,7 +214,9 @@ def _checked(
         if name not in known and not any(each.field == f"targets.{name}" for each in problems):
             problems.append(Problem("target", name, f"is not in {file}", nearest_text(name, known)))
     if names:
-        problems = [each for each in problems if each.field == "target" or each.field.partition(".")[2] in names]
+        problems = [
+            problem for problem in problems if problem.field == "target" or problem.field.partition(".")[2] in names
+        ]
     if not there and not problems:
         problems.append(Problem(file, None, "holds no target; `trainledger lock` writes them"))
     if problems:

@@ -58,10 +58,10 @@ def read_tolerances(data: object, field: str) -> dict[str, Tolerance]:
 def read_flags(texts: Iterable[str]) -> dict[str, Tolerance]:
     """Tolerances from texts such as ``peak=1%``; raises `InvalidInput`."""
     given: dict[str, Any] = {}
-    for each in texts:
-        name, equals, value = each.partition("=")
+    for text in texts:
+        name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidInput([Problem("--allow", each, "is written QUANTITY=TOLERANCE", "peak=1%")])
+            raise InvalidInput([Problem("--allow", text, "is written QUANTITY=TOLERANCE", "peak=1%")])
         given[name.strip()] = value.strip()
     return read_tolerances(given, "--allow")
 
@@ -137,14 +137,15 @@ def _total(found: Summary, quantity: str) -> int:
         return found.totals[quantity]
     if quantity == "uncounted":
         return sum(found.uncounted.values())
-    return sum(each.count if quantity == "collectives" else each.payload for each in found.collectives.values())
+    kinds = found.collectives.values()
+    return sum(kind.count if quantity == "collectives" else kind.payload for kind in kinds)
 
 
 def largest(found: Summary, quantity: str) -> list[tuple[int, Place]]:
     """The places at which most of a quantity arises, the largest first; [] where no place is known of it."""
     if quantity not in PLACED:
         return []
-    amounts = [(each.amount(quantity), each) for each in found.places if each.amount(quantity)]
+    amounts = [(place.amount(quantity), place) for place in found.places if place.amount(quantity)]
     return sorted(amounts, key=lambda each: (-each[0], each[1].key))
 
 
@@ -214,7 +215,7 @@ class Difference:
 
     @property
     def judged(self) -> tuple[Row, ...]:
-        return tuple(each for each in self.rows if not each.part)
+        return tuple(row for row in self.rows if not row.part)
 
     @property
     def more(self) -> tuple[Row, ...]:
@@ -281,7 +282,7 @@ def label(place: Place) -> str:
     """A place as a reader finds it: ``model.py:41``, or its function or module where it has no line now."""
     if not place.lines:
         return f"module {place.where}" if place.where.isdigit() else place.where
-    numbers = ",".join(str(each) for each in place.lines)
+    numbers = ",".join(str(line) for line in place.lines)
     return f"{place.where.partition(' ')[0]}:{numbers}"
 
 

@@ -137,7 +137,9 @@ def _locked(fields: object, at: str) -> Locked:
     try:
         figures = from_plain(_Figures, {key: value for key, value in fields.items() if key in own})
     except InvalidInput as error:
-        raise InvalidInput([Problem(f"{at}.{each.field}", each.value, each.rule) for each in error.problems]) from None
+        raise InvalidInput(
+            [Problem(f"{at}.{problem.field}", problem.value, problem.rule) for problem in error.problems]
+        ) from None
     below = [Problem(f"{at}.{where}", value, "must not be negative") for where, value in _negative(fields)]
     if below:
         raise InvalidInput(below)
@@ -175,7 +177,7 @@ def to_toml(targets: Mapping[str, Locked]) -> str:
         summary = locked.summary
         lines += ["", f"[{at}]", *(f"{key} = {_value(value)}" for key, value in locked.target.described().items())]
         lines.append(f"versions = {_value(locked.versions)}")
-        places = {each.key: _line(each) for each in summary.places}
+        places = {place.key: _line(place) for place in summary.places}
         collectives = {kind: vars(each) for kind, each in summary.collectives.items()}
         peak = dict(sorted(summary.peak.items()))
         sections: dict[str, Mapping[str, Any]] = {"totals": summary.totals, "peak": peak, "collectives": collectives}

@@ -102,10 +102,10 @@ def summarize(ledger: Ledger, *, root: Path, by_line: bool = True) -> Summary:
         "peak": sum(live.values()),
     }
     places = _Places(sources, by_line)
-    for each in ledger.entries:
-        there = places.at(each.line, each.path, each.phase)
-        there.flops += int(each.flops * each.times)
-        there.kept[operation(each)] += int(each.kept * each.times)
+    for entry in ledger.entries:
+        there = places.at(entry.line, entry.path, entry.phase)
+        there.flops += int(entry.flops * entry.times)
+        there.kept[operation(entry)] += int(entry.kept * entry.times)
     for life in ledger.tensors:
         if life.category == "parameters" and by_line:
             module, _, name = life.name.rpartition(".")
@@ -134,12 +134,12 @@ def operation(entry: Entry) -> str:
 
 def _collectives(entries: Iterable[Entry]) -> dict[str, Collectives]:
     found: dict[str, Collectives] = {}
-    for each in entries:
-        if each.kind == "collective":
-            kind = f"{each.name} over {each.group}" if each.group else each.name
+    for entry in entries:
+        if entry.kind == "collective":
+            kind = f"{entry.name} over {entry.group}" if entry.group else entry.name
             before = found.get(kind, Collectives(0, 0))
-            payload = before.payload + each.payload * each.times
-            found[kind] = Collectives(int(before.count + each.times), int(payload))
+            payload = before.payload + entry.payload * entry.times
+            found[kind] = Collectives(int(before.count + entry.times), int(payload))
     return dict(sorted(found.items()))
 
 
@@ -238,9 +238,9 @@ class SourceFile:
     def marks(self, name: str) -> list[tuple[str, int]]:
         """The lines of a function as (mark, number): four hexadecimal digits of what a line says."""
         marks = []
-        for each in self.functions:
-            if each.name == name:
-                for number in range(each.first, each.last + 1):
+        for function in self.functions:
+            if function.name == name:
+                for number in range(function.first, function.last + 1):
                     text = self.text(number)
                     if text and not text.startswith("#"):
                         marks.append((hashlib.sha256(text.encode()).hexdigest()[:4], number))
@@ -278,7 +278,7 @@ class Sources:
         if not os.path.isabs(name):
             return name
         folders = [os.path.join(os.path.abspath(each), "") for each in sys.path if each]
-        below = max((each for each in folders if name.startswith(each)), key=len, default="")
+        below = max((folder for folder in folders if name.startswith(folder)), key=len, default="")
         return name[len(below) :].replace(os.sep, "/")
 
     def _find(self, name: str) -> Path:

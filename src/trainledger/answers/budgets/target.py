@@ -158,7 +158,7 @@ def read_target(fields: Mapping[str, Any], at: str) -> Target:
     try:
         return from_plain(Target, data)
     except InvalidInput as error:
-        raise InvalidInput([_placed(each, at, known) for each in error.problems]) from None
+        raise InvalidInput([_placed(problem, at, known) for problem in error.problems]) from None
 
 
 def _placed(problem: Problem, at: str, known: Mapping[str, Any]) -> Problem:
@@ -213,7 +213,7 @@ def _uncounted(ledger: Ledger) -> list[str]:
     """A sentence for each operation without a rule, with the lines that it runs at."""
     notes = []
     for name, count in ledger.uncounted:
-        unknown = [each for each in ledger.entries if each.kind == "unknown" and each.name == name]
+        unknown = [entry for entry in ledger.entries if entry.kind == "unknown" and entry.name == name]
         lines = sorted({each.line for each in unknown if each.line})
         at = f" at {', '.join(lines)}" if lines else ""
         notes.append(
@@ -269,10 +269,10 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
         return _traced(target)
     except InvalidInput as error:  # of a target the fields have the names of its table, not of flags
         problems = [
-            replace(each, field=f"targets.{name}.{each.field[2:].replace('-', '_')}")
-            if each.field.startswith("--")
-            else each
-            for each in error.problems
+            replace(problem, field=f"targets.{name}.{problem.field[2:].replace('-', '_')}")
+            if problem.field.startswith("--")
+            else problem
+            for problem in error.problems
         ]
         raise InvalidInput(problems, error.where) from error
 

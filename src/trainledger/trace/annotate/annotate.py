@@ -86,7 +86,7 @@ def annotate(
     path = os.fspath(program)
     code = compiled(path)
     request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes, script=True, assume=assume)
-    with as_main(path, [str(each) for each in arguments]) as module:
+    with as_main(path, [str(argument) for argument in arguments]) as module:
         return _run(request, lambda: exec(code, module.__dict__), on_error)
 
 

@@ -167,11 +167,11 @@ class Annotation(Answer, report="annotate"):
     @property
     def problems(self) -> tuple[Finding, ...]:
         """The findings that are no mere remarks."""
-        return tuple(each for each in self.findings if each.weight == PROBLEM)
+        return tuple(finding for finding in self.findings if finding.weight == PROBLEM)
 
     @property
     def remarks(self) -> tuple[Finding, ...]:
-        return tuple(each for each in self.findings if each.weight == REMARK)
+        return tuple(finding for finding in self.findings if finding.weight == REMARK)
 
     def line(self, number: int, file: str = "") -> Line:
         """A line of the script, or of another file by the end of its name; LookupError where there is none."""
@@ -185,7 +185,7 @@ class Annotation(Answer, report="annotate"):
             f"{self.script}: {format_flops(self.total.flops)}, {format_nbytes(self.total.moved)} moved, "
             f"{format_nbytes(self.peak_nbytes)} at most"
         )
-        found = [f"{each.line}: {each.kind}: {each.what}" for each in self.findings]
+        found = [f"{finding.line}: {finding.kind}: {finding.what}" for finding in self.findings]
         return "\n".join([head, *found, self.ended]).rstrip()
 
 

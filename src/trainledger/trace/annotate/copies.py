@@ -160,9 +160,9 @@ class Conversions:
 
     def reached_loss(self, records: Iterable[Storage | None]) -> None:
         """A loss, or the softmax of one, reads tensors."""
-        for each in records:
-            if each is not None and each in self._upcast:
-                self._upcast[each].of_loss += 1
+        for record in records:
+            if record is not None and record in self._upcast:
+                self._upcast[record].of_loss += 1
 
 
 class Broadcasts(dict[tuple[str, str], Copy]):
@@ -172,7 +172,7 @@ class Broadcasts(dict[tuple[str, str], Copy]):
         if event.facts["kind"] != "elementwise" or not event.allocated:
             return
         sources, size = tensors_in(args), out.numel()
-        if len(sources) < 2 or size < max(1024, TIMES_LARGER * max(each.numel() for each in sources)):
+        if len(sources) < 2 or size < max(1024, TIMES_LARGER * max(source.numel() for source in sources)):
             return
         caller = callers.now()
         if caller is not None and not caller.inside:

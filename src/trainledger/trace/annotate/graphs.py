@@ -244,8 +244,8 @@ class Gradients:
         self._used.pop(record, None)
 
     def cleared(self, records: Iterable[Storage]) -> None:
-        for each in records:
-            self._used.pop(each, None)
+        for record in records:
+            self._used.pop(record, None)
 
     def accumulated(self, record: Storage | None, line: str) -> None:
         """A backward pass adds to a gradient."""
@@ -254,14 +254,14 @@ class Gradients:
 
     def before_step(self, records: Iterable[Storage], step_line: str, step: int) -> None:
         """Step number ``step`` is about to use gradients."""
-        for each in records:
-            line = self._used.get(each)
+        for record in records:
+            line = self._used.get(record)
             if line:
-                self.forgotten.setdefault(line, Forgotten(line, step_line)).used(each.nbytes, step)
+                self.forgotten.setdefault(line, Forgotten(line, step_line)).used(record.nbytes, step)
 
     def after_step(self, records: Iterable[Storage]) -> None:
-        for each in records:
-            self._used[each] = ""
+        for record in records:
+            self._used[record] = ""
 
 
 def gradients_of(parameters: Iterable[Tensor], record_of: RecordOf) -> list[Storage]:

@@ -268,7 +268,7 @@ class LoopGraphs:
         first, middle, last = ends[0].live, ends[len(ends) // 2].live, ends[-1].live
         if not first < middle < last:
             return
-        numbers = [turns.entered.nodes, *(each.nodes for each in ends)]
+        numbers = [turns.entered.nodes, *(end.nodes for end in ends)]
         grown = -1
         for holder, tensors, iterations in self._holders(frame, numbers, turns):
             if grown < 0:

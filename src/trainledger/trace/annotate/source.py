@@ -61,9 +61,10 @@ class Files:
         whole = os.path.abspath(file)
         if file.startswith("<") or is_tracers(whole):
             return False
-        if any(fnmatch.fnmatch(whole if "/" in each else os.path.basename(whole), each) for each in self._patterns):
+        short = os.path.basename(whole)
+        if any(fnmatch.fnmatch(whole if "/" in pattern else short, pattern) for pattern in self._patterns):
             return True
-        if whole.startswith(_INSTALLED) or any(each in whole for each in _SITES) or not is_users(whole):
+        if whole.startswith(_INSTALLED) or any(site in whole for site in _SITES) or not is_users(whole):
             return False
         return not self._patterns and bool(self._beside) and whole.startswith(self._beside)
 
@@ -199,7 +200,7 @@ def expression_at(frame: FrameType) -> str:
         return ""
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][begin:]
-    return " ".join(b" ".join(each.strip() for each in lines).decode(errors="replace").split())
+    return " ".join(b" ".join(line.strip() for line in lines).decode(errors="replace").split())
 
 
 _ADDS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "put")
@@ -253,7 +254,7 @@ def snapshots(frame: FrameType | None, files: Files) -> list[dict[str, Any]]:
     if sys.version_info >= (3, 13):
         return []
     functions = [each for each in _shown(frame, files) if each.f_code.co_flags & inspect.CO_OPTIMIZED]
-    return [each.f_locals for each in functions]
+    return [function.f_locals for function in functions]
 
 
 def _shown(frame: FrameType | None, files: Files) -> Iterator[FrameType]:
@@ -292,12 +293,12 @@ def added_to(
     if tree is None:
         return "", ""
     own = {line for _, _, line in frame.f_code.co_lines() if line is not None}
-    statements = [each for each in ast.walk(tree) if isinstance(each, ast.stmt)]
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     statements.sort(key=lambda each: (not within[0] <= each.lineno <= within[1], each.lineno not in own, each.lineno))
-    for each in statements:
-        added = _added(each, name, attribute)
+    for statement in statements:
+        added = _added(statement, name, attribute)
         if added is not None:
-            return f"{files.name(file)}:{each.lineno}", "" if isinstance(added, ast.stmt) else ast.unparse(added)
+            return f"{files.name(file)}:{statement.lineno}", "" if isinstance(added, ast.stmt) else ast.unparse(added)
     return "", ""
 
 

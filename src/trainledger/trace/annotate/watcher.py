@@ -115,8 +115,8 @@ class Watcher:
                 self.forwards.made(now - 1, self.callers.chain(), facts["flops"], before, self.account.live)
             self._nodes = now
         if self.conversions.watches and func._schema.is_mutable:
-            for each in tensors_in(args[:1]):
-                self.conversions.written(self._record_of(each))
+            for tensor in tensors_in(args[:1]):
+                self.conversions.written(self._record_of(tensor))
         if node is None:
             if self.gradients.watches and func._schema.is_mutable:
                 self._take_written(name, args)
@@ -158,7 +158,7 @@ class Watcher:
             caller_line.ran_backward = Work()
         facts = event.facts
         if facts["line"] != self._backward_line:
-            allocated = sum(each.nbytes for each in event.allocated)
+            allocated = sum(record.nbytes for record in event.allocated)
             caller_line.ran_backward.add(facts["flops"], facts["read"], facts["written"], allocated)
             caller_line.ran_lines.add(facts["line"])
 
@@ -168,7 +168,7 @@ class Watcher:
         clears = clears or (name == "fill_" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0)
         if not clears and name not in ("mul_", "div_"):
             return
-        written = [self._record_of(each) for each in tensors_in(args[0])]
+        written = [self._record_of(tensor) for tensor in tensors_in(args[0])]
         known = [each for each in written if each is not None and self.gradients.used(each)]
         if not known:
             return
@@ -195,7 +195,7 @@ class Watcher:
             self.broadcasts.take(event, args, out, self.callers)
         why = crossed or copies.why_copied(func, name, args, kwargs, out)
         if name in copies.LOSSES:
-            self.conversions.reached_loss([self._record_of(each) for each in tensors_in(args)])
+            self.conversions.reached_loss([self._record_of(tensor) for tensor in tensors_in(args)])
         if not why:
             return
         caller: Caller | None = None if backward else self.callers.now()
@@ -212,15 +212,15 @@ class Watcher:
         """The program waits for a value of a tensor, or for a device."""
         caller = self.callers.now()
         if caller is not None and not caller.inside.startswith("torch.optim") and not _loads_data(caller.frame):
-            device = next((self.device_of(each) for each in tensors), device)
+            device = next((self.device_of(tensor) for tensor in tensors), device)
             self.syncs.take(caller, name, device, self.graph.steps)
 
     def _show(self, line: LineAccount, name: str, kind: str, out: Any) -> None:
         if len(line.shown) >= MOST_SHOWN:
             return
-        for each in tensors_in(out)[:2]:
-            place = dtype_name(each.dtype), self.device_of(each), each.is_contiguous()
-            line.shown.setdefault(Shown(name.strip("_"), kind, tuple(each.shape), tuple(each.stride()), *place))
+        for tensor in tensors_in(out)[:2]:
+            place = dtype_name(tensor.dtype), self.device_of(tensor), tensor.is_contiguous()
+            line.shown.setdefault(Shown(name.strip("_"), kind, tuple(tensor.shape), tuple(tensor.stride()), *place))
 
 
 def _loads_data(frame: FrameType | None) -> bool:
@@ -232,7 +232,7 @@ def _loads_data(frame: FrameType | None) -> bool:
 
 def _by_mask(args: Args) -> bool:
     # How many elements a mask picks must be counted first, for which the host waits.
-    return any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1]))
 
 
 _KEPT = 8  # steps whose nodes may still be run backward
@@ -263,8 +263,8 @@ class Steps:
                 stack.enter_context(replaced(torch.optim.Optimizer, "__init__", self._making))
                 yield
         finally:
-            for each in hooks:
-                each.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _making(self, before: Callable[..., None]) -> Callable[..., None]:
         # From the first optimizer on what else the program writes to parameters is no step (averages, clipping).

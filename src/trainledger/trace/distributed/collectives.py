@@ -96,7 +96,7 @@ def collective_of(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> Col
     asynchronous = _argument(func, args, kwargs, "async_op")
     return Collective(
         name=kind,
-        payload=sum(each.nbytes for each in tensors_in(message)),
+        payload=sum(tensor.nbytes for tensor in tensors_in(message)),
         group=_name(group),
         ranks=1 if group is None else group.size(),
         waits=asynchronous is not True,
@@ -104,9 +104,9 @@ def collective_of(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> Col
 
 
 def _argument(func: OpOverload, args: Args, kwargs: Kwargs, name: str) -> Any:
-    for index, each in enumerate(func._schema.arguments):
-        if each.name == name:
-            return args[index] if index < len(args) else kwargs.get(name, each.default_value)
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[index] if index < len(args) else kwargs.get(name, argument.default_value)
     return None
 
 
@@ -278,7 +278,7 @@ def run_on_parts(
     operation = name.removeprefix("aten::_foreach_").removesuffix("_")
     if operation not in _ELEMENTWISE.split() or kwargs.get("out") is not None:
         return NotImplemented
-    specs = [each._spec for each in args[0] if isinstance(each, DTensor)]
+    specs = [argument._spec for argument in args[0] if isinstance(argument, DTensor)]
     if len(specs) != len(args[0]) or not all(_alike(specs, each) for each in (*args[1:], *kwargs.values())):
         return NotImplemented
     if any(each.is_partial() for spec in specs for each in spec.placements):

@@ -112,9 +112,9 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             return None
         if self._unit_path is not None:
             event.facts["path"] = self._unit_path
-            for each in event.allocated:
-                if each.origin is not None:
-                    each.origin.path = self._unit_path
+            for record in event.allocated:
+                if record.origin is not None:
+                    record.origin.path = self._unit_path
         if self._communicating:
             for each in event.allocated:
                 each.category = COMMUNICATION
@@ -125,14 +125,14 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _begins_forward(self, func: OpOverload, args: Args) -> bool:
         """Whether an operation outside of any phase is the first of a forward."""
         outside = self.phases.current == "other" and func is not _READ and torch.is_grad_enabled()
-        return outside and any(each.requires_grad for each in tensors_in(args))
+        return outside and any(tensor.requires_grad for tensor in tensors_in(args))
 
     def was_read(self, func: OpOverload, args: Args) -> None:
         """A value goes to the host."""
         self._record(func, args, {}, 0, None)
 
     def _sent(self, event: Event, collective: Collective, args: Args, out: Any) -> None:
-        made = sum(each.nbytes for each in event.allocated)
+        made = sum(record.nbytes for record in event.allocated)
         inside = sum(each.nbytes for each in tensors_in(args)) if not made else 0
         payload = collective.payload
         if made:
@@ -148,22 +148,22 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         event.facts |= {"name": collective.name, "group": collective.group, "ranks": collective.ranks, "read": read}
         event.facts |= {"payload": payload if collective.ranks > 1 else 0, "written": written}
         event.facts["overlap"] = "compute" if overlaps else ""
-        if collective.name == "all_to_all" and any(isinstance(each, list) and each for each in args[1:]):
+        if collective.name == "all_to_all" and any(isinstance(argument, list) and argument for argument in args[1:]):
             # What others send this rank depends on their data
             event.facts["basis"] = "assumed"
         if made:
-            for each in tensors_in(out):
-                self._unwaited[each.untyped_storage()._cdata] = len(self.events) - 1
+            for tensor in tensors_in(out):
+                self._unwaited[tensor.untyped_storage()._cdata] = len(self.events) - 1
 
     def waited(self, tensor: Tensor) -> None:
         """The result of a collective is needed from here on."""
         started = self._unwaited.pop(tensor.untyped_storage()._cdata, None)
         if started is not None and any(
-            each.facts["kind"] in ("matmul", "attention") for each in self.events[started + 1 :]
+            event.facts["kind"] in ("matmul", "attention") for event in self.events[started + 1 :]
         ):
             self.events[started].facts["overlap"] = "compute"
 
     def _copied_in(self, pieces: Any) -> None:
         """This rank's own piece goes into the buffer that is gathered into."""
-        moved = sum(each.nbytes for each in tensors_in(pieces))
+        moved = sum(tensor.nbytes for tensor in tensors_in(pieces))
         self._note([], name="all_gather_copy_in", kind="copy", read=moved, written=moved, source=_GATHER_COPY_IN)

@@ -94,8 +94,8 @@ class Reducer:
         self._expecting = False
         self._next = 0
         self._fill(bucket_indices)
-        for index, each in enumerate(self._parameters):
-            hooks: Any = each.register_post_accumulate_grad_hook
+        for index, parameter in enumerate(self._parameters):
+            hooks: Any = parameter.register_post_accumulate_grad_hook
             hooks(lambda _, index=index: self._ready(index))
 
     def __getattr__(self, name: str) -> Any:
@@ -119,11 +119,11 @@ class Reducer:
         """Gradients of the coming backward are sent; without this call they only add up (``no_sync``)."""
         self._expecting = True
         self._next = 0
-        for each in self._buckets:
-            each.waits_for = set(each.indices)
+        for bucket in self._buckets:
+            bucket.waits_for = set(bucket.indices)
         if self._find_unused and not self._static:
             used = _leaves_of(outputs)
-            self._unused = [at for at, each in enumerate(self._parameters) if id(each) not in used]
+            self._unused = [at for at, parameter in enumerate(self._parameters) if id(parameter) not in used]
         else:
             self._unused = []
 
@@ -223,7 +223,7 @@ class _Logger:
 def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
     """The parameters, by their id, that backward from these tensors comes to."""
     found: set[int] = set()
-    nodes = [each.grad_fn for each in outputs if isinstance(each, Tensor) and each.grad_fn is not None]
+    nodes = [output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
@@ -249,7 +249,7 @@ def _without_devices(init: Callable[..., None], ddp: Any, module: nn.Module, *gi
 
 def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbytes: int, source: int = 0) -> None:
     """Tensors of one format joined into buffers, and copied back from them on all ranks but the source."""
-    for dtype in dict.fromkeys(each.dtype for each in tensors):
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         waiting: list[Tensor] = []
         for each in (*(each for each in tensors if each.dtype == dtype), None):
             if each is not None:

@@ -117,7 +117,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if recorder is None:
                 return func(*args, **(kwargs or {}))
             return recorder.__torch_dispatch__(func, types, args, kwargs)
-        if any(hasattr(each, "__tensor_flatten__") for each in types):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return run_on_parts(func, args, kwargs or {}, partial(dispatching, self))
         # Of tokens by the expert they are routed to
         if func in COUNTS and recorder is not None:
@@ -175,7 +175,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _found_root(self) -> nn.Module:
         if self.root is not None:
             return _unwrapped(self.root)
-        models = [_unwrapped(each) for each in self._models.values()]
+        models = [_unwrapped(model) for model in self._models.values()]
         models = [each for each in models if any(True for _ in each.parameters())]
         if not models:
             raise ValueError("the program has called no module that has parameters, so there is no step to record")
@@ -197,7 +197,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def live_nbytes(self) -> int:
         """Bytes that are live on this rank now."""
         if self.recorder is not None:
-            return sum(each.nbytes for each in self.recorder.storages.live.values())
+            return sum(record.nbytes for record in self.recorder.storages.live.values())
         here = (local(each) for each in _living() if not has_no_memory(each))
         storages = {each._cdata: each.nbytes() for each in (tensor.untyped_storage() for tensor in here)}
         return sum(storages.values())
@@ -236,7 +236,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if self.recorder.phases.current in ("data", "other"):
             self.recorder.phases.begin("forward")
-        counted = (each for each in tensors_in(args) if not each.is_floating_point())
+        counted = (tensor for tensor in tensors_in(args) if not tensor.is_floating_point())
         self._tokens += next((local(each).numel() for each in counted), 0)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -250,9 +250,13 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Without an optimizer of torch no step is seen, and a program would run to its end for nothing.
         if torch.is_grad_enabled():
             return
-        written = {each.untyped_storage()._cdata for each in tensors_in(args[:1])}
+        written = {tensor.untyped_storage()._cdata for tensor in tensors_in(args[:1])}
         parameters = (each for model in self._models.values() for each in model.parameters())
-        if any(each.untyped_storage()._cdata in written for each in parameters if type(each.data) is FakeTensor):
+        if any(
+            parameter.untyped_storage()._cdata in written
+            for parameter in parameters
+            if type(parameter.data) is FakeTensor
+        ):
             raise Refused(
                 "parameters are written here by an optimizer that is none of torch.optim.Optimizer: where its steps "
                 "begin and end is not seen on a rank; let it inherit from torch.optim.Optimizer, or take one process: "

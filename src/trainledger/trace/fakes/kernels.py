@@ -64,7 +64,7 @@ def kernels_of(backend: str) -> Iterator[None]:
         raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, not {backend!r}")
     owners = import_module("torch.optim.optimizer"), torch.utils._foreach_utils
     # Fake tensors replace plain ones, of which optimizers and clipping take many at once unless asked otherwise.
-    with all_replaced(*((each, "_foreach_supported_types", lambda kinds: [*kinds, FakeTensor]) for each in owners)):
+    with all_replaced(*((owner, "_foreach_supported_types", lambda kinds: [*kinds, FakeTensor]) for owner in owners)):
         if backend == "cpu":
             yield
             return
@@ -254,7 +254,7 @@ def autocast_as_on_cuda() -> Iterator[None]:
         return kernel
 
     def to_fp32(run: Callable[..., Any]) -> Callable[..., Any]:
-        place = [each.name for each in run._schema.arguments].index("dtype")  # type: ignore[attr-defined]
+        place = [argument.name for argument in run._schema.arguments].index("dtype")  # type: ignore[attr-defined]
 
         def kernel(*args: Any, **options: Any) -> Any:
             asked = args[place] if len(args) > place else options.get("dtype")

@@ -57,11 +57,11 @@ def _hides_something(batch: Any) -> bool:
     if not isinstance(batch, Mapping):
         return False
     masks = [each for name, each in batch.items() if str(name).endswith("attention_mask") and isinstance(each, Tensor)]
-    for each in masks:
-        if each.is_meta or isinstance(each, FakeTensor):
+    for mask in masks:
+        if mask.is_meta or isinstance(mask, FakeTensor):
             return True
         with unset_fake_temporarily(), _disable_current_modes():
-            if not bool(each.all()):
+            if not bool(mask.all()):
                 return True
     return False
 

@@ -28,7 +28,7 @@ _DEEPEST = 4  # containers in containers whose contents are put back
 
 def mode_of(model: nn.Module) -> FakeTensorMode | None:
     """The mode of a model that was built of fake tensors; None for any other."""
-    return next((each.fake_mode for each in model.parameters() if isinstance(each, FakeTensor)), None)
+    return next((parameter.fake_mode for parameter in model.parameters() if isinstance(parameter, FakeTensor)), None)
 
 
 def fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -131,11 +131,11 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
                 for group in (group for each in optimizers for group in each.param_groups):
                     # L-BFGS refers to the list itself
                     group["params"][:] = [twin(each) for each in group["params"]]
-            for each in optimizers:
-                state, each.state = each.state, defaultdict(dict)
+            for optimizer in optimizers:
+                state, optimizer.state = optimizer.state, defaultdict(dict)
                 for parameter, values in state.items():
                     new = parameter if fake_already else twin(parameter)
-                    each.state[new] = {key: fake_batch(value, mode) for key, value in values.items()}
+                    optimizer.state[new] = {key: fake_batch(value, mode) for key, value in values.items()}
             yield
         finally:
             mode.allow_non_fake_inputs = before
@@ -152,12 +152,12 @@ def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
             rows = torch.zeros((1, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
             where = torch.zeros((1, 1), dtype=torch.int64, device=parameter.device)
             parameter.grad = torch.sparse_coo_tensor(where, rows, parameter.shape, check_invariants=False)
-    for each in optimizers:
-        if needs_closure(each):
-            make_state(each)
+    for optimizer in optimizers:
+        if needs_closure(optimizer):
+            make_state(optimizer)
         else:
-            each.step()
-        each.zero_grad(set_to_none=True)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     model.zero_grad(set_to_none=True)
 
 
@@ -178,7 +178,7 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
 
     uses = ("scale", "unscale_", "step", "update")
     try:
-        with all_replaced(*((torch.amp.GradScaler, each, around(used)) for each in uses)):
+        with all_replaced(*((torch.amp.GradScaler, use, around(used)) for use in uses)):
             yield
     finally:
         for container, contents in before.values():
@@ -218,8 +218,8 @@ def _statistics_in_fp32(args: Args, out: Any) -> Any:
 def _norm(args: Args, out: Any) -> Any:
     # Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur.
     first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
-    weights = [each for each in args[first : first + 2] if each is not None]
-    mixed = args[0].dtype in _HALVES and any(each.dtype == torch.float32 for each in weights)
+    weights = [argument for argument in args[first : first + 2] if argument is not None]
+    mixed = args[0].dtype in _HALVES and any(weight.dtype == torch.float32 for weight in weights)
     return _statistics_in_fp32(args, out) if mixed else out
 
 
@@ -273,7 +273,7 @@ def _recurrent(args: Args, out: Any) -> Any:
         *(states * _row(wide, nbytes) for nbytes in (size, 4, 4)),  # layer states, two gradients
         *(states * hidden * nbytes for nbytes in (size, 4)),  # hidden states, cell states
     )
-    nbytes = sum(round_up(batch * each, _PAGE) for each in rows)
+    nbytes = sum(round_up(batch * row, _PAGE) for row in rows)
     return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
 
 

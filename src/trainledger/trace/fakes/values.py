@@ -68,7 +68,7 @@ class ZeroWhereUnknown(TorchDispatchMode):
                 self._assumed()
             if trusted or self._assumed is not None:
                 return 0.0 if args[0].dtype.is_floating_point else 0
-        if func is _EQUAL and any(isinstance(each, FakeTensor) for each in args):
+        if func is _EQUAL and any(isinstance(argument, FakeTensor) for argument in args):
             return self._are_equal(*args)
         out = added_to_dense(func, args)
         if out is None:
@@ -103,8 +103,8 @@ def _only_scales(tensor: FakeTensor) -> bool:
     """Whether an optimizer of torch's own reads a number that is no truth value."""
     if tensor.dtype is torch.bool:
         return False
-    for each in callers():
-        file = each.f_code.co_filename
+    for frame in callers():
+        file = frame.f_code.co_filename
         if file.startswith(_OPTIMIZERS):
             return True
         if not file.startswith((TORCH, OURS)):
@@ -159,13 +159,13 @@ def zero_where_picked(func: OpOverload, out: Any, guessed: Callable[[], None]) -
     """Give whole numbers that an operation picks one by one the value 0; ``guessed`` is called for each."""
     if func not in _PICKS:
         return
-    for each in tensors_in(out):
-        if each.dim() or each.dtype not in _WHOLE or not isinstance(each, FakeTensor):
+    for tensor in tensors_in(out):
+        if tensor.dim() or tensor.dtype not in _WHOLE or not isinstance(tensor, FakeTensor):
             return
-        if each.constant is None:
+        if tensor.constant is None:
             guessed()
             with _disable_current_modes():
-                each.constant = torch.zeros((), dtype=each.dtype)
+                tensor.constant = torch.zeros((), dtype=tensor.dtype)
 
 
 class EmptyBatches:
@@ -184,7 +184,7 @@ class EmptyBatches:
 
     def refuse(self, inputs: list[Tensor]) -> None:
         """Raise Refused where the inputs of a model have an empty one, if a slice of the program's was empty before."""
-        if self._emptied and any(isinstance(each, FakeTensor) and not each.numel() for each in inputs):
+        if self._emptied and any(isinstance(tensor, FakeTensor) and not tensor.numel() for tensor in inputs):
             raise Refused(
                 f"the batch is empty: the slice at {self._emptied} begins and ends at values that fake tensors do not "
                 "have, and both are assumed to be 0; give the slice its length, as in data[i : i + T]"

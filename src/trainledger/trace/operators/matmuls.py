@@ -71,7 +71,7 @@ def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, in
 
 def attention_shape(func: OpOverload, first: int) -> Shape:
     """The shape of an attention kernel whose queries, keys and values are arguments from ``first`` on."""
-    arguments = [each.name for each in func._schema.arguments]
+    arguments = [argument.name for argument in func._schema.arguments]
     place = arguments.index("is_causal")
 
     def shape(args: Args) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _recurrent(args: Args, out: Any) -> int:
 def _trilinear(args: Args, out: Any) -> int:
     # Two products and a sum for each term of three tensors that are expanded to each other.
     terms, dims = 1, args[0].dim() + len(args[3])
-    shapes = [iter(each.shape) for each in args[:3]]
+    shapes = [iter(argument.shape) for argument in args[:3]]
     for dim in range(dims):
         terms *= max(1 if dim in new else next(shape) for shape, new in zip(shapes, args[3:6], strict=True))
     return 3 * terms
@@ -161,7 +161,7 @@ def flex_facts(name: str, args: Args) -> dict[str, int]:
     flops = model_flops = rules.attention_flops(*sizes)
     if name.endswith("backward"):
         flops, model_flops = rules.attention_backward_flops(*sizes), rules.attention_backward_model_flops(*sizes)
-    return {"flops": int(flops), "model_flops": int(model_flops), "read": sum(each.nbytes for each in args[:3])}
+    return {"flops": int(flops), "model_flops": int(model_flops), "read": sum(argument.nbytes for argument in args[:3])}
 
 
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:

@@ -153,7 +153,7 @@ def _dense(*places: int) -> Count:
     # Of a kernel that first copies what is not contiguous among some arguments.
 
     def scratch(args: Args, out: Any) -> int:
-        given = [args[each] for each in places if each < len(args)]
+        given = [args[place] for place in places if place < len(args)]
         return sum(each.nbytes for each in given if isinstance(each, Tensor) and not each.is_contiguous())
 
     return scratch
@@ -172,7 +172,7 @@ def _batch_norm_backward(args: Args, out: Any) -> int:
 
 def _promoted(args: Args, out: Any) -> int:
     # Of elements in several formats: what is not in the common one is copied into it (ATen's TensorIterator).
-    given = [each for each in args if isinstance(each, Tensor)]
+    given = [argument for argument in args if isinstance(argument, Tensor)]
     if len({each.dtype for each in given}) < 2:
         return 0
     common = given[0].dtype

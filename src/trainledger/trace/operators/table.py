@@ -37,7 +37,7 @@ def _fourier(args: Args, out: Any) -> int:
     x, dims = args[0], args[1]
     real = not (x.is_complex() and out.is_complex())
     larger = (out if x.is_complex() else x) if real else max(x, out, key=Tensor.numel)
-    length = prod(larger.shape[each] for each in dims)
+    length = prod(larger.shape[dim] for dim in dims)
     flops = int(5 * larger.numel() * max(1, (length - 1).bit_length()))
     return flops // 2 if real else flops
 
@@ -45,15 +45,15 @@ def _fourier(args: Args, out: Any) -> int:
 def _each_input(what: str) -> Count:
     """For each element of the largest argument."""
     count = rules.FLOPS_PER_ELEMENT[what]
-    return lambda args, out: count * max((each.numel() for each in tensors_in(args)), default=0)
+    return lambda args, out: count * max((tensor.numel() for tensor in tensors_in(args)), default=0)
 
 
 def _each_output(args: Args, out: Any) -> int:
-    return sum(each.numel() for each in tensors_in(out))
+    return sum(tensor.numel() for tensor in tensors_in(out))
 
 
 def _each_of_list(args: Args, out: Any) -> int:
-    return sum(int(each.numel()) for each in args[0])
+    return sum(int(argument.numel()) for argument in args[0])
 
 
 def _update(optimizer: str) -> Count:

@@ -237,8 +237,8 @@ def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[
         if dispatch._get_current_dispatch_mode_stack():
             return function(*args, **kwargs)
         attribution.begin_elsewhere(inside)
-        for each in modes:
-            dispatch._push_mode(each)
+        for mode in modes:
+            dispatch._push_mode(mode)
         try:
             return function(*args, **kwargs)
         finally:
@@ -273,12 +273,12 @@ class Phases:
         before, self.current = self.current, phase
         self.latest = self.latest if phase == "other" else phase
         if before == "backward":
-            gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
+            gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
             self._storages.categorize(gradients, "gradients")
         if before == "data":
-            for each in self._storages.live.values():
-                if each.phase == "data":
-                    each.category = "batch"
+            for record in self._storages.live.values():
+                if record.phase == "data":
+                    record.category = "batch"
         if phase == "backward":
             self.micro_batches += 1
             live = self._storages.live.values()

@@ -182,7 +182,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs) -> Any:
         # A tensor of parts (DTensor, torchao's) dispatches first; what it does with its parts comes here again.
-        if any(hasattr(each, "__tensor_flatten__") for each in types):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         if not isinstance(func, OpOverload):
             return self._higher_order(func, args, kwargs)
@@ -206,10 +206,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wraps = name.rpartition("::")[2] in _AROUND_ONE
         if wraps:
             args = tuple(
-                inside(partial(dispatching, self))(each) if isinstance(each, OpOverload) else each for each in args
+                inside(partial(dispatching, self))(argument) if isinstance(argument, OpOverload) else argument
+                for argument in args
             )
         out = func(*args, **kwargs)
-        made = [each for each in tensors_in(out) if self.storages.of(each) is None]
+        made = [tensor for tensor in tensors_in(out) if self.storages.of(tensor) is None]
         flex = flex_facts(name.rpartition("::")[2], args)
         if not wraps and not flex:
             self._count_unknown(name)
@@ -247,7 +248,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_view and operator.kind not in ("transfer", "reduction", "collective"):
             return None
         phase = self.phases.of_operation(made)
-        read = sum(touched_nbytes(each) for each in inputs) - sum(map(touched_nbytes, tensors_in(kwargs.get("out"))))
+        read = sum(touched_nbytes(tensor) for tensor in inputs) - sum(
+            map(touched_nbytes, tensors_in(kwargs.get("out")))
+        )
         if into is not None:
             written += touched_nbytes(out)
         if changes:
@@ -286,7 +289,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def appear(self, tensors: Iterable[Tensor], name: str) -> None:
         """Follow memory that no operation has made from now on."""
-        new = [each for each in tensors if self.storages.of(each) is None]
+        new = [tensor for tensor in tensors if self.storages.of(tensor) is None]
         if new and self._appeared is not None:
             self._appeared(self.add(name, new, kind="allocate", source=name, written=0, flops=0, read=0))
 
@@ -354,7 +357,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self.storages.there_before),
-            parameters=sum(self.local(each).numel() for each in self._root.parameters() if each.requires_grad),
+            parameters=sum(
+                self.local(parameter).numel() for parameter in self._root.parameters() if parameter.requires_grad
+            ),
             tokens=tokens,
             micro_batches=max(1, self.phases.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),

@@ -144,7 +144,7 @@ class Storages:
 
     def replaced_by_fake(self, tensors: Iterable[Tensor]) -> None:
         """Count no memory for these real tensors, which fake ones replace: a loss may still refer to them."""
-        self._replaced |= {each.untyped_storage()._cdata: each for each in tensors}
+        self._replaced |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 
     def born(self, tensor: Tensor, name: str, phase: str, line: str = "") -> Storage:
         """Follow memory that has just been made; the caller puts it into the event that it is for."""
@@ -273,7 +273,7 @@ class AssumedSizes:
         first = inputs[0] if inputs else None
         if name in _INTO and first is not None and all(each is not first for each in resting):
             return basis
-        by_storage = {id(record): each for each in outputs if (record := known.of(each)) is not None}
+        by_storage = {id(record): output for output in outputs if (record := known.of(output)) is not None}
         for record in made:
             tensor = by_storage.get(id(record))
             if tensor is not None:
@@ -285,7 +285,7 @@ class AssumedSizes:
 
         What it ``made`` gets a basis by the size that it was made in.
         """
-        basis = _worst(_basis(each) for each in arguments)
+        basis = _worst(_basis(argument) for argument in arguments)
         for record in made if basis != EXACT else ():
             if record.origin is not None:
                 record.basis = _worst(self._sizes.get(dim, EXACT) for dim in record.origin.shape)
@@ -308,7 +308,7 @@ def _worst(bases: Iterable[str]) -> str:
 
 def _numbers(args: Any) -> Iterator[int]:
     if isinstance(args, (list, tuple)):
-        for each in args:
-            yield from _numbers(each)
+        for argument in args:
+            yield from _numbers(argument)
     elif isinstance(args, int):
         yield int(args)
