@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.spec.layout import AXES, MOST_CHUNKS, OVERLAPS, Layout, overlaps
+from trainledger.spec.layout import AXES, MOST_CHUNKS, OVERLAPS, Layout
 from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import Run
 
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
+_NEEDED = {
+    "tensor": "only what sequence-parallel ranks gather and scatter is cut into parts; set layout.sequence_parallel",
+    "input-gradients": "only tensor ranks have gradients of inputs to add up; set layout.tensor",
+}
 
 
 def layout_problems(run: Run) -> Iterator[Problem]:
@@ -66,18 +70,13 @@ def _overlap_names(layout: Layout) -> Iterator[Problem]:
 
 
 def _overlap(run: Run) -> Iterator[Problem]:
-    layout = run.layout
-    yield from _overlap_names(layout)
-    if overlaps(layout, "tensor") and not can_overlap(run, "tensor"):
-        rule = "tensor: only what sequence-parallel ranks gather and scatter is cut into parts"
-        others = [each for each in layout.overlap or () if each != "tensor"]
-        rule += "; set layout.sequence_parallel"
-        yield Problem("layout.overlap", list(layout.overlap or ()), rule, others or "none")
-    if overlaps(layout, "input-gradients") and not can_overlap(run, "input-gradients"):
-        others = [each for each in layout.overlap or () if each != "input-gradients"]
-        rule = "input-gradients: only tensor ranks have gradients of inputs to add up; set layout.tensor"
-        yield Problem("layout.overlap", list(layout.overlap or ()), rule, others or "none")
-    if overlaps(layout, "experts") and not can_overlap(run, "experts"):
+    yield from _overlap_names(run.layout)
+    names = list(run.layout.overlap or ())
+    for name, rule in _NEEDED.items():
+        if name in names and not can_overlap(run, name):
+            others = [other for other in names if other != name]
+            yield Problem("layout.overlap", names, f"{name}: {rule}", others or "none")
+    if "experts" in names and not can_overlap(run, "experts"):
         yield from _beside_another(run)
 
 

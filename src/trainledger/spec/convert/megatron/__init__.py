@@ -8,11 +8,11 @@ from typing import Any
 from trainledger.spec.convert.megatron.arguments import (
     LARGEST,
     SUFFIXES,
-    TABLES,
     Arguments,
     Reading,
     from_values,
     read_arguments,
+    tables,
 )
 from trainledger.spec.convert.megatron.sections import model_of, recipe_of
 from trainledger.spec.frozen import frozen
@@ -79,11 +79,11 @@ def from_arguments(arguments: Arguments, *, devices: int | None = None, where: s
     """
     read = Reading(arguments)
     program = arguments.program.lower()
-    for word, kind in TABLES["programs"].items():
+    for word, kind in tables()["programs"].items():
         if word in program:
             read.problems.append(Problem("", None, f"{arguments.program} trains {kind}, which is not accounted for"))
             break
-    for name, rule in TABLES["refused"].items():
+    for name, rule in tables()["refused"].items():
         if name in arguments.given:
             read.refuse(name, shown(" ".join(read.words(name))), rule)
     tensor, pipeline, context = ranks_of(read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".log", ".out"
 _LOGGED = re.compile(r"^.*?\s([a-z][a-z0-9_]+) \.{3,} (.*?)\s*$")
 _LOG_BEGINS = "arguments ----"
 _OF_A_MODEL = ("num-layers", "hidden-size", "micro-batch-size", "num-attention-heads")
-TABLES = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
-_SILENT = re.compile(rf"({'|'.join(TABLES['begin'])})(-.*)?|.*-({'|'.join(TABLES['end'])})|{'|'.join(TABLES['exact'])}")
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """The tables of flags.toml."""
+    return tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
 
 
 @frozen
@@ -139,9 +144,9 @@ def _take(found: dict[str, Value], name: str, value: Any) -> None:
     if not isinstance(text, str | int | float):
         return
     text = str(text)
-    if name in TABLES["inverted"]:
+    if name in tables()["inverted"]:
         if text in ("False", "false"):
-            found[TABLES["inverted"][name]] = "true"
+            found[tables()["inverted"][name]] = "true"
     elif text not in ("None", "False", "false", ""):
         found[name] = "true" if text in ("True", "true") else text
 
@@ -196,13 +201,19 @@ def _members(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 _LARGEST = 10**12
 
 
+@cache
+def _silent() -> re.Pattern[str]:
+    begin, end, exact = ("|".join(tables()[name]) for name in ("begin", "end", "exact"))
+    return re.compile(f"({begin})(-.*)?|.*-({end})|{exact}")
+
+
 def changes_nothing(name: str) -> bool:
     """An argument changes neither memory nor time nor what is trained, as far as they are accounted for.
 
     >>> changes_nothing("tensorboard-dir"), changes_nothing("num-layers")
     (True, False)
     """
-    return _SILENT.fullmatch(name) is not None
+    return _silent().fullmatch(name) is not None
 
 
 class Reading:
@@ -282,7 +293,7 @@ class Reading:
 
     def table(self, name: str) -> dict[str, Any]:
         """The fields of a table of flags.toml, each one argument."""
-        return {field: getattr(self, kind)(*given) for field, (kind, *given) in TABLES[name].items()}
+        return {field: getattr(self, kind)(*given) for field, (kind, *given) in tables()[name].items()}
 
     def refuse(self, name: str, value: Any, rule: str, nearest: Any = None) -> None:
         self.problems.append(Problem(f"--{name}", value, rule, nearest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainledger.spec.convert.megatron.arguments import TABLES, Reading
+from trainledger.spec.convert.megatron.arguments import Reading, tables
 
 _LIST = re.compile(r"\(?\[(\d)\]\*(\d+)\+\[(\d)\]\*(\d+)\)?")
 _SCALINGS = {"tensorwise": "tensorwise", "delayed": "tensorwise", "blockwise": "block", "mxfp8": "block"}
@@ -46,8 +46,8 @@ def _vocabulary(read: Reading, tensor: int) -> tuple[int, int]:
     kind, named = read.text("tokenizer-type", "GPT2BPETokenizer"), (read.given("tokenizer-model") or "").lower()
     if given is not None:
         return given, multiple
-    of_kind: int | None = TABLES["vocabularies"].get(str(kind))
-    known = of_kind or next((count for name, count in TABLES["tokenizers"].items() if name in named), None)
+    of_kind: int | None = tables()["vocabularies"].get(str(kind))
+    known = of_kind or next((count for name, count in tables()["tokenizers"].items() if name in named), None)
     if known is None:
         rule = "names a tokenizer whose file is not opened here; say how many tokens it has"
         read.refuse("tokenizer-type", kind, rule, "--set model.vocab_size=32000")
