@@ -71,11 +71,11 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     'llama-3.1-8b'
     """
     known, lower = list(known), name.lower()
-    found = next((each for each in (lower, _hub_name(lower)) if each in known), None)
+    found = next((name for name in (lower, _hub_name(lower)) if name in known), None)
     if found is not None:
         return found
-    longer = [each for each in known if each.startswith(lower)] if name else []
-    near = next((each for each in (*_USUAL, *longer) if each in longer), None) or nearest_text(name, known)
+    longer = [name for name in known if name.startswith(lower)] if name else []
+    near = next((name for name in (*_USUAL, *longer) if name in longer), None) or nearest_text(name, known)
     if near in _USUAL and near.startswith(f"{lower}-"):
         return near
     listed = longer if len(longer) > 1 else [] if near else known
@@ -313,9 +313,9 @@ def published(device_name: str) -> tuple[Published, ...]:
     [50677]
     """
     return tuple(
-        Published(each["name"], each["value"], each["what"], each["source"], str(each["date"]))
-        for each in _table("reliability.toml")["published"]
-        if device_name in each.get("devices", (device_name,))
+        Published(figure["name"], figure["value"], figure["what"], figure["source"], str(figure["date"]))
+        for figure in _table("reliability.toml")["published"]
+        if device_name in figure.get("devices", (device_name,))
     )
 
 
@@ -355,7 +355,7 @@ def trained_models() -> tuple[TrainedModel, ...]:
     >>> [each.tokens for each in trained_models() if each.title == "Chinchilla 70B"]
     [1400000000000]
     """
-    return tuple(TrainedModel(**each) for each in _table("trained_models.toml")["model"])
+    return tuple(TrainedModel(**record) for record in _table("trained_models.toml")["model"])
 
 
 def scaling_laws() -> dict[str, dict[str, Any]]:
@@ -377,13 +377,13 @@ def critical_batch() -> dict[str, dict[str, Any]]:
 
 
 def _names(kind: str) -> list[str]:
-    return sorted(each[: -len(".toml")] for each in os.listdir(os.path.join(_HERE, kind)) if each.endswith(".toml"))
+    return sorted(name[: -len(".toml")] for name in os.listdir(os.path.join(_HERE, kind)) if name.endswith(".toml"))
 
 
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
     name = known_as(name, _names(kind), field)  # looked up in the listing, so that it can never be a path
     entry = deepcopy(_table(kind, f"{name}.toml"))  # a caller may change its copy
-    missing = [each for each in _NEEDED.get(kind, ()) if each not in entry]
+    missing = [key for key in _NEEDED.get(kind, ()) if key not in entry]
     if missing:
         raise InvalidInput([Problem(field, name, f"catalog/{kind}/{name}.toml has no {', no '.join(missing)}")])
     return entry

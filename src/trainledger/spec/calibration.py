@@ -159,8 +159,8 @@ def fits_toml(fits: tuple[Fit, ...]) -> str:
     import tomli_w
 
     blocks = []
-    for each in fits:
-        record = to_plain(each)
+    for fit in fits:
+        record = to_plain(fit)
         factors = record.pop("factors")
         blocks.append(f"{_MARKER}{tomli_w.dumps(record)}[fits.factors]\n{tomli_w.dumps(factors)}")
     return "".join(blocks)
@@ -300,22 +300,22 @@ class Calibration:
     def peak_flops_per_second(self) -> dict[str, float]:
         """The best matmul rate by dtype: the peak that MFU refers to."""
         best: dict[str, float] = {}
-        for each in self.kernels:
-            if each.kind == "matmul":
-                best[each.dtype] = max(best.get(each.dtype, 0.0), each.flops_per_second)
+        for kernel in self.kernels:
+            if kernel.kind == "matmul":
+                best[kernel.dtype] = max(best.get(kernel.dtype, 0.0), kernel.flops_per_second)
         return best
 
     @property
     def memory_bytes_per_second(self) -> float | None:
         """Bytes read and written per second by the largest copy into memory used before."""
-        copies = [each for each in self.kernels if each.kind == "copy"]
+        copies = [kernel for kernel in self.kernels if kernel.kind == "copy"]
         return max(copies, key=lambda each: each.nbytes).bytes_per_second if copies else None
 
     @property
     def host_bytes_per_second(self) -> float | None:
         """The slower way between an accelerator and pinned memory of its host; None where none was measured."""
-        pinned = [each.bytes_per_second for each in self.host_copies if each.what.endswith(", pinned")]
-        return min((each for each in pinned if each is not None), default=None)
+        pinned = [copy.bytes_per_second for copy in self.host_copies if copy.what.endswith(", pinned")]
+        return min((rate for rate in pinned if rate is not None), default=None)
 
 
 def to_device(calibration: Calibration, name: str = "this-machine") -> Device:

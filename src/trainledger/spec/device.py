@@ -223,7 +223,7 @@ class Device:
     def keeping_free(self, nbytes: int) -> Device:
         """The device without so many bytes of its memory."""
         sizes = self.memory_nbytes, self.usable_nbytes
-        memory, usable = (None if each is None else each - nbytes for each in sizes)
+        memory, usable = (None if size is None else size - nbytes for size in sizes)
         return replace(self, memory_nbytes=memory, usable_nbytes=usable)
 
     @property

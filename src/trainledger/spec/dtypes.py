@@ -230,8 +230,8 @@ _OFP8 = "OCP 8-bit Floating Point Specification (OFP8), section 5"
 _ELEMENTS = "OCP Microscaling Formats Specification v1.0, section 5.3"
 
 FORMATS = {
-    each.name: each
-    for each in (
+    entry.name: entry
+    for entry in (
         NumberFormat("fp64", 11, 52, "ieee", "a reference to check numerics against; slow on accelerators", _IEEE),
         NumberFormat("fp32", 8, 23, "ieee", "master weights, optimizer states, losses, norms, long sums", _IEEE),
         NumberFormat(
@@ -261,8 +261,8 @@ _INT8 = "Dettmers et al. 2022, 8-bit Optimizers (arXiv 2110.02861), section 2: b
 _INT4 = "groups of 128 with an fp16 scale, zero points left out (Frantar et al. 2022, GPTQ, arXiv 2210.17323)"
 
 BLOCK_FORMATS = {
-    each.name: each
-    for each in (
+    entry.name: entry
+    for entry in (
         BlockFormat("mxfp8", "e4m3", 8, 32, "e8m0", 8, _MX),
         BlockFormat("mxfp6", "e3m2", 6, 32, "e8m0", 8, _MX),
         BlockFormat("mxfp4", "e2m1", 4, 32, "e8m0", 8, _MX),
@@ -295,7 +295,7 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
-_WHOLE_NBYTES = {each.name: each.nbytes for each in FORMATS.values() if each.bits % 8 == 0} | OTHER_NBYTES
+_WHOLE_NBYTES = {entry.name: entry.nbytes for entry in FORMATS.values() if entry.bits % 8 == 0} | OTHER_NBYTES
 
 
 def nbytes_in(elements: Int, dtype: str) -> Int:

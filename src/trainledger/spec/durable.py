@@ -77,4 +77,4 @@ def is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in FULL
     # safetensors wraps the system's error in its own and keeps only the text.
-    return any(f"os error {each}" in str(error) for each in FULL)
+    return any(f"os error {code}" in str(error) for code in FULL)

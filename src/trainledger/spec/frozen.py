@@ -48,9 +48,11 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> Any:
 def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
     """An ``__init__`` without a line of source for each field."""
     known = fields(cls)
-    start = {each.name: each.default for each in known}
-    needed = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
-    made = [(each.name, each.default_factory) for each in known if each.default_factory is not MISSING]
+    start = {declared.name: declared.default for declared in known}
+    needed = [
+        declared.name for declared in known if declared.default is MISSING and declared.default_factory is MISSING
+    ]
+    made = [(declared.name, declared.default_factory) for declared in known if declared.default_factory is not MISSING]
     in_order = () if kw_only else tuple(start)
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:  # noqa: N807
@@ -68,7 +70,7 @@ def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
         if len(values) > len(start):
             _refuse_unknown(cls, named)
         if given and named and not named.keys().isdisjoint(in_order[: len(given)]):
-            name = next(each for each in named if each in in_order[: len(given)])
+            name = next(name for name in named if name in in_order[: len(given)])
             raise TypeError(f"{cls.__qualname__} has two values for field {name!r}")
         for name, make in made:
             if values[name] is MISSING:
@@ -79,12 +81,12 @@ def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
 
 def _refuse_unknown(cls: Any, named: dict[str, Any]) -> None:
     """Raises TypeError where a name is no field's."""
-    known = [each.name for each in fields(cls)]
+    known = [declared.name for declared in fields(cls)]
     for name in named:
         if name not in known:
             from difflib import get_close_matches
 
-            near = [f"; nearest: {each!r}" for each in get_close_matches(name, known, n=1)]
+            near = [f"; nearest: {match!r}" for match in get_close_matches(name, known, n=1)]
             raise TypeError(f"{cls.__qualname__} has no field {name!r}{''.join(near)}")
 
 
@@ -98,12 +100,12 @@ class _Signature:
             raise AttributeError("__signature__")
         in_order = [
             Parameter(
-                each.name, Parameter.KEYWORD_ONLY if each.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
-                default=Parameter.empty if each.default is MISSING and each.default_factory is MISSING
-                else each.default if each.default_factory is MISSING else _Made(each.default_factory),
-                annotation=each.type,
+                declared.name, Parameter.KEYWORD_ONLY if declared.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
+                default=Parameter.empty if declared.default is MISSING and declared.default_factory is MISSING
+                else declared.default if declared.default_factory is MISSING else _Made(declared.default_factory),
+                annotation=declared.type,
             )
-            for each in fields(cls)
+            for declared in fields(cls)
         ]  # fmt: skip
         return Signature(in_order, return_annotation=None)
 
@@ -125,27 +127,30 @@ class _Doc:
         self.doc = doc
 
     def __get__(self, instance: object, cls: Any) -> str | None:
-        said = [each for each in fields(cls) if "doc" in each.metadata]
+        said = [declared for declared in fields(cls) if "doc" in declared.metadata]
         if not said:
             return self.doc
         from inspect import cleandoc
         from textwrap import fill
 
         lines = [
-            fill(f"{_declared(each)} - {_meant(each)}", 100, initial_indent="    ", subsequent_indent=" " * 8)
-            for each in said
+            fill(f"{_declared(name)} - {_meant(name)}", 100, initial_indent="    ", subsequent_indent=" " * 8)
+            for name in said
         ]
         return "\n".join([cleandoc(self.doc or ""), "", "Fields:", *lines])
 
 
-def _declared(each: Field[Any]) -> str:
-    default = "" if each.default is MISSING else f" = {each.default!r}"
-    return f"{each.name}: {each.type}{default}"
+def _declared(declared: Field[Any]) -> str:
+    default = "" if declared.default is MISSING else f" = {declared.default!r}"
+    return f"{declared.name}: {declared.type}{default}"
 
 
-def _meant(each: Field[Any]) -> str:
+def _meant(declared: Field[Any]) -> str:
     """The description of a field (`spec.setting.setting`), and the unit of its quantity."""
-    rules, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
+    rules, unit = (
+        declared.metadata,
+        {"nbytes": "bytes"}.get(declared.metadata["quantity"], declared.metadata["quantity"]),
+    )
     words = [rules["doc"]]
     if unit in ("bytes", "bytes/s", "seconds") and unit not in rules["doc"]:
         words.append(f"in {unit}")

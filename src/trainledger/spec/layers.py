@@ -61,7 +61,7 @@ def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
 def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
     """The rotary modules of a model."""
     names = {angles_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
-    return tuple(each for each in ("rotary", "rotary_local") if each in names)
+    return tuple(name for name in ("rotary", "rotary_local") if name in names)
 
 
 def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
@@ -88,7 +88,7 @@ def last_kind(spec: ModelSpec) -> LayerKind:
 def expert_layers(spec: ModelSpec) -> Any:
     """The number of layers with experts, those of the multi-token prediction modules included."""
     mtp = spec.n_mtp_layers * last_kind(spec).experts
-    return mtp + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
+    return mtp + sum(segment.count * sum(kind.experts for kind in segment.kinds) for segment in segments(spec))
 
 
 def period_of(spec: ModelSpec) -> int:
@@ -121,11 +121,11 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     for until in (min(dense, spec.n_layers), spec.n_layers):
         whole, rest = divmod(until - first, period)
         if whole:
-            found.append(Segment(tuple(kind_of(spec, first + each) for each in range(period)), whole))
+            found.append(Segment(tuple(kind_of(spec, first + layer) for layer in range(period)), whole))
         if rest:
-            found.append(Segment(tuple(kind_of(spec, until - rest + each) for each in range(rest)), 1))
+            found.append(Segment(tuple(kind_of(spec, until - rest + layer) for layer in range(rest)), 1))
         first = until
-    return tuple(_simplest(each) for each in found)
+    return tuple(_simplest(segment) for segment in found)
 
 
 def _simplest(segment: Segment) -> Segment:
@@ -164,7 +164,7 @@ def checkpointed(recipe: Recipe, kind: str) -> Recipe:
 @lru_cache(maxsize=256)  # whoever asks names any number of segments
 def _as_kind(now: Checkpointing, kind: str) -> Checkpointing:
     cls: Any = CHECKPOINTING[kind]
-    known = {each.name for each in fields(cls)}
+    known = {field.name for field in fields(cls)}
     again: Checkpointing = cls(**{name: value for name, value in vars(now).items() if name in known})
     return again
 
@@ -197,12 +197,12 @@ def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     These are all, except the first of frozen blocks whose adapters come after its attention.
     """
     runs = layer_runs(spec, recipe)
-    kinds = [kind for each in runs for kind in each.kinds]
+    kinds = [kind for run in runs for kind in run.kinds]
     whole_again = recipe.activation_checkpointing.kind in ("full", "segments", "selective") and runs[0].groups[0].again
     if recipe.lora is None or whole_again:
         return set(kinds)
     targets = recipe.lora.targets
-    before = any(is_target(f"self_attn.{each}.weight", targets) for each in ATTENTION if each != "o_proj")
+    before = any(is_target(f"self_attn.{name}.weight", targets) for name in ATTENTION if name != "o_proj")
     return set(kinds if before else kinds[1:])
 
 
@@ -210,7 +210,7 @@ def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     """The kinds of layers of which backward recomputes something."""
     runs = layer_runs(spec, recipe)
     if recipe.activation_checkpointing.kind in ("attention", "from-start"):
-        return {kind for each in runs for kind in each.kinds}
+        return {kind for run in runs for kind in run.kinds}
     found: set[LayerKind] = set()
     for each in runs:
         first = 0
@@ -249,7 +249,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     [2] 1
     """
     if recipe is None:
-        return tuple(_alike(each, False) for each in segments(spec))
+        return tuple(_alike(segment, False) for segment in segments(spec))
     runs = _runs(spec, recipe)
     # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
     # The first of frozen blocks with adapters alone gives no gradient on.
@@ -274,7 +274,7 @@ def _rounds(run: LayerRun, *counts: Any) -> Iterator[LayerRun]:
 def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     every = recipe.activation_checkpointing.every
     if recipe.activation_checkpointing.kind != "segments" and every == 1:
-        return tuple(_alike(each, is_again(recipe, 0)) for each in segments(spec))
+        return tuple(_alike(segment, is_again(recipe, 0)) for segment in segments(spec))
     if not isinstance(spec.n_layers, int):
         rule = f"n_layers must be one number for {recipe.activation_checkpointing.kind} in groups, not many or a symbol"
         raise InvalidInput([Problem("model.n_layers", None, rule)])
@@ -304,9 +304,9 @@ def _run(spec: ModelSpec, recipe: Recipe, first: int, groups: int, size: int, co
     members = []
     for number in range(first, first + groups):
         layers = range(number * size, min((number + 1) * size, spec.n_layers))
-        members.append((tuple(kind_of(spec, each) for each in layers), Group(len(layers), is_again(recipe, number))))
+        members.append((tuple(kind_of(spec, layer) for layer in layers), Group(len(layers), is_again(recipe, number))))
     whole = len(members)
     shortest = next(n for n in range(1, whole + 1) if whole % n == 0 and members == members[:n] * (whole // n))
     pattern = members[:shortest]
-    kinds = tuple(kind for each, _ in pattern for kind in each)
+    kinds = tuple(kind for kinds, _ in pattern for kind in kinds)
     return LayerRun(kinds, tuple(group for _, group in pattern), count * (whole // shortest))

@@ -148,7 +148,7 @@ class Layout:
         (0, 2)
         """
         sizes = (self.tensor, self.context, self.expert, self.pipeline)
-        return sum(each > 1 for each in sizes) + (self.stage_layers is not None)
+        return sum(size > 1 for size in sizes) + (self.stage_layers is not None)
 
     @property
     def alone(self) -> bool:

@@ -163,15 +163,15 @@ class Muon(Optimizer):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    each.kind: each
-    for each in (
+    cls.kind: cls
+    for cls in (
         AdamW, Adam, SGD, Momentum, Nesterov, Adagrad, RMSProp, Adafactor, Lion, Muon, AdamW8bit, Adam8bit,
     )
 }  # fmt: skip
 
 # How each may run, the default first.
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
-    each: kind.__dataclass_fields__["implementation"].metadata["choices"] for each, kind in OPTIMIZERS.items()
+    name: kind.__dataclass_fields__["implementation"].metadata["choices"] for name, kind in OPTIMIZERS.items()
 }
 # Whose step size does not depend on that of the gradient: muP's rule for Adam holds for them.
 STEPS_OF_OWN_SIZE = ("adamw", "adam", "adamw-8bit", "adam-8bit", "lion")

@@ -20,7 +20,7 @@ KIND = "kind"
 
 def part(doc: str, *kinds: type[Any], default: Any = MISSING) -> Any:
     """A dataclass field that is a part of one of these kinds; the first is taken where no kind is given."""
-    known = {tag_of(each): each for each in kinds}
+    known = {tag_of(kind): kind for kind in kinds}
     metadata = {
         "doc": doc, "quantity": "part", "kinds": known, "at_least": None, "above": None, "at_most": None, "unit": "",
         "choices": tuple(known) if len(known) > 1 else None,
@@ -33,27 +33,27 @@ def tag_of(kind: object) -> str:
     return getattr(kind, KIND, "")
 
 
-def kinds_of(each: Field[Any] | None) -> dict[str, type[Any]] | None:
+def kinds_of(declared: Field[Any] | None) -> dict[str, type[Any]] | None:
     """The kinds of a part by name; None for a field that is no part."""
-    return None if each is None else each.metadata.get("kinds")
+    return None if declared is None else declared.metadata.get("kinds")
 
 
-def members_of(each: Field[Any] | None) -> type[Any] | None:
+def members_of(declared: Field[Any] | None) -> type[Any] | None:
     """The class of each table of a field that holds any number of them by name; None for another field."""
-    return None if each is None else each.metadata.get("members")
+    return None if declared is None else declared.metadata.get("members")
 
 
 def table_of(section: Any) -> dict[str, Any]:
     """Every field of a section or part as plain values, those of its parts in separate tables."""
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
-    for each in fields(section):
-        value = getattr(section, each.name)
-        if kinds_of(each) is not None and value is not None:
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if kinds_of(declared) is not None and value is not None:
             value = table_of(value)
-        elif members_of(each) is not None and value is not None:
+        elif members_of(declared) is not None and value is not None:
             value = {name: table_of(one) for name, one in value}
-        table[each.name] = list(value) if isinstance(value, tuple) else value
+        table[declared.name] = list(value) if isinstance(value, tuple) else value
     return table
 
 
@@ -65,19 +65,19 @@ def explicit(section: Any) -> dict[str, Any]:
     tag = tag_of(section)
     table: dict[str, Any] = {KIND: tag} if tag else {}
     replaced = getattr(section, "replaced", ())
-    for each in fields(section):
-        value = getattr(section, each.name)
-        if each.name in replaced:
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if declared.name in replaced:
             continue
         if value is None:
-            if each.default is not None:
-                table[each.name] = NONE
-        elif type(value) in (kinds_of(each) or {}).values():
-            table[each.name] = explicit(value)
-        elif members_of(each) is not None:
-            table[each.name] = {name: explicit(one) for name, one in value}
+            if declared.default is not None:
+                table[declared.name] = NONE
+        elif type(value) in (kinds_of(declared) or {}).values():
+            table[declared.name] = explicit(value)
+        elif members_of(declared) is not None:
+            table[declared.name] = {name: explicit(one) for name, one in value}
         else:
-            table[each.name] = list(value) if isinstance(value, tuple) else value
+            table[declared.name] = list(value) if isinstance(value, tuple) else value
     return table
 
 
@@ -93,9 +93,9 @@ def fields_of(section: Any) -> dict[str, Any]:
 
 
 def _paths(section: Any, before: str) -> Iterator[tuple[str, Any]]:
-    for each in fields(section):
-        value, path = getattr(section, each.name), before + each.name
-        if kinds_of(each) is None or value is None:
+    for declared in fields(section):
+        value, path = getattr(section, declared.name), before + declared.name
+        if kinds_of(declared) is None or value is None:
             yield path, value
         else:
             if tag_of(value):
@@ -111,15 +111,15 @@ def chosen(section: Any, before: str = "") -> dict[str, Any]:
     {'dim': 64, 'scaling': 'linear', 'scaling.factor': 2.0}
     """
     found: dict[str, Any] = {}
-    for each in fields(section):
-        value, path = getattr(section, each.name), before + each.name
-        if members_of(each) is not None and value is not None:
+    for declared in fields(section):
+        value, path = getattr(section, declared.name), before + declared.name
+        if members_of(declared) is not None and value is not None:
             for name, one in value:
                 found |= chosen(one, f"{path}.{name}.")
-        elif kinds_of(each) is None or value is None:
-            found |= {path: value} if value != each.default else {}
+        elif kinds_of(declared) is None or value is None:
+            found |= {path: value} if value != declared.default else {}
         else:
-            found |= {path: tag_of(value)} if tag_of(value) != tag_of(each.default) else {}
+            found |= {path: tag_of(value)} if tag_of(value) != tag_of(declared.default) else {}
             found |= chosen(value, f"{path}.")
     return found
 
@@ -197,9 +197,9 @@ def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> d
     return table
 
 
-def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
+def _merged_part(declared: Field[Any], before: object, value: Any) -> Any:
     """A part as it is written, over its value before: a table, or anything else that the reader refuses."""
-    kinds = kinds_of(each)
+    kinds = kinds_of(declared)
     assert kinds is not None
     if type(value) in kinds.values():
         return explicit(value)
@@ -209,7 +209,7 @@ def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
         return value
     value = {str(name): one for name, one in value.items()}
     table = _table(before)
-    tag, now = table.get(KIND, first_kind(each)), value.get(KIND)
+    tag, now = table.get(KIND, first_kind(declared)), value.get(KIND)
     cls = kinds.get(now if isinstance(now, str) else tag) if isinstance(now or tag, str) else None
     if cls is None:
         return {**table, **value}
@@ -252,9 +252,9 @@ def known_fields(cls: type[Any]) -> Mapping[str, Field[Any]]:
 
 @cache
 def _by_name(cls: type[Any]) -> Mapping[str, Field[Any]]:
-    return {each.name: each for each in fields(cls)}
+    return {declared.name: declared for declared in fields(cls)}
 
 
-def first_kind(each: Field[Any]) -> str:
+def first_kind(declared: Field[Any]) -> str:
     """The kind of a part for which none is given."""
-    return str(next(iter(each.metadata["kinds"])))
+    return str(next(iter(declared.metadata["kinds"])))

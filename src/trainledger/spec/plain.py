@@ -25,7 +25,7 @@ def to_plain(value: Any) -> dict[str, Any]:
     """A dataclass as a dict of plain values; fields that are None are left out, as TOML has no word for them."""
 
     def filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {key: each for key, each in pairs if each is not None}
+        return {key: inner for key, inner in pairs if inner is not None}
 
     return asdict(value, dict_factory=filled)
 
@@ -68,9 +68,9 @@ def finite(value: Any) -> Any:
     {'a': [1.5, None], 'b': None}
     """
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -136,21 +136,23 @@ def _dataclass(cls: type[Any], data: object, at: str, problems: list[Problem]) -
         problems.append(Problem(at or "file", None, f"must be a table of fields, not {type(data).__name__}"))
         return None
     hints = _hints(cls)  # type: ignore[arg-type]  # classes hash; mypy overlooks it
-    known = {each.name: each for each in fields(cls)}
+    known = {field.name: field for field in fields(cls)}
     found = [
         Problem(_join(at, key), data[key], NO_FIELD, nearest_text(str(key), known))
         for key in data.keys() - known.keys()
     ]
     values = {}
-    for name, each in known.items():
+    for name, declared in known.items():
         if name in data:
             values[name] = _value(hints[name], data[name], _join(at, name), found)
-        elif each.default is MISSING and each.default_factory is MISSING:
+        elif declared.default is MISSING and declared.default_factory is MISSING:
             found.append(Problem(_join(at, name), None, "is missing"))
     if not found:
         value = cls(**values)
         ask = getattr(value, "problems", None)
-        found = [Problem(_join(at, each.field), each.value, each.rule, each.nearest) for each in _asked(ask)]
+        found = [
+            Problem(_join(at, problem.field), problem.value, problem.rule, problem.nearest) for problem in _asked(ask)
+        ]
         if not found:
             return value
     problems.extend(found)
@@ -174,7 +176,7 @@ def _value(hint: Any, data: Any, at: str, problems: list[Problem]) -> Any:
         return _dataclass(typing.cast(type[Any], hint), data, at, problems)
     if origin is tuple:
         if isinstance(data, list | tuple):
-            return tuple(_value(inner[0], each, f"{at}[{place}]", problems) for place, each in enumerate(data))
+            return tuple(_value(inner[0], item, f"{at}[{place}]", problems) for place, item in enumerate(data))
         problems.append(Problem(at, data, "must be a list"))
         return None
     if origin is dict:

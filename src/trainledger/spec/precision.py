@@ -276,8 +276,8 @@ class FP8BlockSharded(BF16Sharded):
 
 
 PRECISIONS: dict[str, type[Precision]] = {
-    each.kind: each
-    for each in (
+    cls.kind: cls
+    for cls in (
         FP32, TF32, BF16, FP16, BF16Mixed, FP16Mixed, BF16Sharded, FP8Tensorwise, FP8Rowwise, FP8Block,
         FP8TensorwiseSharded, FP8RowwiseSharded, FP8BlockSharded,
     )

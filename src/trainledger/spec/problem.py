@@ -8,7 +8,7 @@ from trainledger.spec.frozen import frozen
 
 _LONGEST = 60
 # C0 but newline and tab, DEL and C1 (ECMA-48): a terminal obeys them.
-_CONTROLS = {each: f"\\x{each:02x}" for each in (*range(32), *range(127, 160)) if chr(each) not in "\n\t"}
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @frozen
@@ -50,7 +50,7 @@ class InvalidInput(ValueError):  # noqa: N818
         self.problems = tuple(problems)
         where = "" if where == "." else where  # the directory that the person is in goes without saying
         self.where = where
-        lines = [str(each) for each in problems]
+        lines = [str(problem) for problem in problems]
         super().__init__("\n".join([f"{printable(where)}:", *("  " + line for line in lines)] if where else lines))
         self.__suppress_context__ = True  # a traceback shows these sentences, not what was tried before
 
@@ -63,8 +63,8 @@ class InvalidInput(ValueError):  # noqa: N818
 
     def placed(self) -> list[Problem]:
         """The problems, each with where it was found, to be collected with others."""
-        return [Problem(each.field, each.value, each.rule, each.nearest, each.where or self.where)
-                for each in self.problems]  # fmt: skip
+        return [Problem(problem.field, problem.value, problem.rule, problem.nearest, problem.where or self.where)
+                for problem in self.problems]  # fmt: skip
 
 
 InvalidInput.__module__ = "trainledger"  # its public name, with which a traceback ends
@@ -75,7 +75,7 @@ def refuse_given(refusals: Iterable[Refusal]) -> None:
 
     >>> refuse_given([("recipe.dropout", 0, "is not trained", 0), ("recipe.compile", False, "is not trained", False)])
     """
-    if found := [Problem(*each) for each in refusals if each[1]]:
+    if found := [Problem(*refusal) for refusal in refusals if refusal[1]]:
         raise InvalidInput(found)
 
 
@@ -120,7 +120,7 @@ def _short(text: str) -> str:
 def _has_in_order(parts: list[str], said: list[str]) -> bool:
     """Every word that was said is one of the parts of a name, in the same order."""
     left = iter(parts)
-    return all(each in left for each in said)
+    return all(name in left for name in said)
 
 
 def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
@@ -143,16 +143,16 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
         pairs = zip(re.findall(r"\d+", other), re.findall(r"\d+", lower), strict=True)
         return sorted(other) != sorted(lower), [abs(int(one) - int(two)) for one, two in pairs]
 
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {word.lower(): word for word in known}
     lower = wanted[:100].lower()
-    longer = [each for each in by_lower if each.startswith(lower)]
+    longer = [word for word in by_lower if word.startswith(lower)]
     if len(longer) == 1 and len(lower) > 1:
         return by_lower[longer[0]]
     said = [part for part in re.split(r"[-_./ ]|(?<=[a-z])(?=\d)", lower) if part]
-    if len(said) > 1 and (all_of := [each for each in by_lower if _has_in_order(re.split(r"[-_./ ]", each), said)]):
+    if len(said) > 1 and (all_of := [word for word in by_lower if _has_in_order(re.split(r"[-_./ ]", word), said)]):
         return by_lower[min(all_of, key=len)]
     but_for_numbers = re.sub(r"\d+", "0", lower)
-    numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == but_for_numbers]
+    numbered = [word for word in by_lower if re.sub(r"\d+", "0", word) == but_for_numbers]
     close = (
         [min(numbered, key=off)]
         if numbered

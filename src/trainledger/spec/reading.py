@@ -43,52 +43,52 @@ class Reader:
             self._stranger(at, name, value, cls)
         if more := strangers[MOST_UNKNOWN:]:
             self.problems.append(Problem(at, None, f"has {len(more):,} more unknown fields"))
-        for name, each in known.items():
-            if each.default is not MISSING or name in values:
+        for name, field in known.items():
+            if field.default is not MISSING or name in values:
                 continue
-            if kinds_of(each) is not None:
+            if kinds_of(field) is not None:
                 silent = self if complete and name not in table else Reader(self.sections, [])
-                silent._part(f"{at}.{name}", each, {}, values)
+                silent._part(f"{at}.{name}", field, {}, values)
                 self.guessed |= silent.guessed
                 continue
             if complete and name not in table:
-                self.problems.append(Problem(f"{at}.{name}", None, f"is missing ({rule_of(each)['doc']})"))
+                self.problems.append(Problem(f"{at}.{name}", None, f"is missing ({rule_of(field)['doc']})"))
             values[name] = 1
             self.guessed.add(name)
         return cls(**values) if complete else None
 
-    def _value(self, path: str, each: Field[Any], value: Any, values: dict[str, Any]) -> None:
+    def _value(self, path: str, field: Field[Any], value: Any, values: dict[str, Any]) -> None:
         try:
-            if kinds_of(each) is not None and not (may_be_none(each) and value in (None, NONE)):
-                self._part(path, each, value, values)
-            elif members_of(each) is not None and value not in (None, NONE):
-                self._members(path, each, value, values)
+            if kinds_of(field) is not None and not (may_be_none(field) and value in (None, NONE)):
+                self._part(path, field, value, values)
+            elif members_of(field) is not None and value not in (None, NONE):
+                self._members(path, field, value, values)
             else:
-                values[each.name] = read_value(each, value)
+                values[field.name] = read_value(field, value)
         except Broken as broken:
             self.problems.append(Problem(path, value, broken.rule, broken.nearest))
-            self.guessed.add(each.name)
+            self.guessed.add(field.name)
 
-    def _part(self, path: str, each: Field[Any], value: Any, values: dict[str, Any], *, complete: bool = True) -> None:
-        kinds = kinds_of(each)
+    def _part(self, path: str, field: Field[Any], value: Any, values: dict[str, Any], *, complete: bool = True) -> None:
+        kinds = kinds_of(field)
         assert kinds is not None
         if isinstance(value, str) and len(kinds) > 1:
             value = {KIND: value}
         if not isinstance(value, Mapping):
             one = f", or one of {', '.join(kinds)}" if len(kinds) > 1 else f": {', '.join(known_fields(kinds['']))}"
-            raise Broken(f"must be a table of fields{one}", NONE if may_be_none(each) else None)
-        tag = value.get(KIND, first_kind(each)) if len(kinds) > 1 else ""
+            raise Broken(f"must be a table of fields{one}", NONE if may_be_none(field) else None)
+        tag = value.get(KIND, first_kind(field)) if len(kinds) > 1 else ""
         try:
-            tag = read_value(each, tag) if len(kinds) > 1 else tag
+            tag = read_value(field, tag) if len(kinds) > 1 else tag
         except Broken as broken:
-            self.guessed |= {each.name, KIND}
+            self.guessed |= {field.name, KIND}
             self.problems.append(Problem(path, tag, broken.rule, broken.nearest))
-            tag = first_kind(each)
+            tag = first_kind(field)
         inner = {str(name): one for name, one in value.items() if name != KIND or len(kinds) == 1}
-        values[each.name] = self.read(path, kinds[tag], inner)
+        values[field.name] = self.read(path, kinds[tag], inner)
 
-    def _members(self, path: str, each: Field[Any], value: Any, values: dict[str, Any]) -> None:
-        cls = members_of(each)
+    def _members(self, path: str, field: Field[Any], value: Any, values: dict[str, Any]) -> None:
+        cls = members_of(field)
         assert cls is not None
         known = [one.name for one in fields(cls)]
         if not isinstance(value, Mapping) or not value:
@@ -104,9 +104,9 @@ class Reader:
             else:
                 rule = f"must be a table of fields: [{path}.{name}] with {', '.join(known)} below"
                 self.problems.append(Problem(f"{path}.{name}", inner, rule))
-        values[each.name] = tuple(found)
+        values[field.name] = tuple(found)
         if len(found) < len(value):
-            self.guessed.add(each.name)
+            self.guessed.add(field.name)
 
     def _stranger(self, at: str, name: str, value: Any, cls: type[Any]) -> None:
         path = f"{at}.{name}"
@@ -118,7 +118,7 @@ class Reader:
             rule = f"belongs to {_enumerated(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
             self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
             return
-        known = [each.name for each in fields(cls)]
+        known = [field.name for field in fields(cls)]
         if name == KIND:  # of a part that has no kinds
             nearest = None
         elif "." in at and field_of(self.sections, at) is None:  # one of several tables by name
@@ -136,9 +136,9 @@ class Reader:
         cls: type[Any] = self.sections[section]
         kinds: dict[str, type[Any]] = {}
         for part in inner:
-            found = [each for one in ([cls] if not kinds else kinds.values()) for each in fields(one)]
-            kinds = next((kinds_of(each) or {} for each in found if each.name == part), {})
-        return [tag for tag, one in kinds.items() if name in {each.name for each in fields(one)}]
+            found = [field for one in ([cls] if not kinds else kinds.values()) for field in fields(one)]
+            kinds = next((kinds_of(field) or {} for field in found if field.name == part), {})
+        return [tag for tag, one in kinds.items() if name in {field.name for field in fields(one)}]
 
 
 def _enumerated(words: list[str]) -> str:
@@ -154,8 +154,8 @@ def field_of(sections: Sections, path: str) -> Field[Any] | None:
 @cache
 def _by_path(section: str, cls: type[Any]) -> dict[str, Field[Any]]:
     found: dict[str, Field[Any]] = {}
-    for path, each in _fields(section, cls):
-        found.setdefault(path, each)
+    for path, field in _fields(section, cls):
+        found.setdefault(path, field)
     return found
 
 
@@ -189,9 +189,9 @@ def _words(sections: tuple[tuple[str, type[Any]], ...]) -> Mapping[str, str]:
     of_name = dict(sections)
     for path, _ in _leaves(of_name):
         *parts, name = path.split(".")
-        more = [f"{each}_{name}" for each in (*parts[1:], *_tags(of_name, path))]
-        for each in (name, path, *more):
-            words.setdefault(each, path)
+        more = [f"{prefix}_{name}" for prefix in (*parts[1:], *_tags(of_name, path))]
+        for word in (name, path, *more):
+            words.setdefault(word, path)
     return words
 
 
@@ -202,10 +202,10 @@ def _leaves(sections: Sections) -> Iterator[tuple[str, Field[Any]]]:
 
 def _fields(at: str, cls: type[Any]) -> Iterator[tuple[str, Field[Any]]]:
     seen: set[str] = set()
-    for each in fields(cls):
-        yield f"{at}.{each.name}", each
-        for one in (kinds_of(each) or {}).values():
-            for path, inner in _fields(f"{at}.{each.name}", one):
+    for field in fields(cls):
+        yield f"{at}.{field.name}", field
+        for one in (kinds_of(field) or {}).values():
+            for path, inner in _fields(f"{at}.{field.name}", one):
                 if path not in seen:
                     seen.add(path)
                     yield path, inner
@@ -216,7 +216,7 @@ def _tags(sections: Sections, path: str) -> list[str]:
     above = path.rpartition(".")[0]
     each = field_of(sections, above) if "." in above else None
     last = path.rpartition(".")[2]
-    return [tag for tag, one in (kinds_of(each) or {}).items() if tag and last in {each.name for each in fields(one)}]
+    return [tag for tag, one in (kinds_of(each) or {}).items() if tag and last in {field.name for field in fields(one)}]
 
 
 AUTO = "auto"  # layout = "auto" at the top of a file, or --set layout=auto, is layout.auto = true
@@ -249,8 +249,8 @@ def put_overrides(
 
 def _take_out(table: dict[str, Any], path: str) -> None:
     *parts, last = path.split(".")
-    for each in parts:
-        inner = table.get(each)
+    for part in parts:
+        inner = table.get(part)
         if not isinstance(inner, dict):
             return
         table = inner
@@ -285,6 +285,6 @@ def value_of(field: Field[Any] | None, text: str) -> Any:
         if quantity not in ("texts", "counts") or not (text.startswith("[") and text.endswith("]")):
             return text
         words = text[1:-1].strip().removesuffix(",").split(",")
-        return [each.strip().strip("\"'") for each in words]
+        return [word.strip().strip("\"'") for word in words]
     value = table["value"] if len(table) == 1 else text
     return text if quantity == "text" and not isinstance(value, str) else value

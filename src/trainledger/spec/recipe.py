@@ -111,7 +111,7 @@ class Constant(Schedule):
     kind = "constant"
 
 
-SCHEDULES: dict[str, type[Schedule]] = {each.kind: each for each in (Cosine, Linear, WarmupStableDecay, Constant)}
+SCHEDULES: dict[str, type[Schedule]] = {cls.kind: cls for cls in (Cosine, Linear, WarmupStableDecay, Constant)}
 
 
 @frozen(kw_only=True)
@@ -353,7 +353,7 @@ def sampled_steps(recipe: Recipe, most: int) -> list[int]:
     if isinstance(schedule, WarmupStableDecay):
         turns.append(last - round(schedule.decay_fraction * recipe.total_steps))
     spaced = [last * at // max(1, most - 1) for at in range(most)]
-    return sorted({each for each in (*spaced, *turns) if 0 <= each <= last})
+    return sorted({step for step in (*spaced, *turns) if 0 <= step <= last})
 
 
 def due(step: int, every: int | None) -> bool:

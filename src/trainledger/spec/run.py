@@ -65,19 +65,19 @@ class DataSpec:
         if not self.mixture:
             return (("", self),)
         return tuple(
-            (name, replace(self, mixture=None, path=each.path, text_field=each.text_field or self.text_field))
-            for name, each in self.mixture
+            (name, replace(self, mixture=None, path=source.path, text_field=source.text_field or self.text_field))
+            for name, source in self.mixture
         )
 
     @property
     def weights(self) -> tuple[float, ...]:
         """The weights of the sources, in their order."""
-        return tuple(each.weight for _, each in self.mixture) if self.mixture else (1.0,)
+        return tuple(source.weight for _, source in self.mixture) if self.mixture else (1.0,)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of all sources."""
-        return tuple(path for _, each in self.sources for path in each.path)
+        return tuple(path for _, source in self.sources for path in source.path)
 
 
 def dealt(places: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -86,9 +86,9 @@ def dealt(places: int, weights: Sequence[float]) -> tuple[int, ...]:
     >>> dealt(1000, (0.7, 0.3)), dealt(10, (1, 1, 1)), dealt(1000, (1, 5000))
     ((700, 300), (4, 3, 3), (0, 1000))
     """
-    exact = [Fraction(each) for each in weights]
-    quotas = [each * places / sum(exact) for each in exact]
-    whole = [int(each) for each in quotas]
+    exact = [Fraction(weight) for weight in weights]
+    quotas = [share * places / sum(exact) for share in exact]
+    whole = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(quotas)), key=lambda at: whole[at] - quotas[at])
     for at in by_remainder[: places - sum(whole)]:
         whole[at] += 1
@@ -134,7 +134,7 @@ class Run:
     def __repr__(self) -> str:
         recipe, layout, usual = self.recipe, self.layout, Layout()
         axes = (*AXES, "expert")
-        spread = [f"{each} {getattr(layout, each)}" for each in axes if getattr(layout, each) != getattr(usual, each)]
+        spread = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) != getattr(usual, axis)]
         said = [
             f"{recipe.global_batch} x {recipe.seq_len} tokens a step", recipe.precision.kind, recipe.optimizer.kind,
             *(["layout auto"] if layout.auto else []), *spread, f"{self.cluster.count} x {self.cluster.device}",

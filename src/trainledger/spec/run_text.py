@@ -55,8 +55,8 @@ def as_override(field: str, value: Any) -> str:
 def overrides(a: Run, b: Run) -> tuple[str, ...]:
     """The overrides that turn one run into the other, each as ``--set`` takes it."""
     theirs, found = runfile.flat(b), {}
-    for each in differences(a, b):
-        path = each.field
+    for difference in differences(a, b):
+        path = difference.field
         while path not in theirs:  # a field of a part that the other run has in another kind, or not at all
             path = path.rpartition(".")[0]
         found[path] = theirs[path]
@@ -74,7 +74,7 @@ def pasted_overrides(a: Run, b: Run) -> tuple[str, ...]:
 def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
     """Those of `pasted_overrides` that spread a run over devices."""
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    return tuple(each for each in pasted_overrides(a, b) if each.startswith(fields))
+    return tuple(override for override in pasted_overrides(a, b) if override.startswith(fields))
 
 
 def found_layout(run: Run) -> tuple[str, ...]:
@@ -88,9 +88,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ",".join(_toml(each) for each in value) + "]"
+        return "[" + ",".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}={_toml(each)}" for name, each in value.items()) + "}"
+        return "{" + ",".join(f"{name}={_toml(inner)}" for name, inner in value.items()) + "}"
     return str(value)
 
 
@@ -135,9 +135,9 @@ def commented(
         lines += ["", f"# {_ABOUT[section]}", f"[{section}]"]
         if section == "model" and "preset" in given:
             lines.extend(_commented(_line("preset", given["preset"]), why.get("model.preset", "")))
-        own = {name: each for name, each in given.items() if name != "preset"}
+        own = {name: value for name, value in given.items() if name != "preset"}
         defaults = merged(cls, {}, base if section == "model" and base else {})
-        reasons = {path.removeprefix(f"{section}."): each for path, each in why.items()}
+        reasons = {path.removeprefix(f"{section}."): reason for path, reason in why.items()}
         lines.extend(_fields(cls, merged(cls, {}, own), defaults, "", reasons, every=every))
     return "\n".join(lines) + "\n"
 
@@ -151,45 +151,45 @@ def _fields(
     *,
     every: bool,
 ) -> Iterator[str]:
-    for each in fields(cls):
-        kinds, ours, theirs = kinds_of(each), given.get(each.name), base.get(each.name)
-        path = before + each.name
-        if kinds is not None and isinstance(ours or theirs or each.default, str | None):
+    for field in fields(cls):
+        kinds, ours, theirs = kinds_of(field), given.get(field.name), base.get(field.name)
+        path = before + field.name
+        if kinds is not None and isinstance(ours or theirs or field.default, str | None):
             if every:
-                yield from _field(path, each, None, each.default, _kinds_said(each))
+                yield from _field(path, field, None, field.default, _kinds_said(field))
         elif kinds is not None:
             mine = ours if isinstance(ours, Mapping) else {}
-            default: Mapping[str, Any] = {} if each.default is MISSING else explicit(each.default)
+            default: Mapping[str, Any] = {} if field.default is MISSING else explicit(field.default)
             default = theirs if isinstance(theirs, Mapping) else default
-            kind = mine.get(KIND) or default.get(KIND) or first_kind(each)
+            kind = mine.get(KIND) or default.get(KIND) or first_kind(field)
             if len(kinds) > 1 and (every or KIND in mine):
-                said = why.get(path, "") or (_kinds_said(each, kind) if every else "")
-                yield from _field(f"{path}.{KIND}", each, mine.get(KIND), kind, said)
+                said = why.get(path, "") or (_kinds_said(field, kind) if every else "")
+                yield from _field(f"{path}.{KIND}", field, mine.get(KIND), kind, said)
             yield from _fields(kinds[kind], mine, default, f"{path}.", why, every=every)
-        elif (member := members_of(each)) is not None and isinstance(ours, Mapping):
+        elif (member := members_of(field)) is not None and isinstance(ours, Mapping):
             for name, one in ours.items():
                 yield from _fields(member, one, {}, f"{path}.{name}.", why, every=every)
-        elif every or each.name in given:
-            yield from _field(path, each, ours, base.get(each.name, each.default), why.get(path, ""))
+        elif every or field.name in given:
+            yield from _field(path, field, ours, base.get(field.name, field.default), why.get(path, ""))
 
 
 def _kinds_said(part: Field[Any], shown: str | None = None) -> str:
     """The kinds of a part that its doc does not name, or that have fields which the one that is shown has not."""
     kinds = kinds_of(part) or {}
-    own = {each.name for each in fields(kinds[shown])} if shown is not None else set()
+    own = {field.name for field in fields(kinds[shown])} if shown is not None else set()
     said = []
     for tag, kind in kinds.items():
-        more = ", ".join(each.name for each in fields(kind) if each.name not in own)
+        more = ", ".join(field.name for field in fields(kind) if field.name not in own)
         if more or tag not in rule_of(part)["doc"]:
             said.append(f"{tag} ({more})" if tag and more else tag or more)
     return f"{'a table of' if len(kinds) == 1 else 'kinds:'} {', '.join(said)}" if said else ""
 
 
-def _field(path: str, each: Field[Any], value: Any, default: Any, said: str = "") -> Iterator[str]:
+def _field(path: str, field: Field[Any], value: Any, default: Any, said: str = "") -> Iterator[str]:
     """``name = value  # what it means``, commented out where no value is given."""
-    rule = rule_of(each)
+    rule = rule_of(field)
     doc = rule["doc"]
-    if kinds_of(each) is not None:
+    if kinds_of(field) is not None:
         doc = "; ".join(filter(None, (doc, said))) if value is None else said or doc
     elif said:
         doc = said
@@ -218,7 +218,7 @@ def _lines_of(doc: str, first: int) -> list[str]:
     """A sentence as lines, the first of them at most so many characters wide."""
     rest = _WIDTH - _COLUMN - len("# ")
     wrapper = TextWrapper(rest, initial_indent=" " * (rest - first), break_long_words=False, break_on_hyphens=False)
-    return [each.lstrip() for each in wrapper.wrap(doc)]
+    return [line.lstrip() for line in wrapper.wrap(doc)]
 
 
 def _line(path: str, value: Any) -> str:

@@ -88,7 +88,7 @@ def parse(
         _resolve(networks, parts["cluster"].network, problems)
     if parts["model"] is not None:
         run = Run(**parts)
-        problems.extend(each for each in run_problems(run) if not _speaks_of(each, reader.guessed))
+        problems.extend(problem for problem in run_problems(run) if not _speaks_of(problem, reader.guessed))
         if not problems:
             return run
     raise InvalidInput(problems, where)
@@ -112,7 +112,7 @@ def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
     """
     layout = table.get("layout")
     whole = isinstance(layout, Mapping) and layout.get(AUTO) is False
-    ours = {} if whole else {name: each for name, each in table.items() if isinstance(each, Mapping)}
+    ours = {} if whole else {name: content for name, content in table.items() if isinstance(content, Mapping)}
     sections = _sections(ours, [])
     put_overrides(SECTIONS, sections, overrides, [])
     return frozenset(path for section, content in sections.items() for path in _paths(section, content))
@@ -194,7 +194,7 @@ def _nearest_file(path: str) -> str | None:
         names = os.listdir(folder or ".") if not os.path.exists(path) else []
     except (OSError, ValueError):
         return None
-    known = {os.path.splitext(each)[0]: each for each in names if _is_run_file(os.path.join(folder, each))}
+    known = {os.path.splitext(name)[0]: name for name in names if _is_run_file(os.path.join(folder, name))}
     nearest = nearest_text(os.path.splitext(os.path.basename(path))[0], known)  # what all names end in says nothing
     return os.path.join(folder, known[nearest]) if nearest else None
 
@@ -327,7 +327,7 @@ def digest(run: Run) -> str:
     import json
 
     content = {
-        section: {name: each for name, each in fields.items() if not is_of_the_machine(f"{section}.{name}", run)}
+        section: {name: content for name, content in fields.items() if not is_of_the_machine(f"{section}.{name}", run)}
         for section, fields in resolved(run).items()
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
@@ -335,5 +335,8 @@ def digest(run: Run) -> str:
 
 def run_name(run: Run) -> str:
     """The name of the run's directory: the model's name and the beginning of the digest."""
-    safe = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "-" for each in run.model.name)
+    safe = "".join(
+        character if character.isascii() and (character.isalnum() or character in "-_.") else "-"
+        for character in run.model.name
+    )
     return f"{safe[:60].lstrip('.-') or 'run'}-{digest(run)[:8]}"

@@ -122,7 +122,7 @@ class Offload(Checkpointing):
 
 
 CHECKPOINTING: dict[str, type[Checkpointing]] = {
-    each.kind: each for each in (KeepAll, Full, Segments, FromStart, Selective, AttentionOnly, Offload)
+    cls.kind: cls for cls in (KeepAll, Full, Segments, FromStart, Selective, AttentionOnly, Offload)
 }
 
 
@@ -176,9 +176,7 @@ class InPlaceLoss(Loss):
     kind = "in-place"
 
 
-LOSSES: dict[str, type[Loss]] = {
-    each.kind: each for each in (FullLoss, ChunkedLoss, FusedLoss, CompiledLoss, InPlaceLoss)
-}
+LOSSES: dict[str, type[Loss]] = {cls.kind: cls for cls in (FullLoss, ChunkedLoss, FusedLoss, CompiledLoss, InPlaceLoss)}
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
@@ -220,4 +218,4 @@ def is_target(name: str, targets: tuple[str, ...]) -> bool:
     """The layer of this parameter gets an adapter, where these TARGETS do."""
     module = name.rpartition(".")[0].rpartition(".")[2]
     named = {"linear": (*ATTENTION, *MLP), "attention": ATTENTION, "mlp": MLP}
-    return any(module in named.get(each, (each,)) for each in targets)
+    return any(module in named.get(target, (target,)) for target in targets)

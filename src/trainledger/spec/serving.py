@@ -36,8 +36,8 @@ class WeightFormat:
         """
         *stack, rows, columns = shape
         count: Int = 1
-        for each in stack:
-            count = count * each
+        for size in stack:
+            count = count * size
         codes = ceil_div(rows * columns * self.bits, 8) if self.flat else rows * ceil_div(columns * self.bits, 8)
         return count * codes, count * self.scales(rows, columns)
 
@@ -72,8 +72,8 @@ def _nothing(rows: Int, columns: Int) -> Int:
 _GPTQ = "Frantar et al. 2022, GPTQ (arXiv 2210.17323), section 4: groups; zero points of 4 bits as AutoGPTQ packs them"
 _MX = "OCP Microscaling Formats Specification v1.0, table 1"
 WEIGHT_FORMATS = {
-    each.name: each
-    for each in (
+    entry.name: entry
+    for entry in (
         WeightFormat("fp32", "32 bits", 32, _nothing, ""),
         WeightFormat("bf16", "16 bits", 16, _nothing, ""),
         WeightFormat("fp16", "16 bits", 16, _nothing, ""),
@@ -142,8 +142,8 @@ class CacheFormat:
 
 _KIVI = "transformers' QuantizedCache: groups of 64 (q_group_size), each a 16-bit scale and a 16-bit zero point"
 CACHE_FORMATS = {
-    each.name: each
-    for each in (
+    entry.name: entry
+    for entry in (
         CacheFormat("fp32", "32 bits", 32, None, ""),
         CacheFormat("bf16", "16 bits", 16, None, ""),
         CacheFormat("fp16", "16 bits", 16, None, ""),

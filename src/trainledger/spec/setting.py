@@ -56,14 +56,14 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-def rule_of(each: Field[Any]) -> Mapping[str, Any]:
+def rule_of(declared: Field[Any]) -> Mapping[str, Any]:
     """The metadata that `setting` put on a dataclass field."""
-    return each.metadata
+    return declared.metadata
 
 
-def quantity_of(each: Field[Any]) -> str:
+def quantity_of(declared: Field[Any]) -> str:
     """The quantity of a field, which text becomes: as `setting` was told, or by its type."""
-    return each.metadata["quantity"] or _QUANTITY_OF.get(str(each.type).removesuffix(" | None"), "named")
+    return declared.metadata["quantity"] or _QUANTITY_OF.get(str(declared.type).removesuffix(" | None"), "named")
 
 
 class Broken(Exception):  # noqa: N818
@@ -74,13 +74,13 @@ class Broken(Exception):  # noqa: N818
         self.nearest = nearest
 
 
-def read_value(each: Field[Any], value: Any) -> Any:
+def read_value(declared: Field[Any], value: Any) -> Any:
     """A given value as the field's type and within its rule; raises Broken."""
-    rule, quantity = rule_of(each), quantity_of(each)
+    rule, quantity = rule_of(declared), quantity_of(declared)
     choices = rule["choices"]
-    if may_be_none(each) and (value is None or value == NONE) and NONE not in (choices or ()):
+    if may_be_none(declared) and (value is None or value == NONE) and NONE not in (choices or ()):
         return None
-    if quantity == "texts" and value in ([], ()) and may_be_none(each):
+    if quantity == "texts" and value in ([], ()) and may_be_none(declared):
         raise Broken(f'must name at least one, or be "{NONE}"', NONE)
     if quantity in ("flag", "text", "texts", "part"):
         return _READ[quantity](value, choices)
@@ -123,16 +123,16 @@ def _counts(rule: Mapping[str, Any], value: Any) -> tuple[int, ...]:
     if len(value) > LONGEST_LIST:
         raise Broken(f"must be a list of at most {LONGEST_LIST} numbers")
     try:
-        return tuple(_within(rule, _READ["count"](each, None)) for each in value)
+        return tuple(_within(rule, _READ["count"](item, None)) for item in value)
     except NotAQuantity as error:
         raise Broken(f"each of them {error.rule}") from None
     except Broken as broken:
         raise Broken(f"each of them {broken.rule}") from None
 
 
-def may_be_none(each: Field[Any]) -> bool:
+def may_be_none(declared: Field[Any]) -> bool:
     """The field may be absent."""
-    return "None" in str(each.type)
+    return "None" in str(declared.type)
 
 
 def _whole(parse_text: Callable[[str], int], example: str, value: Any) -> int:
@@ -175,7 +175,7 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
     if not isinstance(value, str):
         raise Broken("must be a text in quotes")
     if choices is not None and value not in choices:
-        several = [each for each in choices if each.startswith(f"{value}-")]
+        several = [choice for choice in choices if choice.startswith(f"{value}-")]
         if len(several) > 1:
             raise Broken(f"is several things: {', '.join(several)}", several[0])
         raise Broken(f"must be one of {', '.join(choices)}", nearest_text(value, choices))
@@ -186,7 +186,7 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
     except UnicodeEncodeError:
         raise Broken("must be Unicode text") from None
     if not value.isprintable():  # it would move the cursor of the terminal that shows it
-        plain = " ".join("".join(each if each.isprintable() else " " for each in value).split())
+        plain = " ".join("".join(item if item.isprintable() else " " for item in value).split())
         raise Broken("must contain only printable characters", plain or None)
     return str(value)
 
@@ -196,7 +196,7 @@ def _texts(value: Any, choices: tuple[str, ...] | None) -> tuple[str, ...]:
         return (_text(value, choices),)
     if not isinstance(value, list | tuple) or not value:
         raise Broken("must be a text or a list of texts")
-    return tuple(_text(each, choices) for each in value)
+    return tuple(_text(item, choices) for item in value)
 
 
 _READ: dict[str, Callable[[Any, Any], Any]] = {

@@ -180,7 +180,7 @@ def parse_number(text: str) -> float:
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    scale, unit = next((each for each in steps if abs(value) >= each[0]), steps[-1])
+    scale, unit = next((step for step in steps if abs(value) >= step[0]), steps[-1])
     number = value / scale
     form = ".4g" if abs(number) < 9999.5 else ",.0f" if abs(number) < 1e6 else ".3e"
     return f"{number:{form}} {unit}".rstrip()

@@ -30,8 +30,8 @@ def foreign_problem(table: Mapping[str, Any]) -> Problem | None:
         ("DeepSpeed", _DEEPSPEED, _deepspeed), ("torchtitan", _TORCHTITAN, _torchtitan),
     )  # fmt: skip
     for program, keys, meant in programs:
-        if sum(each in table for each in keys) >= 2:
-            sets = " ".join(f"--set {each}" for each in meant(table))
+        if sum(key in table for key in keys) >= 2:
+            sets = " ".join(f"--set {override}" for override in meant(table))
             return Problem("", None, f"is a config of {program}, not a run file", sets or "trainledger init")
     return None
 

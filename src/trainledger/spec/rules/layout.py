@@ -41,7 +41,7 @@ def layout_problems(run: Run) -> Iterator[Problem]:
         return
     axes = [*tensor_problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
     if not any(
-        each.field.removeprefix("layout.") in AXES for each in axes
+        axis.field.removeprefix("layout.") in AXES for axis in axes
     ):  # else the problem is reported for the resulting layout
         yield from _devices(run)
     yield from axes
@@ -64,9 +64,9 @@ def _batch(run: Run) -> Iterator[Problem]:
 
 
 def _overlap_names(layout: Layout) -> Iterator[Problem]:
-    for each in layout.overlap or ():
-        if each not in OVERLAPS:
-            yield Problem("layout.overlap", each, f"must be among {', '.join(OVERLAPS)}", nearest_text(each, OVERLAPS))
+    for name in layout.overlap or ():
+        if name not in OVERLAPS:
+            yield Problem("layout.overlap", name, f"must be among {', '.join(OVERLAPS)}", nearest_text(name, OVERLAPS))
 
 
 def _overlap(run: Run) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ def can_overlap(run: Run, what: str) -> bool:
 def _beside_another(run: Run) -> Iterator[Problem]:
     """Overlap of what experts send with another micro-batch that goes the other way."""
     layout, said = run.layout, list(run.layout.overlap or ())
-    rest = [each for each in said if each != "experts"] or "none"
+    rest = [name for name in said if name != "experts"] or "none"
     if layout.expert == 1:
         yield Problem("layout.overlap", said, "experts: needs layout.expert above 1, else they send nothing", rest)
     elif layout.pipeline > 1:
@@ -202,7 +202,7 @@ def _even(layers: int, chunks: int) -> list[int]:
     """The layers as evenly as they go, the first chunks one more."""
     if chunks > 64:
         return []
-    return [layers // chunks + (each < layers % chunks) for each in range(chunks)]
+    return [layers // chunks + (chunk < layers % chunks) for chunk in range(chunks)]
 
 
 def _context(run: Run) -> Iterator[Problem]:
@@ -332,7 +332,7 @@ def _untiled(run: Run, ranks: int) -> str:
         "n_heads x head_dim": spec.attention.n_heads * spec.head_size,
         "n_kv_heads x head_dim": kv * spec.head_size,
     }
-    if any(each % TILE or each % ranks for each in sizes.values()):
+    if any(size % TILE or size % ranks for size in sizes.values()):
         return ""
     for name, size in sizes.items():
         if size // ranks % TILE:
@@ -344,7 +344,7 @@ def _untiled(run: Run, ranks: int) -> str:
 def _nearest(run: Run, wanted: int) -> int:
     """The number nearest to ``wanted`` (the smaller of two equally near) that breaks no rule; 1 never does."""
     for distance in range(min(wanted, _FARTHEST)):
-        for each in (wanted - distance, wanted + distance):
-            if each >= 1 and not _broken(run, each):
-                return each
+        for candidate in (wanted - distance, wanted + distance):
+            if candidate >= 1 and not _broken(run, candidate):
+                return candidate
     return 1

@@ -140,6 +140,6 @@ def nearest_divisor(whole: int, wanted: int, *, multiple_of: int = 1) -> int:
     (8, 32)
     """
     rest = whole // multiple_of
-    small = [each for each in range(1, isqrt(rest) + 1) if rest % each == 0]
-    found = (multiple_of * each for each in (*small, *(rest // each for each in small)))
+    small = [divisor for divisor in range(1, isqrt(rest) + 1) if rest % divisor == 0]
+    found = (multiple_of * each for each in (*small, *(rest // divisor for divisor in small)))
     return min(found, key=lambda each: (abs(each - wanted), -each))

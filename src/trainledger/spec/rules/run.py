@@ -65,9 +65,9 @@ def _loss(run: Run) -> Iterator[Problem]:
 def _divisor_near(whole: int, wanted: int) -> int:
     """The divisor of ``whole`` nearest to ``wanted``, the smaller of two equally near; sought from there outwards."""
     for distance in range(wanted):
-        for each in (wanted - distance, wanted + distance):
-            if whole % each == 0:
-                return each
+        for candidate in (wanted - distance, wanted + distance):
+            if whole % candidate == 0:
+                return candidate
     return 1
 
 
@@ -134,13 +134,13 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if spec.experts is not None:
         rule = "there are no adapters for experts (model.feed_forward): train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
-    elif not any(is_target(each, lora.targets) for each in _linear_layers(spec)):
+    elif not any(is_target(layer, lora.targets) for layer in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
     if spec.n_mtp_layers:
         rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
-    if any(getattr(run.layout, each) != 1 for each in AXES):
+    if any(getattr(run.layout, axis) != 1 for axis in AXES):
         rule = "is accounted for on one device only: leave [layout] out, or train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
 
@@ -152,7 +152,7 @@ def _linear_layers(spec: ModelSpec) -> list[str]:
         queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
         attend = (*queries, *ATTENTION[-2:], "o_proj")
     feed = MLP if spec.feed_forward.gated else MLP[1:]
-    return [f"self_attn.{each}.weight" for each in attend] + [f"mlp.{each}.weight" for each in feed]
+    return [f"self_attn.{name}.weight" for name in attend] + [f"mlp.{name}.weight" for name in feed]
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -224,20 +224,20 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss.kind == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
         rule = f"computes gradients in forward, which precision {precision.kind} scales or gathers afterwards"
         yield Problem("recipe.loss", "fused", rule, "chunked")
-    for each in again.keep if isinstance(again, Selective) else ():
-        if each not in KEEPABLE:
+    for name in again.keep if isinstance(again, Selective) else ():
+        if name not in KEEPABLE:
             rule = f"must be of {', '.join(KEEPABLE)}"
-            yield Problem("recipe.activation_checkpointing.keep", each, rule, nearest_text(each, KEEPABLE))
+            yield Problem("recipe.activation_checkpointing.keep", name, rule, nearest_text(name, KEEPABLE))
 
 
 def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
     """The fields that exclude adapters."""
     if recipe.lora is None:
         return
-    for each in recipe.lora.targets:
-        if each not in TARGETS:
+    for target in recipe.lora.targets:
+        if target not in TARGETS:
             rule = f"must be of {', '.join(TARGETS)}"
-            yield Problem("recipe.lora.targets", each, rule, nearest_text(each, TARGETS))
+            yield Problem("recipe.lora.targets", target, rule, nearest_text(target, TARGETS))
     precision = recipe.precision
     if precision.copies == "gathered" or precision.float8 is not None or precision.loss_scaling or precision.master:
         rule = "is not accounted for with frozen weights"
@@ -259,11 +259,11 @@ def data_problems(data: DataSpec) -> Iterator[Problem]:
         rule = "give either path, or mixture with a path for each of its sources, not both"
         yield Problem("data.path", list(data.path), rule)
     total = sum(data.weights)
-    for (name, each), rows in zip(data.mixture, dealt(BLOCK_ROWS, data.weights), strict=True):
+    for (name, source), rows in zip(data.mixture, dealt(BLOCK_ROWS, data.weights), strict=True):
         if not rows:
             rule = f"gives it none of {BLOCK_ROWS:,} sequences, since all weights together are {total:g}"
-            least = float(f"{(total - each.weight) / (BLOCK_ROWS - 100):.2g}")
-            yield Problem(f"data.mixture.{name}.weight", each.weight, rule, least)
+            least = float(f"{(total - source.weight) / (BLOCK_ROWS - 100):.2g}")
+            yield Problem(f"data.mixture.{name}.weight", source.weight, rule, least)
 
 
 def document_problems(run: Run) -> Iterator[Problem]:

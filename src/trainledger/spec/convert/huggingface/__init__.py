@@ -73,7 +73,7 @@ def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[st
     """Sentences on what a config says that its spec does not hold; `InvalidInput` as `from_config`."""
     reading, spec = read(config)
     unserved = [f"{spec.unserved}, as transformers leaves them out"] if for_weights and spec.unserved else []
-    return [*reading.notes, *unserved, *(f"left out: {each}" for each in reading.weight_problems)]
+    return [*reading.notes, *unserved, *(f"left out: {problem}" for problem in reading.weight_problems)]
 
 
 def family_named(model_type: object, where: str = "config.json") -> Family:
@@ -122,7 +122,7 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
     if reading.problems:
         refuse_all(reading.problems, where)
     spec = canonical(from_fields(ModelSpec, {"name": _name(config), **reading.fields}))
-    if found := [replace(each, field=_key(each.field, family)) for each in model_problems(spec)]:
+    if found := [replace(problem, field=_key(problem.field, family)) for problem in model_problems(spec)]:
         refuse_all(found, where)
     return reading, spec
 

@@ -41,7 +41,7 @@ def write_gemma2(spec: ModelSpec) -> dict[str, Any]:
 
 
 def write_smollm3(spec: ModelSpec) -> dict[str, Any]:
-    return {"no_rope_layers": [int(kind_of(spec, each).rotary) for each in range(spec.n_layers)]}
+    return {"no_rope_layers": [int(kind_of(spec, layer).rotary) for layer in range(spec.n_layers)]}
 
 
 def read_cohere2(reading: Reading) -> None:
@@ -221,7 +221,7 @@ def read_skipped_rope(reading: Reading) -> None:
     elif not isinstance(listed, list) or not set(map(repr, listed)) <= {"0", "1"} or len(listed) < n_layers:
         reading.refuse("no_rope_layers", listed, f"must be a list of 0 and 1 for each of the {n_layers} layers")
     else:
-        skipped = every_so_many([each == 0 for each in listed[:n_layers]])
+        skipped = every_so_many([mark == 0 for mark in listed[:n_layers]])
         if skipped is None:
             reading.refuse("no_rope_layers", listed, "only every n-th layer without positions is accounted for")
         reading.fields["positions.skip_every"] = skipped or None
@@ -234,10 +234,10 @@ def read_sparse_layers(reading: Reading) -> None:
     n_layers = reading.fields["n_layers"]
     step = reading.whole("decoder_sparse_step", 1, 1)
     dense = reading.config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(each) is int and each >= 0 for each in dense):
+    if not isinstance(dense, list) or not all(type(layer) is int and layer >= 0 for layer in dense):
         reading.refuse("mlp_only_layers", dense, "must be a list of layer numbers from 0")
         return
-    listed = {each for each in dense if each < n_layers}
+    listed = {layer for layer in dense if layer < n_layers}
     if listed != set(range(len(listed))):
         reading.refuse("mlp_only_layers", dense, "only the first layers may be dense here", list(range(len(listed))))
         return

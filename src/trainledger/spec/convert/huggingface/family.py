@@ -124,6 +124,6 @@ class Family:
         """
         for name in ("keys", "always", "defaults", "switches", "constants", "allowed", "values", "aliases"):
             both = {**getattr(self, name), **changes.get(name, {})}
-            changes[name] = {each: value for each, value in both.items() if value is not None or name == "defaults"}
+            changes[name] = {inner: value for inner, value in both.items() if value is not None or name == "defaults"}
         usual = "".join(word.capitalize() for word in model_type.split("_")) + "ForCausalLM"
         return replace(self, model_type=model_type, architectures=architectures or (usual,), **changes)

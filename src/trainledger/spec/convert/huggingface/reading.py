@@ -90,7 +90,7 @@ class Reading:
 
     def has(self, *names: str) -> bool:
         """These fields were read without a problem."""
-        return all(self.fields.get(each) is not None for each in names)
+        return all(self.fields.get(name) is not None for name in names)
 
     def head_size(self) -> int | None:
         """The width of a head as rope sees it; None where a size is missing."""
@@ -152,11 +152,11 @@ class Reading:
         named, family = self.config.get("architectures"), self.family
         if named is None or named == []:
             return
-        bodies = (each.removesuffix("ForCausalLM").removesuffix("LMHeadModel") for each in family.architectures)
-        known = {*family.architectures, *(f"{each}Model" for each in bodies)}
-        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        bodies = (name.removesuffix("ForCausalLM").removesuffix("LMHeadModel") for name in family.architectures)
+        known = {*family.architectures, *(f"{body}Model" for body in bodies)}
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             self.refuse("architectures", named, "must be a list of names")
-        elif unknown := [each for each in named if each not in known]:
+        elif unknown := [name for name in named if name not in known]:
             rule = f"is not accounted for; {family.model_type} here is {family.architectures[0]}"
             self.refuse("architectures", unknown[0], f"{rule}. `trainledger trace` counts any model's step")
 
@@ -184,7 +184,7 @@ class Reading:
 
 def is_one_of(value: Any, allowed: tuple[object, ...]) -> bool:
     """A value is among those allowed, true and 1 being two different values."""
-    return any(type(value) is type(each) and value == each for each in allowed)
+    return any(type(value) is type(choice) and value == choice for choice in allowed)
 
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -208,7 +208,7 @@ def read_windows(reading: Reading) -> None:
         if _LOCAL in types and config.get("layer_types") is not None and not reading.problems:
             reading.refuse("layer_types", types, f"has {_LOCAL}, and no sliding_window is on", _GLOBAL)
         return
-    every = every_so_many([each == _GLOBAL for each in types])
+    every = every_so_many([kind == _GLOBAL for kind in types])
     if every is None:
         reading.refuse("layer_types", types, "only a window in all layers, or in all but every n-th, is accounted for")
     elif every == 1:
@@ -219,8 +219,8 @@ def read_windows(reading: Reading) -> None:
 
 def layer_types(spec: ModelSpec) -> list[str]:
     """``layer_types`` of a spec."""
-    kinds = (kind_of(spec, each) for each in range(spec.n_layers))
-    return [_GLOBAL if each.window is None else _LOCAL for each in kinds]
+    kinds = (kind_of(spec, layer) for layer in range(spec.n_layers))
+    return [_GLOBAL if kind.window is None else _LOCAL for kind in kinds]
 
 
 def every_so_many(marked: Sequence[bool]) -> int | None:
@@ -232,13 +232,13 @@ def every_so_many(marked: Sequence[bool]) -> int | None:
     if True not in marked:
         return 0
     first = marked.index(True) + 1
-    return first if all(each == (number % first == 0) for number, each in enumerate(marked, 1)) else None
+    return first if all(mark == (number % first == 0) for number, mark in enumerate(marked, 1)) else None
 
 
 def _are_known(reading: Reading, types: Any) -> bool:
     n_layers, kind = reading.fields["n_layers"], reading.family.model_type
     known = (_GLOBAL,) if reading.family.windows == "none" else (_GLOBAL, _LOCAL)
-    if not isinstance(types, list) or not all(isinstance(each, str) and each in known for each in types):
+    if not isinstance(types, list) or not all(isinstance(kind, str) and kind in known for kind in types):
         reading.refuse("layer_types", types, f"only {' and '.join(known)} are accounted for in {kind}")
         return False
     if len(types) != n_layers:
@@ -252,8 +252,8 @@ def _pattern(reading: Reading) -> list[str]:
     n_layers, windows = reading.fields["n_layers"], reading.family.windows
     if windows in ("after", "alternate"):
         edge = reading.whole("max_window_layers", 28)
-        local = (each >= edge if windows == "after" else each % 2 == 0 and each < edge for each in range(n_layers))
-        return [_LOCAL if each else _GLOBAL for each in local]
+        local = (layer >= edge if windows == "after" else layer % 2 == 0 and layer < edge for layer in range(n_layers))
+        return [_LOCAL if number else _GLOBAL for number in local]
     if isinstance(windows, int):
         every = reading.whole("sliding_window_pattern", windows, 1)
         return [_GLOBAL if each % every == 0 else _LOCAL for each in range(1, n_layers + 1)]

@@ -91,7 +91,7 @@ def _table(reading: Reading) -> _Table | None:
             reading.refuse(at, None, f"must be one table, or one for each of {_GLOBAL} and {_LOCAL}")
             return None
         at = f"{at}.{_GLOBAL}"
-    rope, local = ({key: value for key, value in each.items() if value is not None} for each in (rope, local))
+    rope, local = ({key: value for key, value in table.items() if value is not None} for table in (rope, local))
     return _Table(reading, at, rope, local)
 
 
@@ -192,7 +192,7 @@ class _Table:
         for key, usual in (("beta_slow", 1.0), ("beta_fast", 32.0)):
             self._set(key, rope.get(key) or usual)
         weights = [rope.get("mscale") or 0, rope.get("mscale_all_dim") or 0]
-        if not all(isinstance(each, int | float) and 0 <= each < 1e6 for each in weights):
+        if not all(isinstance(weight, int | float) and 0 <= weight < 1e6 for weight in weights):
             reading.refuse(f"{self.at}.mscale", weights, "must be numbers from 0")
             return
         usual = magnitude(factor, weights[0]) / magnitude(factor, weights[1]) if all(weights) else magnitude(factor)

@@ -223,7 +223,7 @@ def layers_of_layout(pattern: str) -> list[int]:
     for _ in range(2):  # (tt|)*5, then t*2
         text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * min(1024, int(found[2])), text)[: 2**16]
         text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda found: found[1] * min(1024, int(found[2])), text)[: 2**16]
-    return [each.count("t") for each in text.split("|")]
+    return [stage.count("t") for stage in text.split("|")]
 
 
 def _overlap(read: Reading, section: dict[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ def flags_of(words: Sequence[str]) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     name: str | None = None
-    for word in (each.strip("'\"") for each in words):
+    for word in (word.strip("'\"") for word in words):
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name = name.replace("_", "-")
@@ -114,8 +114,8 @@ def _devices(launcher: Sequence[str], variables: Mapping[str, str]) -> int | Non
 
 
 def _count(*values: object) -> int | None:
-    found = (int(each) for each in values if isinstance(each, str) and each.isdecimal() and len(each) < 8)
-    return next((each for each in found if each), None)
+    found = (int(value) for value in values if isinstance(value, str) and value.isdecimal() and len(value) < 8)
+    return next((count for count in found if count), None)
 
 
 def _of_log(text: str) -> Arguments | None:
@@ -139,7 +139,7 @@ def _take(found: dict[str, Value], name: str, value: Any) -> None:
     name = name.strip("-").replace("_", "-")
     text = "true" if value is True else "False" if value is False else "None" if value is None else value
     if isinstance(text, list | tuple):  # of plain values: what has others inside is no argument
-        found[name] = tuple(str(each) for each in text if isinstance(each, str | int | float))
+        found[name] = tuple(str(word) for word in text if isinstance(word, str | int | float))
         return
     if not isinstance(text, str | int | float):
         return
@@ -193,7 +193,7 @@ def _members(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     """Names and values of a map and of the maps in it, one level deep."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from ((str(each), inner) for each, inner in value.items() if not isinstance(inner, Mapping))
+            yield from ((str(key), inner) for key, inner in value.items() if not isinstance(inner, Mapping))
         else:
             yield str(name), value
 

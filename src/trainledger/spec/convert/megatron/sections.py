@@ -255,7 +255,7 @@ def _recomputation(read: Reading) -> dict[str, Any] | str:
     if read.flag("recompute-activations") and granularity is None:
         granularity = "selective"
     if granularity == "selective":
-        modules = [word for each in read.words("recompute-modules") for word in each.strip("[],' ").split()]
+        modules = [word for module in read.words("recompute-modules") for word in module.strip("[],' ").split()]
         if set(modules) - {"core_attn"}:
             read.refuse("recompute-modules", " ".join(modules), "is accounted for as core_attn alone", "core_attn")
         return "attention"
