@@ -1,12 +1,15 @@
 import fcntl
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from make_run import STEPS, make_run
@@ -39,8 +42,10 @@ def copy(run_dir, tmp_path):
 
 
 def trainledger(*words):
-    command = [sys.executable, "-m", "trainledger", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True)
+    """Exit code, output and errors of a command in this process."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main([str(word) for word in words])
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 # What a directory holds

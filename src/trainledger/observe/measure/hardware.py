@@ -86,6 +86,8 @@ SLOWED = 1.15  # times the fastest; steps at the full speed of a processor sprea
 _EVERY_SECONDS = 0.05  # the matmul takes 0.03 ms, twice
 
 
+# A core that another virtual machine shares, heat and power limits slow a processor down by half within seconds,
+# matmuls most, and no count of the system shows it: what is timed then is disturbed as if by another process.
 class Pace:
     """Readings in this process; ``fastest`` are the least seconds of the matmul seen so far, here or before."""
 

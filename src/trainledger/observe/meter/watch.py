@@ -211,6 +211,8 @@ def slow_rank(seconds: Mapping[int, float], step: int) -> Finding | None:
     return Finding("slow rank", step, sentence)
 
 
+# Ranks tell the first what they compute through the store that they began with. No collective is called, so nothing can
+# wait: what has not come yet is looked for again at the next step.
 class RankTimes:
     """The seconds that a rank computes, without waits for others, as a median over a window of steps."""
 

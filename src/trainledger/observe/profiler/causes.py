@@ -44,6 +44,8 @@ MOVING_MEMORY = ("norm", "loss", "embedding", "reduction", "elementwise", "optim
 _WORST = 4  # shapes that have a bar of their own
 
 
+# A cause's gain is what is saved where its part vanishes, which nothing reaches: another part may come in its place. A
+# matmul below the peak is compared with `REACHABLE` of it, as data sheets' peaks are out of reach.
 @dataclass(frozen=True)
 class MeasuredBar:
     """What one cause adds to a step, which part of it, and how long that is; it may take away."""

@@ -58,6 +58,8 @@ class RankTimeline:
     is_aligned: bool
 
 
+# Each rank's clock is its own. As a collective ends on all ranks at once, the ends of those that two ranks have in
+# common say how far their clocks are apart.
 def clocks_ahead_ns(ends: Sequence[Ends]) -> list[int | None]:
     """How far the clock of each rank is ahead of the first one's; None where no collective leads from one to the other.
 

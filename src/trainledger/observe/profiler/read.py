@@ -44,6 +44,8 @@ class BrokenOff(ValueError):  # noqa: N818 - not always an error
         self.at = at
 
 
+# Kineto writes what it says of the whole trace (the devices, the ranks, what was recorded) before or after its events.
+# One pass gives both, and a file that breaks off gives what it has, which a library of streaming parsers would not.
 def entries(stream: TextIO) -> Iterator[tuple[str, Any]]:
     """Every event as (`EVENTS`, event), every other entry at the top as (key, value), in the order of the file.
 
