@@ -7,30 +7,20 @@ from collections.abc import Iterator, Sequence
 from trainledger.answers.pages.einsum_figures import roof
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.predict.forecast import UNEXPLAINED, Bar
+from trainledger.observe.profiler import step_time as times
 from trainledger.observe.profiler.causes import LAUNCH, MEMORY_BOUND, MOVING_MEMORY, MeasuredBar
 from trainledger.observe.profiler.kinds import CALLS, RECOMPUTATION
 from trainledger.observe.profiler.profile import Profile
 from trainledger.observe.profiler.ranks import WAITS, RankRow, Ranks
-from trainledger.observe.profiler.step_time import (
-    AFTER_SYNC,
-    CHECKPOINTS,
-    COPY,
-    EVALUATION,
-    EXPOSED,
-    HOST,
-    LAUNCH_GAPS,
-    OUTSIDE,
-    WAIT_FOR_DATA,
-)
 from trainledger.observe.profiler.step_work import COMPUTE_PARTS
 from trainledger.report.chart import AXIS, COLOURS, FAINT, PALE, Area, Axis, Band, Chart, Line, Mark
 from trainledger.spec.units import GIGA, TERA, format_flops_per_second, format_percent
 
 GROUPS = (
     ("matmuls, attention, convolutions", COLOURS[0], COMPUTE_PARTS), (RECOMPUTATION, COLOURS[2], (RECOMPUTATION,)),
-    (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY), ("communication and copies", COLOURS[1], (EXPOSED, COPY)),
-    ("data, evaluation, checkpoints", COLOURS[3], (WAIT_FOR_DATA, EVALUATION, CHECKPOINTS)),
-    (LAUNCH, FAINT, (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
+    (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY), ("communication and copies", COLOURS[1], (times.EXPOSED, times.COPY)),
+    ("data, evaluation, checkpoints", COLOURS[3], (times.WAIT_FOR_DATA, times.EVALUATION, times.CHECKPOINTS)),
+    (LAUNCH, FAINT, (times.LAUNCH_GAPS, times.HOST, times.AFTER_SYNC, times.OUTSIDE, CALLS)),
 )  # fmt: skip
 _ROOM = 4  # a factor around the matmuls of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")

@@ -73,9 +73,9 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     of_weights = () if quick else WEIGHT_GRADIENTS + LARGE_WEIGHT_GRADIENTS * large
     attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + LARGE_ATTENTIONS * large
     elements_of = ELEMENTS + LARGE_ELEMENTS * large
-    most, pool_nbytes = elements_of[-1], LARGE_POOL_NBYTES if large else POOL_NBYTES
-    pools = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes) for dtype in dtypes}
-    results = {dtype: ColdPool(device, DTYPES[dtype], pool_nbytes, results=True) for dtype in dtypes}
+    most = elements_of[-1]
+    pools = {dtype: cold_pool(device, dtype) for dtype in dtypes}
+    results = {dtype: cold_pool(device, dtype, results=True) for dtype in dtypes}
     chosen: list[Kernel] = []
     for dtype, pool in pools.items():
         chosen += [matmul_kernel(pool, dtype, shape, SECOND_TURNED) for shape in forward]
@@ -180,6 +180,17 @@ class ColdPool:
         whole = len(self._buffer) // size * size
         views = cycle(self._buffer[:whole].view(-1, *shape).unbind())
         return lambda: next(views)
+
+
+def cold_pool(device: torch.device, dtype: str, nbytes: int = 0, *, results: bool = False) -> ColdPool:
+    """A pool of a device's size, or of ``nbytes`` where that is more."""
+    floor = POOL_NBYTES if device.type == "cpu" else LARGE_POOL_NBYTES
+    return ColdPool(device, DTYPES[dtype], max(floor, nbytes), results=results)
+
+
+def large_copy(device: torch.device) -> Kernel:
+    """A copy of more than any cache holds."""
+    return copy_kernel(cold_pool(device, "fp32"), ELEMENTS[-1] if device.type == "cpu" else LARGE_ELEMENTS[-1])
 
 
 def copy_kernel(pool: ColdPool, elements: int) -> Kernel:

@@ -9,18 +9,7 @@ import torch
 
 from trainledger.engine.train.device import find_device, keep_freed_memory
 from trainledger.observe.measure.hardware import described, memory_nbytes, rounded, worth_timing
-from trainledger.observe.measure.kernels import (
-    DTYPES,
-    ELEMENTS,
-    FACTORS,
-    LARGE_ELEMENTS,
-    LARGE_POOL_NBYTES,
-    POOL_NBYTES,
-    ColdPool,
-    Kernel,
-    copy_kernel,
-    matmul_kernel,
-)
+from trainledger.observe.measure.kernels import DTYPES, FACTORS, Kernel, cold_pool, large_copy, matmul_kernel
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.observe.measure.rounds import Tell, timed
 from trainledger.spec.calibration import STRAIGHT, MatmulTime
@@ -79,16 +68,12 @@ def measure_matmuls(
     most = max(max(m * k, n * k) for m, n, k in chosen)
     kernels: list[Kernel] = []
     for dtype in dtypes:
-        floor = LARGE_POOL_NBYTES if large else POOL_NBYTES
-        pool = ColdPool(device, DTYPES[dtype], max(floor, 2 * most * DTYPES[dtype].itemsize))
+        pool = cold_pool(device, dtype, 2 * most * DTYPES[dtype].itemsize)
         kernels += [matmul_kernel(pool, dtype, shape, STRAIGHT, operation=STRAIGHT) for shape in chosen]
         middle = min(chosen, key=lambda shape: (abs(prod(shape) - 2**30), shape))
         others = (factors for factors in FACTORS if factors != STRAIGHT)
         kernels += [matmul_kernel(pool, dtype, middle, factors, operation=factors) for factors in others]
-    copied = copy_kernel(
-        ColdPool(device, torch.float32, LARGE_POOL_NBYTES if large else POOL_NBYTES),
-        LARGE_ELEMENTS[-1] if large else ELEMENTS[-1],
-    )
+    copied = large_copy(device)
     seconds = max(LEAST_SECONDS, seconds_each * len(kernels))
     timings, busy = timed([*kernels, copied], device, seconds=seconds, rounds=ROUNDS, tell=tell)
     return MatmulTimes(

@@ -16,24 +16,11 @@ import numpy as np
 
 from trainledger.forecast.predict.forecast import UNEXPLAINED
 from trainledger.forecast.predict.step import CAUSES, IDEAL
+from trainledger.observe.profiler import step_time as times
 from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.kinds import CALLS, OTHERS, RECOMPUTATION, SENDS
 from trainledger.observe.profiler.recording import COPY as A_COPY
 from trainledger.observe.profiler.recording import KERNEL, NONE, Recording, Spans
-from trainledger.observe.profiler.step_time import (
-    AFTER_SYNC,
-    CHECKPOINTS,
-    COPY,
-    EVALUATION,
-    EXPOSED,
-    HOST,
-    LAUNCH_GAPS,
-    OUTSIDE,
-    QUEUED,
-    SYNC,
-    WAIT_FOR_DATA,
-    StepTime,
-)
 from trainledger.observe.profiler.step_work import COMPUTE_PARTS, Split
 from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_count, format_percent, format_seconds, round_up
 
@@ -57,12 +44,12 @@ class MeasuredBar:
     @property
     def title(self) -> str:
         """A short name: what of the cause it is, where there is more to say than the cause."""
-        before = {KERNELS: "below peak: ", EXPOSED: "exposed ", BUBBLE: "bubble: "}.get(self.cause, "")
-        return f"{before if self.detail != COPY else ''}{self.detail}" if self.detail else self.cause
+        before = {KERNELS: "below peak: ", times.EXPOSED: "exposed ", BUBBLE: "bubble: "}.get(self.cause, "")
+        return f"{before if self.detail != times.COPY else ''}{self.detail}" if self.detail else self.cause
 
 
 def measured_waterfall(
-    step: StepTime,
+    step: times.StepTime,
     parts: Split,
     rates: Sequence[MatmulRate],
     peaks: Mapping[str, float],
@@ -82,10 +69,13 @@ def measured_waterfall(
         *_computing(step, parts, rates, peaks, model_at_peak_ns),
         *(MeasuredBar(MEMORY_BOUND, each, step.parts_ns[each]) for each in MOVING_MEMORY),
         MeasuredBar(RECOMPUTATION, "", step.parts_ns[RECOMPUTATION]),
-        *(MeasuredBar(LAUNCH, each, step.parts_ns[each]) for each in (LAUNCH_GAPS, HOST, AFTER_SYNC, OUTSIDE, CALLS)),
+        *(
+            MeasuredBar(LAUNCH, each, step.parts_ns[each])
+            for each in (times.LAUNCH_GAPS, times.HOST, times.AFTER_SYNC, times.OUTSIDE, CALLS)
+        ),
         *_waiting(step, parts, pipeline, waiting_for_others_ns or {}),
-        MeasuredBar("data", "", step.parts_ns[WAIT_FOR_DATA]),
-        *(MeasuredBar(each, "", step.parts_ns[each]) for each in (EVALUATION, CHECKPOINTS)),
+        MeasuredBar("data", "", step.parts_ns[times.WAIT_FOR_DATA]),
+        *(MeasuredBar(each, "", step.parts_ns[each]) for each in (times.EVALUATION, times.CHECKPOINTS)),
         MeasuredBar(UNEXPLAINED, "kernels of no known kind", step.parts_ns["other"]),
     ]
     assert sum(each.nanoseconds for each in bars) == step.nanoseconds
@@ -93,7 +83,7 @@ def measured_waterfall(
 
 
 def _computing(
-    step: StepTime, parts: Split, rates: Sequence[MatmulRate], peaks: Mapping[str, float], model_ns: float | None
+    step: times.StepTime, parts: Split, rates: Sequence[MatmulRate], peaks: Mapping[str, float], model_ns: float | None
 ) -> Iterator[MeasuredBar]:
     """Model FLOPs at the peak, then what matmuls, attention and convolutions take beyond it."""
     at_peak: dict[tuple[str, str, str, bool], int] = {}
@@ -122,18 +112,18 @@ def _computing(
 
 
 def _waiting(
-    step: StepTime, parts: Split, pipeline: bool | None, for_others: Mapping[str, int]
+    step: times.StepTime, parts: Split, pipeline: bool | None, for_others: Mapping[str, int]
 ) -> Iterator[MeasuredBar]:
     """Exposed communication by kind of collective, copies, and what waits for other ranks."""
     sends = parts.collectives.get(SENDS, 0)
     bubbles = bool(sends) if pipeline is None else pipeline
-    rest = step.parts_ns[EXPOSED] - sum(parts.collectives.values())
+    rest = step.parts_ns[times.EXPOSED] - sum(parts.collectives.values())
     by_kind = {**parts.collectives, OTHERS: parts.collectives.get(OTHERS, 0) + rest}
     for kind, nanoseconds in sorted(by_kind.items(), key=lambda each: -each[1]):
-        cause = BUBBLE if bubbles and kind == SENDS else EXPOSED
+        cause = BUBBLE if bubbles and kind == SENDS else times.EXPOSED
         yield MeasuredBar(cause, kind, nanoseconds - for_others.get(kind, 0))
-    yield MeasuredBar(EXPOSED, COPY, step.parts_ns[COPY])
-    yield MeasuredBar(BUBBLE if bubbles else UNEXPLAINED, QUEUED, step.parts_ns[QUEUED])
+    yield MeasuredBar(times.EXPOSED, times.COPY, step.parts_ns[times.COPY])
+    yield MeasuredBar(BUBBLE if bubbles else UNEXPLAINED, times.QUEUED, step.parts_ns[times.QUEUED])
     yield MeasuredBar(STRAGGLERS, "", sum(for_others.values()))
 
 
@@ -157,45 +147,47 @@ class Rule:
 
 
 RULES = {
-    HOST: Rule(
-        (HOST, LAUNCH_GAPS),
+    times.HOST: Rule(
+        (times.HOST, times.LAUNCH_GAPS),
         "The device had nothing to do while the host came to the next of {launches} launches (half of the kernels take "
         "less than {usual}): {fewer}graphs (mode=reduce-overhead) make them at once, a larger micro-batch gives each "
         "more to do.",
         'model.compile()  # or torch.compile(model, mode="reduce-overhead")',
         ("recipe.compile", "recipe.micro_batch", "recipe.launch_blocking", "recipe.optimizer"),
     ),
-    AFTER_SYNC: Rule(
-        (AFTER_SYNC,),
+    times.AFTER_SYNC: Rule(
+        (times.AFTER_SYNC,),
         "The host waited for the device {waits}, and then had nothing launched ahead: read losses and norms less often "
         "or a step later (.item(), print, .cpu(), torch.nonzero wait).",
         "losses.append(loss.detach())  # and .item() of them once in many steps",
     ),
-    WAIT_FOR_DATA: Rule(
-        (WAIT_FOR_DATA,),
+    times.WAIT_FOR_DATA: Rule(
+        (times.WAIT_FOR_DATA,),
         "The step waited for its batch: more workers (num_workers, prefetch_factor), tokens made before the run.",
         "DataLoader(data, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)",
     ),
-    EXPOSED: Rule(
-        (EXPOSED,),
+    times.EXPOSED: Rule(
+        (times.EXPOSED,),
         "{hidden} of communication lie beside computation, the rest is exposed. Where the other ranks' kernels of the "
         "same collective are shorter, this rank was early and waited for them (stragglers); else fewer or larger "
         "messages, more accumulation, or another layout have less of it.",
         fields=("layout.", "recipe.micro_batch", "recipe.global_batch"),
     ),
-    OUTSIDE: Rule(
-        (OUTSIDE,),
+    times.OUTSIDE: Rule(
+        (times.OUTSIDE,),
         "The program was in Python, or in a library that the profiler does not see, and no operator ran.",
         "model.compile()",
         ("recipe.compile", "recipe.micro_batch", "recipe.optimizer"),
     ),
-    QUEUED: Rule(
-        (QUEUED,),
+    times.QUEUED: Rule(
+        (times.QUEUED,),
         "Work was launched and did not begin, with nothing else on the device: it waited for an event of another "
         "stream, a callback, or another program on the device.",
     ),
-    COPY: Rule(
-        (COPY,), "{copies}", "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)"
+    times.COPY: Rule(
+        (times.COPY,),
+        "{copies}",
+        "batch = batch.to(device, non_blocking=True)  # from a DataLoader(..., pin_memory=True)",
     ),
     MEMORY_BOUND_KERNELS: Rule(
         ("elementwise", "reduction", "norm", "embedding"),
@@ -221,7 +213,7 @@ RULES = {
     ),
     BELOW_PEAK: Rule((), "", fields=("recipe.precision", "recipe.micro_batch", "recipe.attention", "model.")),
 }
-_CODE_OF_COMPILED = {HOST: 'torch.compile(model, mode="reduce-overhead")', MEMORY_BOUND_KERNELS: ""}
+_CODE_OF_COMPILED = {times.HOST: 'torch.compile(model, mode="reduce-overhead")', MEMORY_BOUND_KERNELS: ""}
 
 
 @dataclass(frozen=True)
@@ -238,7 +230,7 @@ class Cause:
 
 
 def causes(
-    recording: Recording, step: StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
+    recording: Recording, step: times.StepTime, rates: Sequence[MatmulRate], peaks: Mapping[str, float]
 ) -> tuple[Cause, ...]:
     """The causes that are worth a sentence, the one with most at stake first."""
     compiled = any(map(_OF_COMPILER.match, recording.names))
@@ -253,7 +245,7 @@ def causes(
         "waits": _waits(recording, step),
         "copies": _copies(recording, inside),
     }
-    skipped = {*(() if len(lengths) else (HOST,)), *(() if recording.on_device else (MEMORY_BOUND_KERNELS,))}
+    skipped = {*(() if len(lengths) else (times.HOST,)), *(() if recording.on_device else (MEMORY_BOUND_KERNELS,))}
     all_causes = [
         Cause(
             name,
@@ -270,9 +262,9 @@ def causes(
     return tuple(sorted(worth, key=lambda cause: -cause.nanoseconds))
 
 
-def _waits(recording: Recording, step: StepTime) -> str:
+def _waits(recording: Recording, step: times.StepTime) -> str:
     """How often the host waited for the device, and in which operator most."""
-    waits = recording.named(recording.launches, SYNC)
+    waits = recording.named(recording.launches, times.SYNC)
     waits = waits.where(waits.begin_in(step.step.host_ns))
     of = recording.operators_with(waits.operators)
     by = Counter(recording.names[recording.operators.names[at]] for at in of.tolist() if at != NONE)

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, TextIO, overload
 
 from trainledger.observe.profiler.recording import (
-    COPY,
+    DEVICE_WORK,
     GIVEN_A_NUMBER,
-    KERNEL,
     NONE,
-    SET,
     Message,
     Recorder,
     Recording,
@@ -131,7 +129,6 @@ class _Text:
 Advance = Callable[[int], None]
 
 # Categories of Kineto's events.
-_WORK = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": SET}
 _ON_HOST = {"cpu_op": "operators", "user_annotation": "annotations"}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ASKED_FOR = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops")
@@ -235,11 +232,11 @@ def _add(recorder: Recorder, event: Any) -> None:
     category, thread = event.get("cat"), _whole(event.get("tid"), NONE)
     operator = _whole(args.get("External id", args.get("external id")), NONE)
     facts: dict[str, Any] = {"operator": operator}
-    if category in _WORK or category in _LAUNCHES:
+    if category in DEVICE_WORK or category in _LAUNCHES:
         facts["link"] = _whole(args.get("correlation"), NONE)
-    if category in _WORK:
+    if category in DEVICE_WORK:
         group, thread = "work", _whole(args.get("stream"), thread)
-        facts |= {"more": _message(args), "kind": _WORK[category]}
+        facts |= {"more": _message(args), "kind": DEVICE_WORK[category]}
     elif category in _LAUNCHES:
         group = "launches"
     elif category in _ON_HOST:

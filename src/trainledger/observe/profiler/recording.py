@@ -21,7 +21,8 @@ Mask = npt.NDArray[np.bool_]
 
 NOTHING: Intervals = np.zeros((0, 2), dtype=np.int64)
 NONE = -1  # an event has no such number
-KERNEL, COPY, SET = range(3)  # kinds of device work
+KERNEL, COPY, SET = range(3)  # kinds of device work, by Kineto's categories
+DEVICE_WORK = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": SET}
 GIVEN_A_NUMBER = 1  # of an operator: autograd gave it a sequence number, as it does in a forward
 _MOST_IDS = 0.5  # of launches: where fewer have the id of an operator, ids mean something else
 
