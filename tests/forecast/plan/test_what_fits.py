@@ -14,7 +14,7 @@ from trainledger.answers.cost import plan
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.fit import document
-from trainledger.forecast.plan import sizes, sweep
+from trainledger.forecast.plan import sizes
 from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, memory_model, saving_recipes, what_fits
 from trainledger.forecast.plan.sizes import Sweep, edge
 from trainledger.ledger.model.parameters import parameters
@@ -206,7 +206,7 @@ def test_the_search_on_a_line(start, last, holes):
     """On any line with holes: the last that fits and the first that does not, whatever place it starts from."""
     line = Sweep("", range(100), lambda place: place, start=start)  # type: ignore[arg-type, return-value]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "memory_problems", lambda place: iter(["a hole"] if place in holes else []))
+        patch.setattr(sizes, "memory_problems", lambda place: iter(["a hole"] if place in holes else []))
         found, beyond = edge(line, lambda place: place <= last)
     there = [place for place in range(100) if place not in holes]
     assert found == next(((each, each) for each in reversed(there) if each <= last), None)
@@ -217,7 +217,7 @@ def test_a_family_is_searched_a_little_beyond_its_edge():
     fits = {0, 1, 2, 3, 5}
     line = Sweep("", range(20), lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "memory_problems", lambda place: iter(()))
+        patch.setattr(sizes, "memory_problems", lambda place: iter(()))
         assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
 
 

@@ -162,19 +162,13 @@ def before_and_after(
     before: Forecast, after: Forecast
 ) -> tuple[tuple[float | None, float | None], tuple[int | None, int | None]]:
     """Seconds and bytes of two forecasts: of the whole run where both are known, else of a step; of a device."""
-    return _seconds(before, after), (_nbytes(before), _nbytes(after))
-
-
-def _seconds(before: Forecast, after: Forecast) -> tuple[float | None, float | None]:
+    seconds = before.step_seconds, after.step_seconds
     if before.total_seconds is not None and after.total_seconds is not None:
-        return before.total_seconds, after.total_seconds
-    if before.impossible and not after.impossible:  # a step of one device is no measure of one of all
-        return None, after.total_seconds
-    return before.step_seconds, after.step_seconds
-
-
-def _nbytes(forecast: Forecast) -> int | None:
-    return forecast.peak_nbytes if forecast.device_nbytes is None else forecast.device_nbytes
+        seconds = before.total_seconds, after.total_seconds
+    elif before.impossible and not after.impossible:  # a step of one device is no measure of one of all
+        seconds = None, after.total_seconds
+    peak, other = (each.peak_nbytes if each.device_nbytes is None else each.device_nbytes for each in (before, after))
+    return seconds, (peak, other)
 
 
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:

@@ -122,9 +122,15 @@ def affordable(
         iteration = f"iteration {len(iterations) + 1}, {format_count(wanted)} parameters"
         say(iteration)
         place, run, forecast = fastest(
-            family, at, budget, memory, predict, seq_len=seq_len, tokens_per_step=tokens_per_step,
+            family,
+            at,
+            budget,
+            memory,
+            predict,
+            seq_len=seq_len,
+            tokens_per_step=tokens_per_step,
             say=lambda what: say(f"{iteration}: {what}"),  # noqa: B023
-        )  # fmt: skip
+        )
         iterations.append(_iteration(wanted, run, forecast, budget))
         found.append((place, at, forecast))
         last, before = iterations[-1], [each.parameters for each in iterations[:-1]]
@@ -203,7 +209,7 @@ def _iteration(wanted: float, run: Run, forecast: Forecast, budget: Budget) -> I
     peak = budget.peak_flops_per_second * run.cluster.count
     return Iteration(
         wanted, run, total, 6 * active * forecast.tokens_per_second / peak, forecast.tokens_per_second * budget.seconds
-    )  # fmt: skip
+    )
 
 
 Predict = Callable[[Run], Forecast]
@@ -287,7 +293,7 @@ def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]
     fixed = {"context": 1, "virtual_stages": 1}
     found = search(
         run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS, front=False, progress=progress
-    )  # fmt: skip
+    )
     if found.interrupted:  # it ends the question, not only this search
         raise KeyboardInterrupt
     return None if found.best is None else found.best.run
@@ -337,7 +343,7 @@ def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, 
         batch = _fewer_than_devices(max(1.0, tokens_per_step / seq_len), count)  # of one sequence, however long it is
     recipe = Recipe(
         seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=PRECISIONS[precision](), compile=True
-    )  # fmt: skip
+    )
     return Run(model=spec, recipe=recipe, cluster=Cluster(device=device.name, count=count))
 
 

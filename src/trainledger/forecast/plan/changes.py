@@ -118,8 +118,10 @@ def smaller_batches(run: Run) -> Iterator[Change]:
             halves.append(size)
     for kind in dict.fromkeys((recipe.activation_checkpointing.kind, "full")):
         for size in halves:
-            wanted = (("recipe.micro_batch", size, batch),
-                      ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing.kind))  # fmt: skip
+            wanted = (
+                ("recipe.micro_batch", size, batch),
+                ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing.kind),
+            )
             fields = tuple((field, value) for field, value, now in wanted if value != now)
             if fields:
                 yield Change(f"micro-batches of {size}, recomputation {kind}", fields, ROUNDING)
@@ -366,9 +368,7 @@ def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
             layout = replace(layout, virtual_stages=1, schedule="1f1b")
     if layout.shard_ranks == 1 and layout.reshard_after_forward is not None:
         layout = replace(layout, reshard_after_forward=None)
-    fields = [
-        (f"layout.{name}", value) for name, value in vars(layout).items() if value != getattr(run.layout, name)
-    ]  # fmt: skip
+    fields = [(f"layout.{name}", value) for name, value in vars(layout).items() if value != getattr(run.layout, name)]
     each_rank, uneven = divmod(run.recipe.global_batch, layout.data_ranks)
     if uneven:
         return

@@ -31,8 +31,9 @@ class Family(Sequence[ModelSpec]):
 
     def __init__(self, base: ModelSpec) -> None:
         self.base = base
-        found = {(spec.d_model, depth): (size, spec, depth)
-                 for spec in _widths(base) for size, depth in _depths(spec, base)}  # fmt: skip
+        found = {
+            (spec.d_model, depth): (size, spec, depth) for spec in _widths(base) for size, depth in _depths(spec, base)
+        }
         self._members = sorted(found.values(), key=lambda each: (each[0], each[2]))
         self._sizes = [size for size, _, _ in self._members]
 

@@ -108,9 +108,10 @@ class MemoryModel:
         stage = max(peaks, key=lambda each: peaks[each])
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
+        moment = f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}"
         return MemoryUse(
             nbytes=self._in_all(run, ledgers[stage]), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
-            by_category=peak.by_category, stage=stage, stages=stages, moment=_moment(ledgers[stage]),
+            by_category=peak.by_category, stage=stage, stages=stages, moment=moment,
             reserved=ledgers[stage].reserved,
         )  # fmt: skip
 
@@ -129,11 +130,6 @@ def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
     if usable is None:
         raise InvalidInput([Problem("cluster.device", machine.title, "has no known memory")])
     return MemoryModel(machine, backend, usable)
-
-
-def _moment(ledger: Ledger) -> str:
-    entry = ledger.peak().entry
-    return f"{entry.name} of {entry.path or 'the update'}, {entry.phase}"
 
 
 def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int], where: str) -> None:
@@ -293,12 +289,18 @@ def _devices_for(run: Run, use: MemoryUse) -> list[str]:
 
 def ask(question: str, run: Run, memory: MemoryModel) -> Found:
     """The answer to one of `QUESTIONS` for a run on a kind of device."""
-    return _ASK[question](run, memory)
-
-
-def _largest_model(run: Run, memory: MemoryModel) -> Found:
-    family = family_of(run.model)
-    return _found("model", sizes.models(run, family), memory, lambda each: parameters(each.model).total, family.rule)
+    if question == "model":
+        family = family_of(run.model)
+        return _found(
+            question, sizes.models(run, family), memory, lambda tried: parameters(tried.model).total, family.rule
+        )
+    if question == "micro-batch":
+        note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
+        return _found(question, sizes.micro_batches(run), memory, lambda tried: tried.device_batch, note)
+    if question == "memory":
+        use = memory.use_of(run)
+        return Found(question, use.nbytes, run, use, note="usable memory that the unchanged run needs")
+    return _longest_sequence(run, memory) if question == "sequence" else _fewest_devices(run, memory)
 
 
 def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
@@ -309,11 +311,6 @@ def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
         note = f"{found.note}; by memory alone: model.max_seq_len is {run.model.max_seq_len:,}"
         return replace(found, note=note)
     return found
-
-
-def _largest_micro_batch(run: Run, memory: MemoryModel) -> Found:
-    note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
-    return _found("micro-batch", sizes.micro_batches(run), memory, lambda each: each.device_batch, note)
 
 
 def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
@@ -338,11 +335,6 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
     )  # fmt: skip
 
 
-def _least_memory(run: Run, memory: MemoryModel) -> Found:
-    use = memory.use_of(run)
-    return Found("memory", use.nbytes, run, use, note="usable memory that the unchanged run needs")
-
-
 def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
     last, beyond = edge(sweep, memory.likely)
     if last is not None and not memory.fits(last[1]):  # a stage between the first and the last is heavier
@@ -353,15 +345,6 @@ def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run
     if last is None:
         return Found(question, None, None, None, beyond_size, further, use, "not even the smallest fits")
     return Found(question, size(last[1]), last[1], memory.use_of(last[1]), beyond_size, further, use, note)
-
-
-_ASK: dict[str, Callable[[Run, MemoryModel], Found]] = {
-    "model": _largest_model,
-    "sequence": _longest_sequence,
-    "micro-batch": _largest_micro_batch,
-    "devices": _fewest_devices,
-    "memory": _least_memory,
-}
 
 
 def divides_batch(run: Run, micro_batch: int) -> int:

@@ -133,10 +133,6 @@ def _positions(run: Run, forecast: Forecast | None, limits: Limits) -> Reading |
     return None if limits.positions is None else Reading(run.recipe.seq_len, limits.positions, "exact")
 
 
-def _critical(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
-    return Reading(run.recipe.tokens_per_step, critical_batch(run), "assumed")
-
-
 def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits], Reading | None]:
     def read(run: Run, forecast: Forecast | None, limits: Limits) -> Reading | None:
         if limits.unique_tokens is None:
@@ -194,7 +190,7 @@ LIMITS = (
         "steps than it costs tokens",
         source=_KAPLAN,
         needs_forecast=False,
-        read=_critical,
+        read=lambda run, forecast, limits: Reading(run.recipe.tokens_per_step, critical_batch(run), "assumed"),
         of_layout=True,
     ),
     Limit(

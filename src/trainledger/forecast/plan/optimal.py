@@ -188,7 +188,7 @@ def off_optimum(law: LossLaw, flops: float, parameters: float) -> OffOptimum:
     same = min(law.flops_of_loss(loss), flops)  # never more, but for rounding at the optimum itself
     return OffOptimum(
         parameters, tokens, loss, max(0.0, loss - law.loss(best, flops / (6 * best))), same, flops / same - 1
-    )  # fmt: skip
+    )
 
 
 def serve(law: LossLaw, reference: float, inference_tokens: float, flops: float) -> Served:

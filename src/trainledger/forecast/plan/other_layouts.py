@@ -30,8 +30,13 @@ from trainledger.spec.run_text import layout_overrides
 from trainledger.spec.units import round_up
 
 _SHAPE = (
-    "d_model", "n_layers", "vocab_size", "attention.n_heads", "attention.n_kv_heads", "feed_forward.d_ff",
-)  # fmt: skip
+    "d_model",
+    "n_layers",
+    "vocab_size",
+    "attention.n_heads",
+    "attention.n_kv_heads",
+    "feed_forward.d_ff",
+)
 _ROUND = 1024  # tokens
 _RANKS = (2, 4, 8, 16, 32, 64)
 Planner = Callable[[Run], Run | None]  # gives a run the layout that it searches for; None where none fits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
 from trainledger import catalog
@@ -24,6 +24,7 @@ from trainledger.spec.units import (
 )
 
 LARGEST, SMALLEST = 1e18, 1e-6
+_LARGEST_FLOAT = sys.float_info.max
 _WRITTEN_OUT = 1e9  # from here on a bound is printed as 1e18
 
 
@@ -106,17 +107,10 @@ def _number(name: str, value: object, parse: Callable[[str], Any], problems: lis
     except NotAQuantity as error:
         problems.append(Problem(name, value, error.rule, error.nearest))
         return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _LARGEST_FLOAT:
         problems.append(Problem(name, value, "must be a finite number"))
         return None
     return number
-
-
-def _finite(number: float) -> bool:
-    try:
-        return isfinite(number)
-    except OverflowError:  # an int beyond every float
-        return False
 
 
 def _short(value: float) -> str:
@@ -250,10 +244,17 @@ def read_budget(
         raise InvalidInput([too_much])
     spent = given["flops"] if hours is None or peak is None else hours * SECONDS_PER_HOUR * peak * share
     return Budget(
-        flops=spent, mfu=share, device=chip, dtype=kind, peak_flops_per_second=peak, device_hours=hours,
-        count=devices, days=given["days"], price=rate,
+        flops=spent,
+        mfu=share,
+        device=chip,
+        dtype=kind,
+        peak_flops_per_second=peak,
+        device_hours=hours,
+        count=devices,
+        days=given["days"],
+        price=rate,
         money=given["money"] if rate is None or hours is None else rate * hours,
-    )  # fmt: skip
+    )
 
 
 def _beyond(
@@ -281,6 +282,4 @@ def at_mfu(budget: Budget, mfu: float) -> Budget:
     """The same devices and hours at another share of the peak."""
     if budget.device_hours is None or budget.peak_flops_per_second is None:
         return replace(budget, mfu=mfu)
-    return replace(
-        budget, mfu=mfu, flops=budget.device_hours * SECONDS_PER_HOUR * budget.peak_flops_per_second * mfu
-    )  # fmt: skip
+    return replace(budget, mfu=mfu, flops=budget.device_hours * SECONDS_PER_HOUR * budget.peak_flops_per_second * mfu)

@@ -135,8 +135,12 @@ class LossLaw(Law):
         here = (of_g + self.beta * of_c) / total
         # Slopes of ln N along (ln A, ln B, ln E, alpha, beta).
         slopes = (
-            1 / total, -1 / total, 0.0, (1 / self.alpha - here) / total, (of_c - 1 / self.beta - here) / total,
-        )  # fmt: skip
+            1 / total,
+            -1 / total,
+            0.0,
+            (1 / self.alpha - here) / total,
+            (of_c - 1 / self.beta - here) / total,
+        )
         error = self._error(slopes)
         value = exp(here)
         if error is None:

@@ -102,7 +102,9 @@ def training_loop(
     around = Conditions() if machine is None else conditions(run, machine)
     nbytes = checkpoint_nbytes(ledger)
     write = write_seconds(run, nbytes, around)
-    step, steps = _step_seconds(run, forecast), recipe.total_steps
+    step, steps = forecast.step_seconds, recipe.total_steps
+    if step is not None:  # without a layout all devices share the step of one
+        step = None if forecast.impossible else step / (run.cluster.count if run.layout.alone else 1)
     every = forecast.checkpoint_every or recipe.checkpoints.every
     rate = None if step is None else recipe.tokens_per_step / step
     made = TrainingLoop(
@@ -117,14 +119,6 @@ def training_loop(
     )  # fmt: skip
     state = dict(ledger.resident)
     return replace(made, formulas=tuple(_formulas(made, state)), remarks=tuple(_remarks(made, around)))
-
-
-def _step_seconds(run: Run, forecast: Forecast) -> float | None:
-    """Seconds of a step of the whole run, without what it waits for tokens; None where they are not known."""
-    if forecast.step_seconds is None or forecast.impossible:
-        return None
-    share = run.cluster.count if run.layout.alone else 1  # without a layout all devices share the step of one
-    return forecast.step_seconds / share
 
 
 def _checkpointing(

@@ -35,10 +35,14 @@ _COUNTS = 8  # of devices that are tried, each by a search
 _NAMED = 3
 _KINDS = ("ring", "all-to-all")
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "sequence_parallel": (False, True), "reshard_after_forward": (False, True), "zero": (3, 2, 1),
-    "virtual_stages": (1, 2), "schedule": SCHEDULES, "context_kind": _KINDS,
+    "sequence_parallel": (False, True),
+    "reshard_after_forward": (False, True),
+    "zero": (3, 2, 1),
+    "virtual_stages": (1, 2),
+    "schedule": SCHEDULES,
+    "context_kind": _KINDS,
     "activation_checkpointing": CHECKPOINTING,
-}  # fmt: skip
+}
 
 
 @frozen
@@ -151,9 +155,10 @@ class _Ways:
         ]
         parts = [each for each in divisors(run.recipe.seq_len) if _allowed(rules, 1, each, (False,), _KINDS)]
         depths = [
-            each for each in grid.values("pipeline", range(1, run.model.n_layers + 3))
+            each
+            for each in grid.values("pipeline", range(1, run.model.n_layers + 3))
             if any(rules.stages(stages) is None for stages in grid.stages(each))
-        ]  # fmt: skip
+        ]
         for tensor in grid.values("tensor", widths):
             for context in grid.values("context", parts):
                 if _allowed(rules, tensor, context, grid.parallels(tensor), grid.kinds(context)):
