@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.cli.outputs import Output, check_outputs
 from trainledger.forecast.plan.quantity import LARGEST, read
-from trainledger.report.show import check_figures
+from trainledger.report.show import check_plot
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import parse_count
@@ -230,5 +230,5 @@ RUN_OR_MODEL = (
 RUN_FILE = (run_file("the run file (run.toml)"), SET)
 CLUSTER = (_short_for("cluster.device", "a device of the catalog"), _short_for("cluster.count", "how many devices"))
 RUN = (run_file(RUN_OR_MODEL), SET, *CLUSTER)
-PLOT = output("--plot FILE", "write the figures to out.html, .png or .svg", suffix=".html", check=check_figures)
+PLOT = output("--plot FILE", "write the figures to out.html, .png or .svg", suffix=".html", check=check_plot)
 JSON = flag("--json", "print the result as JSON")

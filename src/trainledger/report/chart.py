@@ -146,7 +146,7 @@ class Chart:
 
     ``height`` is that of the plot in pixels; 0: as rows or curves need.
 
-    >>> Chart("Loss", (Line([1, 2, 3], [4.0, 3.0, 2.5]),), Axis("step"), Axis("nats"))._repr_svg_()[:4]
+    >>> Chart("Loss", (Line([1, 2, 3], [4.0, 3.0, 2.5]),), Axis("step"), Axis("nats")).svg()[:4]
     '<svg'
     """
 
@@ -157,8 +157,11 @@ class Chart:
     key: tuple[str, ...] = ()
     height: int = 0
 
-    def _repr_svg_(self) -> str:
+    def svg(self) -> str:
+        """The chart as a file: on white, under its title, and above the key of its numbers."""
         return str(import_module("trainledger.report.draw.chart").standalone(self))
+
+    _repr_svg_ = svg
 
     def _repr_html_(self) -> str:
         return str(import_module("trainledger.report.draw.chart").fragment(self))

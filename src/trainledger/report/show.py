@@ -1,23 +1,22 @@
-"""A document on standard output, as text or JSON, and its figures in a file."""
+"""A document on standard output, as text or JSON, and its charts in files: pages that open offline, or images."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
+from trainledger.report.chart import Chart
 from trainledger.report.document import Document
-from trainledger.report.table import WIDTH
+from trainledger.report.table import WIDTH, wrapped
 from trainledger.report.terminal import has_colour, text
-from trainledger.spec.plain import finite
-from trainledger.spec.problem import printable
+from trainledger.spec.plain import check_target, finite, replace_file
+from trainledger.spec.problem import InvalidInput, Problem, printable
 
-
-def check_figures(path: str | os.PathLike[str], field: str) -> None:
-    """Raise InvalidInput where figures cannot be written to a file; asked before the work that they are made of."""
-    from trainledger.report.plot import check_plot
-
-    check_plot(path, field)
+SUFFIXES = (".html", ".png", ".svg")
+_NO_RESVG = "a PNG needs resvg-py: pip install 'trainledger[web]'; the suffixes .html and .svg need nothing"
 
 
 def show(
@@ -32,7 +31,83 @@ def show(
     else:
         print(text(document, colour=has_colour(sys.stdout), width=width))
     if plot is not None:
-        from trainledger.report.plot import write_plot
-
         written = write_plot(document.figures(), plot, title=document.title, about=document.about)
         print(printable(written), file=sys.stderr)
+
+
+def check_plot(path: str | os.PathLike[str], field: str = "--plot") -> None:
+    """Raise InvalidInput unless `write_plot` can write there: its suffix, its directory, and what draws a PNG."""
+    where = os.fspath(path)
+    stem, suffix = os.path.splitext(where)
+    if suffix.lower() not in SUFFIXES:
+        rule = f"the suffix says what is written, and must be one of {', '.join(SUFFIXES)}"
+        raise InvalidInput([Problem(field, where, rule, f"{stem or 'figure'}.html")])
+    check_target(where, field)
+    if suffix.lower() == ".png" and find_spec("resvg_py") is None:
+        raise InvalidInput([Problem(field, where, _NO_RESVG, f"{stem}.svg")])
+
+
+def write_plot(
+    charts: Sequence[Chart],
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    field: str = "--plot",
+    about: Sequence[str] = (),
+) -> str:
+    """Write charts to out.html (nothing fetched), or one by one to out.png, out-2.png and so on, or .svg.
+
+    ``about`` are sentences that a page has above them. The sentence that says what was written (`written`). Raises
+    InvalidInput as `check_plot` does.
+
+    >>> write_plot([], "out.gif", title="a run")
+    Traceback (most recent call last):
+    trainledger.InvalidInput: --plot = 'out.gif': the suffix says what is written, and must be one of \
+.html, .png, .svg; nearest that works: out.html
+    """
+    check_plot(path, field)
+    where = os.fspath(path)
+    if not charts:
+        raise InvalidInput([Problem(field, where, f"there is nothing to draw of {title}")])
+    stem, ending = os.path.splitext(where)
+    suffix = ending.lower()
+    if suffix == ".html":
+        from trainledger.report.html import page, paragraphs
+
+        replace_file(where, page(title, paragraphs(about), charts).encode())
+        return written({where: ""})
+    files = {where if at == 1 else f"{stem}-{at}{ending}": chart for at, chart in enumerate(charts, 1)}
+    for each in files:
+        check_target(each, field)
+    if suffix == ".png" and not _has_fonts():
+        raise InvalidInput([Problem(field, where, "this machine has no font for the words of a PNG", f"{stem}.svg")])
+    draw = _png if suffix == ".png" else str.encode
+    for file, image in [(file, draw(chart.svg())) for file, chart in files.items()]:
+        replace_file(file, image)
+    return written({file: chart.title for file, chart in files.items()})
+
+
+def written(files: Mapping[str, str]) -> str:
+    """That files were written, each with the chart it holds where there are several, a line each.
+
+    >>> print(written({"out.png": "Time", "out-2.png": "Memory"}))
+    Written to out.png (Time)
+    Written to out-2.png (Memory)
+    """
+    lines = []
+    for file, name in files.items():
+        shown = f"({name})" if len(files) > 1 else ""
+        line = f"Written to {file} {shown}".rstrip()
+        lines.append(line if len(line) <= WIDTH else f"Written to {file}\n{wrapped(shown)}".rstrip())
+    return "\n".join(lines)
+
+
+def _png(svg: str) -> bytes:
+    import resvg_py
+
+    return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))
+
+
+def _has_fonts() -> bool:
+    """resvg-py 0.5 leaves out words for which it finds no font, without a word."""
+    return _png(Chart("i", ()).svg()) != _png(Chart(" ", ()).svg())

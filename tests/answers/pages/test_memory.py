@@ -23,7 +23,7 @@ from trainledger.ledger.memory.timeline import timeline
 from trainledger.observe.measure.meter import AllocatorPeak
 from trainledger.report.chart import Area, Band, Chart, Line
 from trainledger.report.document import Document
-from trainledger.report.plot import write_plot
+from trainledger.report.show import write_plot
 from trainledger.report.terminal import text as written
 
 torch.set_num_threads(1)

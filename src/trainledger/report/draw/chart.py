@@ -49,11 +49,11 @@ def svg(chart: Chart, width: int = WIDTH) -> str:
 
 
 def standalone(chart: Chart, width: int = WIDTH) -> str:
-    """The chart as a file: on white, under its title, and above the key of its numbers."""
+    """The chart as a file (`Chart.svg`)."""
     body, height = _drawn(chart, width)
     title = folded_to(chart.title, width - 2 * _EDGE, _LARGE)
     top = 12 + 20 * len(title)
-    key = [row for at, each in enumerate(chart.key, 1) for row in folded_to(f"{at}. {each}", width - 2 * _EDGE)]
+    key = [row for at, named in enumerate(chart.key, 1) for row in folded_to(f"{at}. {named}", width - 2 * _EDGE)]
     whole = top + height + (LINE * len(key) + _EDGE if key else 0)
     parts = [
         rectangle(0, 0, width, whole, fill="#ffffff"),
@@ -77,7 +77,7 @@ def fragment(chart: Chart) -> str:
 
 
 def _figure(chart: Chart, drawings: str) -> str:
-    key = "".join(f"<li>{escape(each)}</li>" for each in chart.key)
+    key = "".join(f"<li>{escape(named)}</li>" for named in chart.key)
     return f"<figure>{drawings}{f'<figcaption><ol>{key}</ol></figcaption>' if key else ''}</figure>"
 
 
@@ -92,18 +92,15 @@ def _drawn(chart: Chart, width: int) -> tuple[str, float]:
     """The elements of a drawing, and its height."""
     legend, top = _legend(chart.marks, width)
     rows = chart.y.names if chart.y.above else ()
-    names = [folded_to(each, width - 24, SMALL) for each in rows]
+    names = [folded_to(row, width - 24, SMALL) for row in rows]
     spare = LINE * max((len(lines) - 1 for lines in names), default=0)  # of each row, as its name takes several lines
     row = _ABOVE + spare if rows else _ROW
     height = chart.height or (row * len(chart.y.names) + (0 if rows else 20) if chart.y.names else _HEIGHT)
-    top += (
-        12
-        + spare / 2
-        + LINE * any(isinstance(mark, Band) and mark.end is not None and mark.text for mark in chart.marks)
-    )
+    named = any(isinstance(mark, Band) and mark.end is not None and mark.text for mark in chart.marks)
+    top += 12 + spare / 2 + LINE * named
     y = scale_of(chart, "y", top + height, top)
     upright = [] if rows else ticks_of(chart.y, y, is_x=False)
-    room = max((width_of(each) for tick in upright for each in tick.lines), default=0) + _TICK * bool(upright)
+    room = max((width_of(words) for tick in upright for words in tick.lines), default=0) + _TICK * bool(upright)
     left = _EDGE + room + (_TITLE if chart.y.title else 4)
     right = width - (_EDGE + 34 if width > NARROW else 16)
     x = scale_of(chart, "x", left, right)
@@ -123,7 +120,7 @@ def _drawn(chart: Chart, width: int) -> tuple[str, float]:
         if isinstance(mark, Line) and mark.symbol:
             shown = list(symbols(mark, chart, x, y))
             taken.boxes += [box for box, _ in shown] if len(shown) < 500 else []
-            parts.append(element("g", "".join(each for _, each in shown), **symbol_style(mark)))
+            parts.append(element("g", "".join(drawn for _, drawn in shown), **symbol_style(mark)))
     quiet = [*_row_names(names, y, left, taken), *_rules(chart, x, y, taken), *_texts(chart, x, y, taken)]
     parts.append(element("g", "".join(quiet), pointer_events="none") if quiet else "")
     parts += _upright_words(chart.y.title, upright, y, left)
@@ -165,7 +162,7 @@ def _shades(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     top, height = min(y.start, y.end), abs(y.end - y.start)
     for band in chart.marks:
         if isinstance(band, Band) and band.end is not None and band.colour:
-            low, high = sorted((x if band.axis == "x" else y).clamped(each) for each in (band.start, band.end))
+            low, high = sorted((x if band.axis == "x" else y).clamped(end) for end in (band.start, band.end))
             box = (low, top, high - low, height) if band.axis == "x" else (x.start, low, x.end - x.start, high - low)
             yield rectangle(*box, **paint(band.colour, opacity=0.05))
 
@@ -180,7 +177,7 @@ def _grid(chart: Chart, x: Scale, y: Scale, flat: Sequence[Tick], upright: Seque
 
         if not axis.names:
             if ticks:
-                yield element("g", "".join(across(each.at) for each in ticks), **paint(stroke=GRID))
+                yield element("g", "".join(across(tick.at) for tick in ticks), **paint(stroke=GRID))
             (zero,) = scale.inside([0.0])
             if zero is not None and ticks:
                 yield element("g", across(zero), **paint(stroke=AXIS))
@@ -284,7 +281,7 @@ def _around(x: float, y: float, wide: float, reach: float) -> Iterator[Box]:
 def _upright_words(title: str, ticks: Sequence[Tick], y: Scale, left: float) -> Iterator[str]:
     """The words at the upright axis, and its title."""
     words = (
-        text(left - _TICK, each.at + 0.35 * SMALL - LINE * (len(each.lines) - 1) / 2, each.lines) for each in ticks
+        text(left - _TICK, tick.at + 0.35 * SMALL - LINE * (len(tick.lines) - 1) / 2, tick.lines) for tick in ticks
     )  # fmt: skip
     yield element("g", "".join(words), text_anchor="end", font_size=SMALL, **paint(GREY))
     if title:
@@ -299,9 +296,9 @@ def _flat_words(title: str, ticks: Sequence[Tick], x: Scale, bottom: float, widt
     """The words at the flat axis, and its title; and how far down they reach."""
     parts = []
     if ticks:
-        words = (text(each.at, bottom + _TICK + SMALL, each.lines) for each in ticks)
+        words = (text(tick.at, bottom + _TICK + SMALL, tick.lines) for tick in ticks)
         parts.append(element("g", "".join(words), text_anchor="middle", font_size=SMALL, **paint(GREY)))
-        bottom += _TICK + SMALL + 2 + LINE * (max(len(each.lines) for each in ticks) - 1)
+        bottom += _TICK + SMALL + 2 + LINE * (max(len(tick.lines) for tick in ticks) - 1)
     if title:
         middle = (x.start + x.end) / 2
         lines = folded_to(title, 1.9 * min(middle, width - middle), SIZE)

@@ -80,7 +80,7 @@ def hover(words: str) -> str:
 
 def text(x: float, y: float, lines: Iterable[str], **attributes: object) -> str:
     """Lines of words of which the first has its baseline at ``y``."""
-    first, *others = (escape(each, quote=False) or " " for each in lines)
+    first, *others = (escape(words, quote=False) or " " for words in lines)
     if others:
         first = element("tspan", first, x=float(x)) + "".join(
             element("tspan", each, x=float(x), dy=LINE) for each in others
@@ -119,7 +119,7 @@ def folded_to(words: str, width: float, size: float = SMALL) -> list[str]:
                 longer = word
             start = longer
         lines.append(start)
-    return [_cut(each, width, size) for each in lines]
+    return [_cut(line, width, size) for line in lines]
 
 
 def _cut(line: str, width: float, size: float) -> str:
@@ -133,8 +133,8 @@ def _cut(line: str, width: float, size: float) -> str:
 def paint(fill: str = "", stroke: str = "", width: float = 1.0, dash: str = "", opacity: float = 1.0) -> dict[str, Any]:
     """The attributes of a fill and a stroke, with a class for each colour; an empty text leaves either out.
 
-    >>> paint(stroke="#e4e4e4"), paint("#0072B2", opacity=0.18)
-    ({'fill': 'none', 'stroke': '#e4e4e4', 'class_': 'grid-line'}, {'fill': '#0072B2', 'class_': 'c0', 'opacity': 0.18})
+    >>> paint(stroke="#e4e4e4"), paint("#0072B2")
+    ({'fill': 'none', 'stroke': '#e4e4e4', 'class_': 'grid-line'}, {'fill': '#0072B2', 'class_': 'c0'})
     """
     painted: dict[str, Any] = {"fill": fill or "none"}
     if stroke:

@@ -103,7 +103,9 @@ def area(mark: Area, x: Scale, y: Scale) -> Iterator[str]:
     """The layers from the uppermost down, so that each hides the ones above it down to the floor."""
     xs = [x.clamped(value) for value in mark.xs]
     flat = isinstance(mark.floor, int | float)
-    floor = [y.clamped(mark.floor)] if isinstance(mark.floor, int | float) else [y.clamped(each) for each in mark.floor]
+    floor = (
+        [y.clamped(mark.floor)] if isinstance(mark.floor, int | float) else [y.clamped(value) for value in mark.floor]
+    )
     sums = list(mark.sums())
     pixel = abs((y.end - y.start) / (y.high - y.low)) if not y.log else 1.0
     for at, layer in reversed(list(enumerate(mark.layers.values()))):
@@ -120,7 +122,7 @@ def area(mark: Area, x: Scale, y: Scale) -> Iterator[str]:
 def line(mark: Line, x: Scale, y: Scale) -> str:
     """The stretches of a line between missing values, and places beyond the plot, as one path."""
     points = zip(x.inside(mark.xs), y.inside(mark.ys), strict=True)
-    runs = (run for known, run in groupby(points, lambda each: None not in each) if known)
+    runs = (run for known, run in groupby(points, lambda point: None not in point) if known)
     style = paint(stroke=mark.colour, width=mark.width, dash=mark.dash)
     d = "".join(path([(a or 0.0, b or 0.0) for a, b in run], mark.step) for run in runs)
     return element("path", d=d, stroke_linejoin="round", **style) if d and mark.width else ""
@@ -171,7 +173,7 @@ def thinned(points: Sequence[Point]) -> Sequence[Point]:
     if len(points) <= max(_FEW, _PER_COLUMN * abs(points[-1][0] - points[0][0])):
         return points
     kept: list[Point] = []
-    for _, group in groupby(points, lambda each: int(each[0])):
+    for _, group in groupby(points, lambda point: int(point[0])):
         column = list(group)
         heights = [y for _, y in column]
         ends = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from trainledger.report import plot as plot_module
+from trainledger.report import show as show_module
 from trainledger.report.chart import Axis, Chart, Line
 from trainledger.report.draw.chart import WIDTH
-from trainledger.report.plot import check_plot, write_plot
+from trainledger.report.show import check_plot, write_plot
 from trainledger.spec.problem import InvalidInput
 
 EVIL = "attention </script>"
@@ -105,13 +105,13 @@ def test_what_cannot_be_written_is_refused_before_any_work(tmp_path: Path, named
 
 
 def test_only_a_png_needs_more_than_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(show_module, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"a PNG needs resvg-py: pip install 'trainledger\[web\]'.*works: .*out.svg"):
         check_plot(tmp_path / "out.png")
     for suffix in ("html", "svg"):
         write_plot([_dots()], tmp_path / f"out.{suffix}", title="a run")
     heavy = "{'numpy', 'torch', 'resvg_py'}"
-    code = f"import sys; from trainledger.report.plot import write_plot; print({heavy} & set(sys.modules))"
+    code = f"import sys; from trainledger.report.show import write_plot; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
