@@ -134,6 +134,7 @@ def batch_nbytes(rank: RankPlan) -> Int:
     """
     run = rank.run
     tokens = run.device_batch * run.rank_tokens
+    # Ids, labels and positions of 8 bytes each, and 4 of the mask of the loss.
     return 28 * tokens + tokens * run.recipe.seq_len
 
 

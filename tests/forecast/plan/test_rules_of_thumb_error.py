@@ -79,8 +79,9 @@ def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments
     recipe: dict[str, Any], bytes_each: int
 ) -> None:
     run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1, **recipe}})
-    ledger = account_run(run, backend="cuda").ledger
-    states = next(each for each in rules_of_thumb(run, ledger, 1) if each.quantity == "static state").by_ledger
+    account = account_run(run, backend="cuda")
+    ledger = account.ledger
+    states = next(each for each in rules_of_thumb(account, 1) if each.quantity == "static state").by_ledger
     most = dict.fromkeys(("frozen weights", "parameters", "gradients", "optimizer state"), 0)
     for moment in timeline(ledger):
         most = {name: max(nbytes, moment.live.get(name, 0)) for name, nbytes in most.items()}

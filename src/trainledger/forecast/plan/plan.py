@@ -13,8 +13,7 @@ from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype,
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
-from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import RankAccount, RunAccount, whole_run
+from trainledger.ledger.ranks import RankAccount, RunAccount
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops, training_seconds
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
@@ -47,8 +46,7 @@ class RuleOfThumb:
 
 
 def rules_of_thumb(
-    run: Run,
-    ledger: Ledger,
+    account: RunAccount,
     peak_nbytes: int,
     *,
     memory_nbytes: int | None = None,
@@ -60,16 +58,16 @@ def rules_of_thumb(
     With a device's memory also how many devices the rule and the ledger ask for, and with the FLOP/s that all
     devices reach together at an ``mfu`` also how long the run takes.
     """
-    rows = list(_rows(run, ledger, peak_nbytes))
+    run, ledger = account.run, account.ledger
+    rows = list(_rows(account, peak_nbytes))
     if memory_nbytes is not None and run.recipe.optimizer.kind in ("adamw", "adam"):
-        rule, nbytes = _static(run, ledger)
+        rule, nbytes = _static(account)
         why = "as memory at the peak; assumes that it can be spread evenly"
         counts = ceil_div(nbytes, memory_nbytes), ceil_div(peak_nbytes, memory_nbytes)
         rows.append(RuleOfThumb("devices to hold it", f"{rule} / memory", "count", *counts, why))
     if flops_per_second is not None:
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
-        active = parameters(run.model).active
-        by_rule = thumb.training_flops(active, steps * tokens) / flops_per_second
+        by_rule = thumb.training_flops(account.parameters.active, steps * tokens) / flops_per_second
         by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
         name = f"6 {_n(run)} D / rate"
         rows.append(
@@ -78,10 +76,11 @@ def rules_of_thumb(
     return tuple(rows)
 
 
-def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
+def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
+    run, ledger = account.run, account.ledger
     spec, recipe = run.model, run.recipe
     N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
-    count, n = parameters(spec), _n(run)
+    count, n = account.parameters, _n(run)
     blocks = thumb.block_parameters(d, L)
     table = spec.vocab_size * d
     yield RuleOfThumb(
@@ -120,7 +119,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     gradients = nbytes_in(N, recipe.precision.gradients)
     states = sum(static.get(each, 0) for each in ("frozen weights", "parameters", "optimizer state")) + gradients
     if recipe.optimizer.kind in ("adamw", "adam"):
-        rule, nbytes = _static(run, ledger)
+        rule, nbytes = _static(account)
         frozen_too = "; frozen weights in 16 bits" if recipe.lora is not None else ""
         yield RuleOfThumb(
             "static state", rule, "nbytes", nbytes, states,
@@ -132,12 +131,12 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         )  # fmt: skip
 
 
-def _static(run: Run, ledger: Ledger) -> tuple[str, int]:
+def _static(account: RunAccount) -> tuple[str, int]:
     """The rule for what is there for the whole run, and its bytes: with adapters also frozen weights in 16 bits."""
-    trained: int = thumb.static_nbytes(ledger.parameters, "fp32-adamw")
-    if run.recipe.lora is None:
+    trained: int = thumb.static_nbytes(account.ledger.parameters, "fp32-adamw")
+    if account.run.recipe.lora is None:
         return "16 N", trained
-    return "2 N + 16 N_adapters", 2 * parameters(run.model).total + trained
+    return "2 N + 16 N_adapters", 2 * account.parameters.total + trained
 
 
 def _n(run: Run) -> str:
@@ -246,9 +245,7 @@ def make_plan(account: RunAccount, machine: Machine | None, *, mfu: float | str 
         heaviest=account.heaviest,
         peak=peak,
         forecast=predict.forecast(account, machine),
-        rules=rules_of_thumb(
-            whole_run(run), ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share
-        ),
+        rules=rules_of_thumb(account, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,

@@ -2,12 +2,9 @@
 
 What waits for what follows the programs that the ledger describes (`ledger.parallel`):
 
-- Parameters are gathered in order on the communication stream (FSDP2's all-gather stream), which needs nothing of the
-  compute stream but room: a gather waits until the block two before has been unpacked. Unpacking waits for its gather.
-- A unit's gradients are reduced on the same stream once its backward is over; the next unit's reduction waits for it
-  (FSDP2 frees a flat buffer so), and the clip or the update waits for the last.
-- Buckets of gradients that are summed once a step overlap the backward of the last micro-batch, as they are filled
-  (DDP; Megatron-LM's and DeepSpeed's overlapped reduction), where `Layout.overlap` says so.
+- Parameters are gathered ahead, gradients reduced behind, both on the communication stream.
+- Buckets of gradients that are summed once a step overlap the backward of the last micro-batch, where `Layout.overlap`
+  says so.
 - Rounds of a ring overlap the attention that they feed; the last block's part of it waits for the last round.
 - What tensor ranks send during matmuls of the same input (`predict.overlap`) is exposed for the rest of its time.
 - Everything else is exposed: what comes next needs it.
@@ -193,6 +190,8 @@ class Streams:
         self._compute(op, "update")
 
     def _gather(self, op: StreamOp) -> None:
+        # FSDP2's all-gather stream needs nothing of the compute stream but room: a gather waits until the block two
+        # before has been unpacked.
         self._arriving.append(self._communicate(op.name, self._unpacked[0], op.seconds))
 
     def _unpack(self, op: StreamOp) -> None:
@@ -202,6 +201,8 @@ class Streams:
         self._unpacked = (self._unpacked[1], self.compute)
 
     def _reduce(self, op: StreamOp) -> None:
+        # FSDP2 frees a flat buffer when the next unit's reduction begins, which waits for the one before
+        # (reduce_scatter_states); the clip or the update waits for the last.
         self._wait(self._reduced)
         self._reduced = self._communicate(op.name, self.compute, op.seconds)
 
@@ -230,6 +231,7 @@ class Streams:
             self._wait(max(ring.over, self.compute + ring.home))
 
     def _bucket(self, op: StreamOp) -> None:
+        # Buckets are sent as they are filled (DDP; Megatron-LM's and DeepSpeed's overlapped reduction).
         self._buckets.append(op)
 
     def _fill_buckets(self) -> None:

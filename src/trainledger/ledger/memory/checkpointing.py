@@ -108,6 +108,8 @@ class Offload(Hook):
 
     def saved(self, arrays: tuple[Array, ...]) -> Saved:
         """Copies in host memory, made one after the other."""
+        # torch.autograd.graph.save_on_cpu (2.13) packs what each node saves by itself, and does not know of other
+        # nodes.
         return tuple(self._one(each, "to_host", HOST) for each in as_kept(arrays))
 
     def unpacked(self, packed: Saved) -> Saved:

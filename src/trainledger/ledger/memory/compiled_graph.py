@@ -21,6 +21,8 @@ from trainledger.ledger.core.graph import Array
 from trainledger.ledger.entry import Event, Int, Storage
 
 FUSED = ("elementwise", "norm", "softmax", "copy", "random", "reduction")
+# torch/_functorch/partitioners.py (2.13), is_fusible: "We can perform memory fusion into a cat, but cat cannot be a
+# producer to a fusion".
 NOT_AGAIN = ("cat", "stack", "constant_pad_nd")  # copies that the partitioner never recomputes
 NEARER = 1.1  # by which a value costs more to keep for each operation that lies between it and the backward
 

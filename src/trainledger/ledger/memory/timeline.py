@@ -107,6 +107,7 @@ def _walk(
         change = {key: live[key] - before.get(key, 0) for key in live}
         for key, step in change.items():
             live[key] = before.get(key, 0) + (count - 1) * step
+        # Between them live bytes are linear in the iteration, so that none has more than the larger of the two.
         yield from _walk(body, live, (*iteration, count - 1), here)
 
 

@@ -41,6 +41,7 @@ def widened(tape: Tape, x: Array) -> Array:
 def layer_norm(tape: Tape, x: Array, w: Leaf | None, b: Leaf | None, rows: Int, width: Int) -> Array:
     """Layer normalization (Ba et al. 2016): keeps its input, and mean and deviation of each row."""
     vectors = [each.array() for each in (w, b) if each is not None]
+    # torch/_refs (2.13), native_layer_norm: mean and deviation go back to the dtype of the input on a CPU only.
     per_row = [(rows, x.dtype if tape.backend == "cpu" else "fp32")] * 2
     return _kernel(tape, "native_layer_norm", "layernorm", x, vectors, per_row, width)
 

@@ -121,6 +121,8 @@ class Rule:
     kernel: str = ""  # of another rule, that fused updates run
 
 
+# foreach frees decayed gradients before the update (torch/optim/adam.py of 2.13: "Delete the local intermediate(s)
+# since they won't be used anymore to save on peak memory").
 _ADAM = """
     decay
     lerp_ m g
