@@ -29,8 +29,22 @@ def _positive(record: object, *names: str) -> Iterator[Problem]:
             yield Problem(name, value, "must be positive")
 
 
+class _Timed:
+    flops: int
+    nbytes: int
+    seconds: float
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.nbytes / self.seconds
+
+
 @frozen(kw_only=True)
-class MatmulTime:
+class MatmulTime(_Timed):
     """One call of a matmul [m, k] @ [k, n] of ``shape`` (m, n, k); ``factors`` says how the two lie in memory.
 
     ``others`` is the share of a core that other processes used meanwhile (None: unknown).
@@ -43,14 +57,6 @@ class MatmulTime:
     nbytes: int
     seconds: float
     others: float | None = None
-
-    @property
-    def flops_per_second(self) -> float:
-        return self.flops / self.seconds
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.nbytes / self.seconds
 
     @property
     def intensity(self) -> float:
@@ -214,7 +220,7 @@ KINDS = (
 
 
 @frozen(kw_only=True)
-class KernelTime:
+class KernelTime(_Timed):
     """One kind of operation timed at one size: FLOPs and bytes counted as a ledger entry counts them.
 
     ``shape`` is (m, n, k) of a matmul, (sequences x heads, seq_len, head_dim) of attention, and elements of the others.
@@ -237,14 +243,6 @@ class KernelTime:
         if self.kind not in KINDS:
             yield Problem("kind", self.kind, f"must be one of {', '.join(KINDS)}")
         yield from _out_of_range(self)
-
-    @property
-    def flops_per_second(self) -> float:
-        return self.flops / self.seconds
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.nbytes / self.seconds
 
 
 @frozen(kw_only=True)
