@@ -203,12 +203,10 @@ def _strided(tensor: torch.Tensor) -> Strided:
     else:
         address = storage.data_ptr() or None
     base = tensor._base
-    one = Strided(
-        dtype=dtype_name(tensor.dtype), itemsize=tensor.element_size(), shape=shape, stride=stride, offset=offset,
-        storage_nbytes=storage_nbytes, device=str(tensor.device), address=address,
-        requires_grad=tensor.requires_grad,
-        view_of="" if base is None else f"{dtype_name(base.dtype)}[{', '.join(map(str, _sizes(base)))}]",
-    )  # fmt: skip
+    of = "" if base is None else f"{dtype_name(base.dtype)}[{', '.join(map(str, _sizes(base)))}]"
+    one = Strided(dtype_name(tensor.dtype), tensor.element_size(), shape, stride, offset, storage_nbytes)
+    place = {"device": str(tensor.device), "address": address}
+    one = _changed(one, **place, requires_grad=tensor.requires_grad, view_of=of)
     if one.span[1] * one.itemsize > storage_nbytes:
         notes.append("the storage is shorter than the tensor reaches: its memory was released, as FSDP does")
     if type(tensor) is not torch.Tensor and not _is_fake(tensor):
