@@ -16,6 +16,7 @@ _FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("sources.toml").r
 LEFT_OUT: dict[str, dict[str, str]] = _FILE["left_out"]  # of each kind of figure, parts of a source's name and why
 REASONS: dict[str, dict[str, Any]] = _FILE["reasons"]
 REMARKS: dict[str, Any] = _FILE["remarks"]
+WHOLE: dict[str, dict[str, Any]] = _FILE["whole"]  # runs whose layouts are assumed one by one, by their family
 
 
 @dataclass(frozen=True)

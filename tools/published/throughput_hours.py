@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from published_case import Row, read_rows
-from published_sources import LEFT_OUT, REASONS, TIME
+from published_sources import LEFT_OUT, REASONS, TIME, WHOLE
 from throughput_case import gpt, llama
 from throughput_megatron import bigscience_case, sequence_parallel
 from throughput_sharded import nano_case, pythia_case
@@ -21,12 +21,12 @@ from trainledger.forecast.predict.predict import predict, step_waterfall
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.units import SECONDS_PER_HOUR
 
-A100_80, A100_40, H100, H800 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm", "h800-sxm"
+A100_80, H100 = "a100-sxm-80gb", "h100-sxm"
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,6 @@ def _llama_3(row: Row) -> tuple[Run, str]:
     return _run(row, model, recipe, layout, H100, "roce-400"), assumed
 
 
-def _phi(row: Row) -> tuple[Run, str]:
-    model = gpt(row, block="parallel", positions="rope", tie_embeddings=False, head_bias=True, **{"positions.dim": 32})
-    recipe = _recipe(row, 2048, 8, 1536, compile=True)
-    run = _run(row, model, recipe, Layout(shard=96, zero=1), A100_80, "hdr")
-    return run, "ZeRO-1 over 96 devices, 3M tokens in a step, FlashAttention-2, no recomputation, fused kernels"
-
-
 def _bloom(row: Row) -> tuple[Run, str]:
     final = next(each for each in read_rows() if each["id"] == "R0389")
     case = bigscience_case(final)
@@ -147,118 +140,22 @@ def _bloom(row: Row) -> tuple[Run, str]:
     return replace(case.run, recipe=recipe), "the run of R0389; " + TIME["CHRONICLES"].assumed[-1]
 
 
-def _bloomberg(row: Row) -> tuple[Run, str]:
-    model = gpt({**row, "seq_len": "2048"}, positions="alibi", embedding_norm=True)
-    recipe = _recipe(
-        row, 2048, 2, 2048, precision="bf16", attention="math", activation_checkpointing="full",
-        **{"precision.master_weights": True},
-    )  # fmt: skip
-    run = _run(row, model, recipe, Layout(replicate=4, shard=128), A100_40, "efa-v1")
-    assumed = (
-        "SageMaker's ZeRO-3 within groups of 128 (MiCS), four copies, 2,048 sequences of 2,048 in a step, every block "
-        "recomputed, unfused attention (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
-        "of 1,024 sequences, two to a device, and the two-hop sums of gradients that it names are for steps of more "
-        "than one micro-batch (predicted with four: 31 % too short, with one: more than twice as long). Not modelled: "
-        "its head "
-        "in fp32"
-    )
-    return run, assumed
+def _stated(name: str, row: Row) -> tuple[Run, str]:
+    """A run as ``sources.toml`` says it."""
+    said = WHOLE[name]
+    like, fields = said["model"]["like"], {key: value for key, value in said["model"].items() if key != "like"}
+    if like in SHAPES:
+        model = SHAPES[like]({**row, **said["row"]}, **fields)
+    else:
+        model = from_fields(ModelSpec, {**catalog.model(like), **fields})
+    recipe = _recipe(row, *said["batch"], **said["recipe"])
+    return _run(row, model, recipe, from_fields(Layout, said["layout"]), said["device"], said["network"]), said[
+        "assumed"
+    ]
 
 
-def _mpt(row: Row) -> tuple[Run, str]:
-    sizes = {
-        "vocab": "50432",
-        "d_model": "4096",
-        "n_layers": "32",
-        "n_heads": "32",
-        "d_ff": "16384",
-        "seq_len": "2048",
-    }
-    model = gpt(
-        {**row, **sizes}, positions="alibi", **{"feed_forward.bias": False, "attention.bias": False, "norm.bias": False}
-    )
-    recipe = _recipe(row, 2048, 2, 1760, attention="efficient")
-    run = _run(row, model, recipe, Layout(shard=440), A100_40, "roce-200")
-    assumed = (
-        "llm-foundry as in its tables, 1,760 sequences in a step (from memory of the model card), no recomputation"
-    )
-    return run, assumed
-
-
-def _smol(row: Row) -> tuple[Run, str]:
-    model = llama({**row, "seq_len": "4096"})
-    recipe = _recipe(row, 4096, 3, 576, compile=True)
-    beside = ("gradients", "input-gradients")
-    layout = Layout(shard=192, zero=1, tensor=2, **sequence_parallel(2), overlap=beside)
-    recipe = with_fields(
-        recipe, {"precision": "bf16", "precision.master_weights": True, "precision.gradient_dtype": "fp32"}
-    )
-    run = _run(row, model, recipe, layout, H100, "efa-v2")
-    assumed = (
-        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients overlapped with "
-        "those of weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
-        "fused kernels (from memory of its report)"
-    )
-    return run, assumed
-
-
-def _glm(row: Row) -> tuple[Run, str]:
-    model = llama(
-        {**row, "n_kv_heads": "96", "seq_len": "2048"},
-        norm="layernorm",
-        **{
-            "norm.bias": True,
-            "feed_forward.activation": "gelu_tanh",
-            "attention.bias": True,
-            "feed_forward.bias": True,
-        },
-    )
-    recipe = _recipe(
-        row, 2048, 1, 4224, precision="fp16", attention="math", activation_checkpointing="full", compile=True,
-        **{"precision.master_weights": True},
-    )  # fmt: skip
-    layers = (9, *(9,) * 6, 7)
-    layout = Layout(shard=24, zero=1, tensor=4, pipeline=8, stage_layers=layers)
-    run = _run(row, model, recipe, layout, A100_40, "hdr")
-    return run, "its paper: tensor 4, 8 stages, 24 data ranks, 4,224 sequences of 2,048"
-
-
-def _deepseek(row: Row) -> tuple[Run, str]:
-    """DeepSeek-V3 on H800 (arXiv 2412.19437, sections 3.1 to 3.3 and 4.2)."""
-    model = from_fields(ModelSpec, {**catalog.model("deepseek-v3"), "n_mtp_layers": 0})
-    layout = Layout(
-        shard=128, zero=1, expert=64, expert_send="nodes", pipeline=16, stage_layers=(3, *(4,) * 14, 2),
-        schedule="zero-bubble", overlap=("gradients", "parameters", "experts"),
-    )  # fmt: skip
-    recipe = _recipe(
-        row, 4096, 1, 15360, precision="fp8-block", activation_checkpointing="selective",
-        **{"precision.master_weights": True, "precision.gradient_dtype": "fp32", "precision.moment_dtype": "bf16",
-        "activation_checkpointing.keep": ("attention", "mm", "_scaled_mm", "_scaled_grouped_mm",
-                                                              "all_to_all")},
-    )  # fmt: skip
-    assumed = (
-        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, 8-bit matmuls by block, "
-        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, overlapped with the compute of "
-        "another micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left "
-        "out). "
-        "Assumed: a sequence to a micro-batch, 4 layers to a stage (3 in the first, 2 in the last), FlashAttention-2, "
-        "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of matmuls kept and the rest run again "
-        "(the paper also drops the up-projections of latent attention and keeps in 8 bits what SwiGLU reads; without "
-        "that the run does not fit), no module of multi-token prediction (4 % of the FLOPs)"
-    )
-    return _run(row, model, recipe, layout, H800, "ndr"), assumed
-
-
-def _fms(row: Row) -> tuple[Run, str]:
-    recipe = _recipe(row, 4096, 2, 256, compile=True)
-    run = _run(row, llama(row), recipe, Layout(replicate=16, shard=8), A100_80, "roce-200")
-    return run, "as its benchmark row of the 7B (R0757)"
-
-
-_TOLD = {
-    "LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "Phi-2": _phi, "BLOOM": _bloom, "Bloomberg": _bloomberg,
-    "MPT-7B": _mpt, "SmolLM3": _smol, "GLM": _glm, "DeepSeek-V3": _deepseek,
-}  # fmt: skip
+SHAPES: dict[str, Callable[..., ModelSpec]] = {"gpt": gpt, "llama": llama}
+_TOLD = {"LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "BLOOM": _bloom}
 _NO_SIZES = {"Falcon-180B": "no sizes in the row", "StarCoderBase-15.5B": "no sizes in the row"}
 
 
@@ -296,11 +193,12 @@ def _found() -> Iterator[WholeRun]:
             yield WholeRun(row, replace(case.run, recipe=recipe), hours, words, steps_only=True, reason=reason)
             continue
         if row["id"] == "R0765":
-            run, words = _fms(row)
+            run, words = _stated("Llama2-7B", row)
         elif "llama2/MODEL_CARD" in row["source"]:
             run, words = _meta(row)
         else:
-            run, words = next(tell for name, tell in _TOLD.items() if family.startswith(name))(row)
+            tell = next((tell for name, tell in _TOLD.items() if family.startswith(name)), None)
+            run, words = tell(row) if tell else _stated(next(name for name in WHOLE if family.startswith(name)), row)
         if row["id"] not in STATED:
             run = fitting(run)
         at_most = "upper bound" in row["notes"]
