@@ -1,7 +1,5 @@
 """The runs of equal layers say of every layer what its number says."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

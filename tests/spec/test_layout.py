@@ -1,27 +1,17 @@
 """What a layout must obey, as sentences with the nearest layout that works."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from refusals import refusals
 
+from models import sizes
 from trainledger.answers.load import load
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, resolved
 
-MODEL: dict[str, Any] = {
-    "vocab_size": 64,
-    "d_model": 56,
-    "n_layers": 6,
-    "attention.n_heads": 7,
-    "attention.n_kv_heads": 7,
-    "feed_forward.d_ff": 96,
-    "max_seq_len": 64,
-    "attention.head_dim": 8,
-}
+MODEL: dict[str, Any] = sizes(V=64, D=56, L=6, H=7, KV=7, F=96, T=64, K=8)
 EIGHT = {"attention.n_heads": 8, "attention.n_kv_heads": 4}
 EXPERTS = {**EIGHT, "feed_forward": "experts", "feed_forward.n_experts": 8, "feed_forward.per_token": 2}
 

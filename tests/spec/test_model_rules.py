@@ -1,7 +1,5 @@
 """What the fields of a model say against each other: each rule once, and what it proposes works."""
 
-from __future__ import annotations
-
 from dataclasses import Field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an error proposes works: who takes each proposal in turn comes to a run that obeys all rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -140,9 +138,7 @@ def test_a_proposal_obeys_the_other_rules_too(model: str, given: dict[str, Any],
          "works: model.feed_forward = experts"),
     ],
 )  # fmt: skip
-def test_a_part_of_one_kind_is_a_table_and_what_is_inside_of_another_kind_is_found(
-    section: str, given: dict[str, Any], sentence: str
-) -> None:
+def test_a_part_of_one_kind_is_a_table_and_what_is_inside_of_another_kind_is_found(section, given, sentence):
     table: dict[str, Any] = {
         "model": {"preset": "llama-3-8b"},
         "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 10},

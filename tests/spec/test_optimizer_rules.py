@@ -1,19 +1,16 @@
 """Each optimizer has its own fields, and what it has not is refused with the nearest that works."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from models import sizes
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.runfile import parse
 
-MODEL = {
-    "vocab_size": 8, "d_model": 8, "n_layers": 1, "attention.n_heads": 2, "feed_forward.d_ff": 8, "max_seq_len": 8,
-}  # fmt: skip
+MODEL = sizes(V=8, D=8, L=1, H=2, F=8, T=8)
 
 
 def recipe_of(**fields: Any) -> Recipe:

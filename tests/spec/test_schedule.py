@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,9 +40,7 @@ def test_wsd_stays_and_then_falls_over_the_last_share() -> None:
     final=st.floats(0, 1),
     decay=st.floats(0.001, 1),
 )
-def test_every_schedule_rises_then_falls_and_ends_where_it_says(
-    steps: int, warmup: int, schedule: str, final: float, decay: float
-) -> None:
+def test_every_schedule_rises_then_falls_and_ends_where_it_says(steps, warmup, schedule, final, decay):
     warmup = min(warmup, steps)
     fields = {"final_ratio": final, "decay_fraction": decay}
     own = {f"schedule.{name}": value for name, value in fields.items() if hasattr(SCHEDULES[schedule](), name)}

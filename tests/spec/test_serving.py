@@ -1,7 +1,5 @@
 """Bytes of quantized weights: the account, and real tensors that were quantized, packed, and made wide again."""
 
-from __future__ import annotations
-
 import doctest
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Numbers under the scale of a block: worked examples, the bound on the error, and the scale's rule."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -52,8 +50,8 @@ def test_an_element_is_as_near_as_its_format_allows(name: str, number: float, la
 
 @given(magnitudes)
 def test_the_scale_of_mx_formats_is_a_power_of_two_under_which_the_largest_nearly_fills_the_elements(
-    largest: float,
-) -> None:
+    largest,
+):
     for name in ("mxfp8", "mxfp6", "mxfp4"):
         found = in_block(name, largest, 0.0)
         assert math.frexp(found.scale)[0] == 0.5

@@ -1,7 +1,5 @@
 """Chains of operations against torch: strides, offset, contiguity, view or copy, and failure exactly where it fails."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import warnings

@@ -1,7 +1,5 @@
 """Patterns of einops against torch's reshape, permute and reductions by hand, and against einops if it is there."""
 
-from __future__ import annotations
-
 import doctest
 from math import prod
 

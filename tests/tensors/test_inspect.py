@@ -1,7 +1,5 @@
 """`tl.inspect` against what torch says of tensors: real, fake, on meta, and of those that are made of others."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 

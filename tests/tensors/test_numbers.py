@@ -1,7 +1,5 @@
 """Where formats underflow and overflow, and tf32, by rounding itself and by the bits of fp32."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct

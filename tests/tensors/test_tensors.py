@@ -1,7 +1,5 @@
 """Tensors and their products against torch and numpy, and the sentences of what is none."""
 
-from __future__ import annotations
-
 import doctest
 from math import prod
 

@@ -1,19 +1,17 @@
 """The allocator's own events as a third witness of the peak: it knows nothing of ledgers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
+from models import spec_of
 from trainledger.answers.fast_precision import BF16_FLAGS, cpu_flags
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.step import account
 from trainledger.observe.measure.meter import AllocatorPeak
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -23,18 +21,7 @@ torch.set_num_threads(1)
 
 
 def small(d_model: int = 128, seq_len: int = 128, batch: int = 4, **recipe: Any) -> Run:
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 512,
-            "d_model": d_model,
-            "n_layers": 3,
-            "attention.n_heads": 4,
-            "attention.n_kv_heads": 2,
-            "feed_forward.d_ff": 2 * d_model,
-            "max_seq_len": seq_len,
-        },
-    )
+    spec = spec_of(V=512, D=d_model, L=3, H=4, KV=2, F=2 * d_model, T=seq_len)
     return Run(
         model=spec, recipe=from_fields(Recipe, {"seq_len": seq_len, "global_batch": batch, "steps": 1, **recipe})
     )

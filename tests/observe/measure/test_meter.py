@@ -1,7 +1,5 @@
 """A measured ledger of anybody's loop, and of one step in an engine's run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from counting_compiler import CountingCompiler
+from models import spec_of
 from trainledger.engine.nn.transformer import build
 from trainledger.engine.train.observer import PhaseClock, StepRecord, TrainingState
 from trainledger.engine.train.optimizer import build_optimizer
@@ -20,7 +19,6 @@ from trainledger.engine.train.step import optimizer_step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.observe.measure.meter import StepMeter, meter
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -99,18 +97,7 @@ def test_the_optimizers_hooks_are_gone_afterwards() -> None:
 
 def metered_run(steps: int, **recipe: Any) -> tuple[Run, StepMeter]:
     """A run's steps as the engine takes them, watched by a meter."""
-    spec = from_fields(
-        ModelSpec,
-        {
-            "vocab_size": 512,
-            "d_model": 128,
-            "n_layers": 2,
-            "attention.n_heads": 4,
-            "attention.n_kv_heads": 2,
-            "feed_forward.d_ff": 256,
-            "max_seq_len": 64,
-        },
-    )
+    spec = spec_of(V=512, D=128, L=2, H=4, KV=2, F=256, T=64)
     run = Run(
         model=spec,
         recipe=from_fields(Recipe, {"seq_len": 64, "global_batch": 4, "micro_batch": 2, "steps": steps, **recipe}),

@@ -1,7 +1,5 @@
 """Published config.json files of every family: the parameters they give, what they mean, and what is left out."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields, replace
 
