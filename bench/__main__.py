@@ -14,7 +14,7 @@ from importlib import import_module
 BENCHMARKS = {
     "startup": ("plan", "startup", "CPU time of `trainledger plan` beside a bare Python"),
     "ledger": ("ledger", "main", "accounts per second, with whole numbers and with arrays of layouts"),
-    "plan": ("plan", "main", "layouts per second, time to answer of searches; accelerate and llm-analysis"),
+    "plan": ("plan", "main", "time to answer of searches; accelerate and llm-analysis"),
     "step_time": ("step_time", "main", "predicted and measured step times on this machine"),
     "trace": ("trace", "main", "time and memory of a trace; tools that count FLOPs or bytes, on the same step"),
     "web": ("web", "main", "latency, queue and memory of the page's server"),

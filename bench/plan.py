@@ -1,4 +1,4 @@
-"""How quickly plans and searches answer: layouts per second, time to answer by model and devices, CPU time of `plan`.
+"""How quickly plans and searches answer: time to answer by model and devices, its phases, CPU time of `plan`.
 
     python bench plan                    # some minutes
     python bench plan --beside           # also accelerate and llm-analysis, in temporary environments of their own

@@ -24,7 +24,7 @@ from trainledger.forecast.plan.limits import (
     critical_batch_of_tokens,
     remedy,
 )
-from trainledger.forecast.plan.other_layouts import longer_model
+from trainledger.forecast.plan.other_layouts import _laid_out_as, longer_model
 from trainledger.forecast.plan.sizes import AXES, grow
 from trainledger.report.chart import Line
 from trainledger.report.terminal import text
@@ -500,3 +500,13 @@ def test_no_layout_is_given_to_a_size_that_fits_nowhere() -> None:
 
 def _sequence_of(tokens: int) -> tuple[str, ...]:
     return (f"recipe.seq_len={tokens}", f"model.max_seq_len={max(tokens, 131072)}", "recipe.global_batch=16")
+
+
+def test_layers_of_a_larger_run_go_over_its_stages_anew():
+    run = tl.load({"model": {"preset": "llama-3-8b", "n_layers": 30}, "recipe": {"seq_len": 1024, "global_batch": 8,
+                   "micro_batch": 1, "steps": 1}, "layout": {"pipeline": 4, "stage_layers": [7, 8, 8, 7]},
+                   "cluster": {"device": "h100-sxm", "count": 4}})  # fmt: skip
+    deeper = replace(run, model=replace(run.model, n_layers=62))
+    assert _laid_out_as(run, deeper).layout.stage_layers == (15, 16, 16, 15)
+    assert _laid_out_as(run, replace(run, model=replace(run.model, n_layers=64))).layout.stage_layers is None
+    assert _laid_out_as(run, run) == run
