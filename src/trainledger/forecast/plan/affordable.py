@@ -218,7 +218,7 @@ _TENSOR_RANKS = (1, 2, 4, 8)  # within a node
 _MOST_STAGES = 64
 _FEW_DEVICES = 64  # up to so many the small search here is enough
 _SEARCH_SECONDS = 3.0
-_NEAR = 1.03  # of two sizes: what is between them is not tried
+_BETWEEN = 1.03  # of two sizes: what is between them is not tried
 
 
 def fastest(
@@ -265,7 +265,7 @@ def fastest(
         too_large = place
     else:
         raise _none(run_at(0), device, count)
-    while too_large - place > 1 and parameters(family[too_large]).total > _NEAR * parameters(family[place]).total:
+    while too_large - place > 1 and parameters(family[too_large]).total > _BETWEEN * parameters(family[place]).total:
         between = (place + too_large) // 2
         more = placed_at(between)
         if more is None:
