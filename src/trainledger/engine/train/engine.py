@@ -201,6 +201,8 @@ def _opened(run: Run, ranks: Ranks, open_feed: OpenFeed, stack: ExitStack, part:
     return feeds[0]
 
 
+# Other runs' checkpoints are passed over and not refused at once: the run's own may lie beneath them. Where there are
+# none of its own, somebody has put others there, and beginning anew beside them would hide that.
 def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     """The name of the newest valid checkpoint, which must be of this run and its text."""
     others: list[Problem] = []

@@ -158,6 +158,8 @@ class JudgedOnDevice:
 SMALLEST_SCALE = 2.0**-10
 
 
+# A step that overflowed at the loss scale of fp16 is left out as well, and is not counted in the window: a smaller
+# scale is its remedy.
 @dataclass(frozen=True)
 class NonFiniteSteps:
     """What one process does about such steps, the same on all ranks, by ``recipe.guard`` (`guard` keeps the counts)."""

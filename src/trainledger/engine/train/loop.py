@@ -269,6 +269,8 @@ class TrainingLoop:
         for each in self.observers:
             each.on_evaluation(record)
 
+    # Weights that are not finite are never saved: no skip repairs them, and their checkpoint would be the newest valid
+    # one.
     def save(self) -> None:
         """Begin a checkpoint of this step, unless there is one; in the foreground it is kept before this returns."""
         self.settle()

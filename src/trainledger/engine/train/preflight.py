@@ -251,6 +251,8 @@ def refuse_different(facts: Sequence[Mapping[str, str]]) -> None:
 # Disk
 
 
+# The one that is being written counts beside those that are kept, and so does one that a stop writes: a disk that holds
+# all but the last would fail at the end.
 def checkpoints_at_once(recipe: Recipe) -> int:
     """How many checkpoints there are at most at one time, that which is being written and one of a stop included."""
     last, every, keep = recipe.total_steps, recipe.checkpoints.every, recipe.checkpoints.keep_every

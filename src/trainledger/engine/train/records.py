@@ -145,6 +145,8 @@ class Spike:
         return f"{NAMES[self.name]} {self.value:.4g} (usual {max(low, 0):.4g} to {high:.4g}, median {self.median:.4g})"
 
 
+# Median and median absolute deviation, as one spike in the window would move a mean and a standard deviation so far
+# that the next one is usual.
 class SpikeWatch:
     """Knows the last values of a run, and tells a step whose values are spikes, with the documents of its batch."""
 

@@ -108,6 +108,7 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, lis
     raise _refusal(path, what if path.is_dir() else "is not a directory")
 
 
+# The SHA-256 is kept in state.json and in each checkpoint: a resume finds whether the file holds other weights by now.
 def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict[str, str]:
     """Fill a model with the run's ``recipe.initial_weights`` and give their file (of several the manifest) and its
     SHA-256.

@@ -86,6 +86,7 @@ def _forward(stack: ExpertStack, group: Any, x_SD: Tensor, where: Dispatch, rout
     return _exchange(y_AD, group, arriving, sent)
 
 
+# A stable sort: rows of one expert keep the order of their ranks, so that sums over them have the same bits each time.
 def _by_expert(arriving_PE: Tensor) -> Dispatch:
     """Where rows that come rank by rank, and of each rank expert by expert, go to be expert by expert."""
     ranks, n_experts = arriving_PE.shape
