@@ -20,7 +20,7 @@ from trainledger.report.document import shown
 from trainledger.spec.units import format_percent
 
 HOUSE = Path(__file__).parents[1]
-KEPT = HOUSE / "tests" / "profiler" / "traces"
+KEPT = HOUSE / "tests" / "observe" / "profiler" / "traces"
 STORED = HOUSE / "tools" / "profiled_traces.csv"
 PAGE = HOUSE / "docs" / "profiled_traces.md"
 HTA, LENS = "HolisticTraceAnalysis f4d0062 (MIT)", "TraceLens 171dd74 (MIT)"

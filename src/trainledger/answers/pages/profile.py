@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainledger.answers.pages.plain_data import plain
+from trainledger.answers.pages.plain_data import named, plain
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.profile_figures import figures
 from trainledger.forecast.plan.changes import EFFECTS
@@ -262,22 +262,25 @@ def _charts_beside(found: ProfileBeside) -> list[Chart]:
 
 def _data(found: Profile) -> dict[str, Any]:
     step = found.step
-    named = ["path", "device_name", "rank", "ranks", "flops", "model_flops", "mfu", "hfu"]
-    listed = ["kernels", "collectives", "causes", "waterfall"]
+    steps = [
+        {"name": each.step.name, "nanoseconds": each.nanoseconds, "parts_ns": dict(each.parts_ns)}
+        for each in found.steps
+    ]
     return {
-        **{name: getattr(found, name) for name in named},
-        **{name: plain(list(getattr(found, name))) for name in listed},
-        **{name: getattr(step, name) for name in ("busy_ns", "communication_ns", "overlapped_ns")},
+        "path": found.path,
         "device": found.device.name if found.device else None,
+        **named(found, "device_name rank ranks"),
         "steps_found_by": found.found_by,
-        "steps": [
-            {"name": each.step.name, "nanoseconds": each.nanoseconds, "parts_ns": dict(each.parts_ns)}
-            for each in found.steps
-        ],
+        "steps": steps,
         "step": step.step.name,
         "step_seconds": step.nanoseconds / NANOSECONDS_PER_SECOND,
         "parts_ns": dict(step.parts_ns),
+        "waterfall": plain(list(found.waterfall)),
+        **named(step, "busy_ns communication_ns overlapped_ns"),
+        **named(found, "flops model_flops mfu hfu"),
+        "kernels": plain(list(found.kernels)),
         "matmuls": plain(list(found.matmuls), more={MatmulRate: ("flops_per_second",)}),
+        **{name: plain(list(getattr(found, name))) for name in ("collectives", "causes")},
         "doubts": list(found.doubts),
         "memory": plain(found.memory),
     }
