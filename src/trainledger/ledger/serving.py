@@ -17,7 +17,7 @@ from trainledger.ledger.model.attention import kv_cache
 from trainledger.ledger.model.attention_core import masks, masks_of_last
 from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, head, run_layers
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.optimizers.mixed_precision import set_formats
+from trainledger.ledger.optimizers.states import set_formats
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
 from trainledger.spec.frozen import frozen

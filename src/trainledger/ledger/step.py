@@ -14,16 +14,17 @@ from trainledger.ledger.memory.compiled_blocks import hooks_of
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.ops.linear import frozen_nbytes
-from trainledger.ledger.optimizers.mixed_precision import (
+from trainledger.ledger.optimizers.states import (
     adapt_scale,
     main_gradients,
     own_nbytes,
     read_overflow,
     round_back,
     set_formats,
+    state_nbytes,
     unscale,
 )
-from trainledger.ledger.optimizers.update import clip, state_nbytes, update
+from trainledger.ledger.optimizers.update import clip, update
 from trainledger.ledger.parallel.micro_batches import Work, in_flight, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding

@@ -10,7 +10,6 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Group as Ranks
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.states import BLOCK, blocks_of, columns_of, is_small, rows_of, state_nbytes_of
-from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
 from trainledger.ledger.optimizers.update_rules import (
     RULES,
     Group,

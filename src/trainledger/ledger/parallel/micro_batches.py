@@ -15,7 +15,7 @@ from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
-from trainledger.ledger.optimizers.mixed_precision import empty_buffers, set_formats
+from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
