@@ -14,10 +14,17 @@ __version__ = "0.1.0"
 
 _NAMES = {  # of each module
     "trace.annotate.annotate": "annotate",
-    "answers.cost": "account compare loop on_device parameters plan predict",
+    "answers.advise": "advise",
+    "answers.budget": "optimal",
+    "answers.cost": "account compare on_device parameters predict",
+    "answers.layouts": "layouts",
     "answers.load": "load model",
+    "answers.loop": "loop",
     "answers.machine": "device_of machine_of",
-    "answers.questions": "advise breaks fit inference layouts optimal",
+    "answers.breaks": "breaks",
+    "answers.fit": "fit",
+    "answers.inference": "inference",
+    "answers.plan": "plan",
     "catalog": "device",
     "spec.convert.huggingface": "model_from_hf",
     "ledger.entry": "Entry",
@@ -43,10 +50,17 @@ _NAMES = {  # of each module
 _WHERE = {name: f"trainledger.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
-    from trainledger.answers.cost import account, compare, loop, on_device, parameters, plan, predict
+    from trainledger.answers.advise import advise
+    from trainledger.answers.breaks import breaks
+    from trainledger.answers.budget import optimal
+    from trainledger.answers.cost import account, compare, on_device, parameters, predict
+    from trainledger.answers.fit import fit
+    from trainledger.answers.inference import inference
+    from trainledger.answers.layouts import layouts
     from trainledger.answers.load import load, model
+    from trainledger.answers.loop import loop
     from trainledger.answers.machine import device_of, machine_of
-    from trainledger.answers.questions import advise, breaks, fit, inference, layouts, optimal
+    from trainledger.answers.plan import plan
     from trainledger.catalog import device
     from trainledger.forecast.plan.napkin import napkin
     from trainledger.ledger.entry import Entry

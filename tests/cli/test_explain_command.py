@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from trainledger.answers.cost import plan
+from trainledger.answers.plan import plan
 from trainledger.cli import main
 from trainledger.spec.units import format_nbytes, format_seconds
 

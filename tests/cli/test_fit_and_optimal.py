@@ -191,9 +191,9 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 
 def test_the_figures_of_optimal_have_what_was_asked() -> None:
+    from trainledger.answers.budget import optimal
     from trainledger.answers.pages.optimal import about
     from trainledger.answers.pages.optimal_figures import figures
-    from trainledger.answers.questions import optimal
 
     plain = optimal(flops="6e23", family=None)
     asked = optimal(flops="6e23", family=None, params="8B", inference="2T", unique="100B")
@@ -219,10 +219,9 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
 
 
 def test_fit_draws_what_it_says() -> None:
+    from trainledger.answers.fit import about, figures, fit
     from trainledger.answers.load import load
-    from trainledger.answers.pages.fit import about, figures
     from trainledger.answers.pages.memory import COLOUR_OF
-    from trainledger.answers.questions import fit
 
     recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}
     found = fit(load({"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "rtx-4090"}}))

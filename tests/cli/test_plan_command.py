@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from trainledger.answers.cost import plan
 from trainledger.answers.load import load
+from trainledger.answers.plan import plan
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 

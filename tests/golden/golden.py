@@ -20,7 +20,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 AMOUNTS = ("flops", "model_flops", "read", "written", "kept", "scratch", "payload", "ranks")
-TIMES = ("preparing_seconds", "bounding_seconds", "accounting_seconds", "layouts_per_second")  # of the search itself
+OF_THE_SEARCH = (  # how a search went, which another search may change; its winners are frozen
+    "preparing_seconds", "bounding_seconds", "accounting_seconds", "layouts_per_second", "fitting", "accounted",
+    "rejected", "seconds_gap", "nbytes_gap", "bound_seconds", "bound_nbytes", "pareto",
+)  # fmt: skip
 PLACES = 9  # significant digits of a figure that is compared: additions may change their order
 
 
@@ -97,7 +100,7 @@ def leaves(value: Any, path: str = "", depth: int = 2) -> Iterator[tuple[str, An
     """
     if isinstance(value, Mapping) and depth and value:
         for key, item in value.items():
-            if key in TIMES:
+            if key in OF_THE_SEARCH:
                 continue
             yield from leaves(item, f"{path}/{key}" if path else key, depth - 1)
     elif isinstance(value, Mapping | list):
@@ -109,7 +112,7 @@ def leaves(value: Any, path: str = "", depth: int = 2) -> Iterator[tuple[str, An
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _rounded(item) for key, item in value.items() if key not in OF_THE_SEARCH}
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return float(f"{value:.{PLACES}g}") if isinstance(value, float) else value

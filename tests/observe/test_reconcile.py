@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.answers.pages.reconciliation import document, table_of
+from trainledger.answers.pages.reconciliation import page, table_of
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
@@ -83,7 +83,7 @@ def test_the_measured_mfu_is_of_all_devices_of_the_forecast():
 
 @given(forecasts(), measurements())
 def test_the_json_form_of_whole_quantities_balances_in_integers(predicted, measured):
-    for row in document(reconcile(predicted, measured)).data()["rows"]:
+    for row in page(reconcile(predicted, measured)).data()["rows"]:
         if row["unit"] in ("nbytes", "flops", "count") and row["difference"] is not None:
             assert all(type(each["difference"]) is int for each in row["parts"])
             assert sum(each["difference"] for each in row["parts"]) + row["unexplained"] == row["difference"]

@@ -22,7 +22,7 @@ from trainledger.report.document import (
     Text,
     records,
 )
-from trainledger.report.html import fragment, page
+from trainledger.report.html import fragment, whole_page
 from trainledger.report.show import show
 from trainledger.report.terminal import has_colour, text
 
@@ -120,7 +120,7 @@ def test_rows_of_a_plan_sum_to_its_peak(run: tl.Run) -> None:
 def test_a_page_draws_each_figure_for_a_screen_and_for_a_telephone_and_has_no_scripts(run: tl.Run) -> None:
     other = replace(run, recipe=replace(run.recipe, micro_batch=2))
     found = tl.compare(run, other).document()
-    written = page("two runs", [], found.figures())
+    written = whole_page("two runs", [], found.figures())
     assert written.count("<svg") == 2 * len(found.figures())
     assert "<script" not in written
     assert len(written) < 30_000

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.answers.cost import plan
 from trainledger.answers.load import load
 from trainledger.answers.machine import machine_of
+from trainledger.answers.plan import plan
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.device import CLOCKED, LEAST, clock_share, limited
 from trainledger.spec.problem import InvalidInput

@@ -9,29 +9,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainledger import catalog
-from trainledger.answers.defaults import is_one_step, with_length
+from trainledger.answers.defaults import is_one_step
 from trainledger.answers.load import Progress, Source, checked_model, resolve
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.source import also
-from trainledger.forecast.plan.plan import Plan, counted_by, make_plan, of_one_step, with_notes
-from trainledger.forecast.plan.quantity import read
 from trainledger.forecast.predict import predict as forecasts
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger import step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import ParameterCount
 from trainledger.ledger.model.parameters import parameters as parameters_of
-from trainledger.ledger.ranks import account_run
 from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
-from trainledger.spec.units import format_nbytes, parse_count
 
 if TYPE_CHECKING:
     from trainledger.forecast.plan.compare import Comparison
-    from trainledger.forecast.plan.training_loop import TrainingLoop
     from trainledger.forecast.predict.step import OnDevice
 
 
@@ -93,69 +87,6 @@ def predict(run: Source, overrides: Overrides = (), *, progress: Progress | None
 def predicted(run: Run) -> Forecast:
     """As `predict`, of a run that was checked before."""
     return forecasts.predict(run, machine_of(run), backend=kernels_of(run))
-
-
-def plan(
-    run: Source,
-    overrides: Overrides = (),
-    *,
-    device: str | None = None,
-    count: int | str | None = None,
-    mfu: float | str = 0.5,
-    convention: str = "dense",
-    progress: Progress | None = None,
-) -> Plan:
-    """FLOPs, memory, times, MFU and bottleneck of a run before it starts, in closed form; raises `InvalidInput`.
-
-    ``device`` and ``count`` are short for the overrides cluster.device and cluster.count. ``mfu`` is for the napkin's
-    days, and ``convention`` (of `ledger.rules_of_thumb`) says how model FLOPs are counted.
-    """
-    run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
-    return planned(run, mfu=mfu, convention=convention)
-
-
-def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
-    """As `plan`, of a run that was checked before."""
-    made = make_plan(account_run(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
-    if convention != made.convention:
-        made = counted_by(made, convention)
-    if is_one_step(run):
-        made = of_one_step(made)
-    return with_notes(made, list(run.origin.notes))
-
-
-def loop(
-    run: Source, overrides: Overrides = (), *, corpus: int | str | None = None, progress: Progress | None = None
-) -> TrainingLoop:
-    """A run's steps, epochs, learning rates, tokens on disk, checkpoints, and what its loader must deliver.
-
-    ``corpus`` is how many tokens of text there are (by default as many as are trained on). A model whose length is not
-    given is trained on 20 tokens for each parameter. Raises `InvalidInput`.
-    """
-    from trainledger.forecast.plan.training_loop import training_loop
-
-    problems: list[Problem] = []
-    tokens = read("corpus", corpus, parse_count, problems, least=1)
-    if problems:
-        raise InvalidInput(problems)
-    run = with_length(resolve(run, overrides, progress=progress))
-    machine = machine_of(run)
-    accounted = account_run(run, backend=kernels_of(run))
-    return training_loop(run, accounted.ledger, forecasts.forecast(accounted, machine), machine, tokens)
-
-
-def why_impossible(plan: Plan) -> Problem | None:
-    """Why a run cannot be trained as planned, with what would help; None where it can, or where that is not known."""
-    forecast = plan.forecast
-    if forecast.impossible:
-        rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
-        near = None if plan.run.recipe.lora is not None else "layout=auto"
-        return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
-    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
-        return None
-    needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
-    rule = f"does not fit: a device needs {needed} and has {usable} usable"
-    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
 
 
 def compare(a: Source, b: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Comparison:

@@ -15,8 +15,10 @@ from importlib import import_module
 
 from trainledger import __version__
 from trainledger.answers.pages.plain_data import error_json
+from trainledger.answers.question import Question, question_of
 from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED, NO_READER, WRONG_INPUT, Outcome, Verb
 from trainledger.cli.asking import lines, say, while_waiting
+from trainledger.cli.questions import verb_of_question
 from trainledger.engine.remarks import Unheard, unheard
 from trainledger.report.document import Answer
 from trainledger.report.show import show
@@ -24,19 +26,20 @@ from trainledger.report.table import wrapped
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    # verb: (group, what it does, the module of its function)
+# A verb: the module of its question, or its group, its summary, and the module of its function in `cli`.
+COMMANDS: dict[str, str | tuple[str, str, str]] = {
     "init": ("Plan", "write a commented run file", "train"),
     "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "numbers"),
-    "plan": ("Plan", "what a run will cost, from closed forms", "plan"),
-    "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "plan"),
+    "plan": "answers.plan",
+    "inference": "answers.inference",
+    "loop": "answers.loop",
     "explain": ("Plan", "every line of an account with its formula and source", "explain"),
     "rules": ("Plan", "rules of thumb and their errors against the ledger", "explain"),
     "compare": ("Plan", "two plans side by side, and why they differ", "explain"),
-    "breaks": ("Plan", "the first limits as a run grows", "search"),
-    "advise": ("Plan", "what to change, ranked by gain", "search"),
-    "layouts": ("Plan", "the fastest ways to spread a run over devices", "search"),
-    "fit": ("Plan", "the largest, longest and fewest that fits", "search"),
+    "breaks": "answers.breaks",
+    "advise": "answers.advise",
+    "layouts": "answers.layouts",
+    "fit": "answers.fit",
     "optimal": ("Plan", "the best model and data for a budget", "search"),
     "catalog": ("Plan", "the models and devices that are known", "numbers"),
     "serve": ("Plan", "the calculators as a page", "serve"),
@@ -132,21 +135,39 @@ def _run(words: list[str]) -> int:
             rest.remove(second)
             return _call(f"{first} {second}", rest, as_json)
         if second in ("-h", "--help"):
-            text = "\n".join(f"trainledger {each:<19} {COMMANDS[each][1]}" for each in several)
+            text = "\n".join(f"trainledger {each:<19} {described(each)[1]}" for each in several)
             return _show(Outcome(lines(text, {"help": text})), as_json)
         return _failed(f"trainledger {first} is one of: {', '.join(several)}", WRONG_INPUT, as_json)
     if first not in COMMANDS:
         near = nearest_text(first, COMMANDS)
         sentence = f"trainledger has no verb {shown(first)}" + (f"; nearest: {near}" if near else "")
         return _failed(sentence, WRONG_INPUT, as_json, after="\ntrainledger --help lists them all")
+    if first == "plan" and any(word.partition("=")[0] == "--phase" for word in rest):
+        first = "inference"
     return _call(first, rest, as_json)
 
 
 def verb_of(name: str) -> Verb:
     """The verb of a name of `COMMANDS`, its module imported."""
-    module = import_module(f"trainledger.cli.{COMMANDS[name][2]}")
+    row = COMMANDS[name]
+    if isinstance(row, str):
+        return verb_of_question(_question(name, row))
+    module = import_module(f"trainledger.cli.{row[2]}")
     verb: Verb = getattr(module, name.replace(" ", "_") + "_" * (name == "import"))
     return verb
+
+
+def _question(name: str, module: str) -> Question:
+    return question_of(getattr(import_module(f"trainledger.{module}"), name))
+
+
+def described(name: str) -> tuple[str, str]:
+    """The group and the summary of a verb."""
+    row = COMMANDS[name]
+    if isinstance(row, str):
+        question = _question(name, row)
+        return question.group, question.summary
+    return row[0], row[1]
 
 
 def _call(name: str, rest: list[str], as_json: bool) -> int:
@@ -159,7 +180,8 @@ def _call(name: str, rest: list[str], as_json: bool) -> int:
         args = parser.read(rest, intermixed=verb.intermixed)
         reply = verb.ask(args)
         while_waiting()("")
-        return _show(reply if isinstance(reply, Outcome) else Outcome(reply), args.json, vars(args).get("plot"))
+        outcome = reply if isinstance(reply, Outcome) else Outcome(reply)
+        return _show(outcome, args.json, vars(args).get("plot"), full=args.full)
     except InvalidInput as error:
         while_waiting()("")  # a line of long work that broke off
         return _complain(error, as_json)
@@ -176,7 +198,7 @@ def _call(name: str, rest: list[str], as_json: bool) -> int:
         return _failed(f"trainledger {name}: {sentence}", code, as_json)
 
 
-def _show(outcome: Outcome, as_json: bool, plot: str | None = None) -> int:
+def _show(outcome: Outcome, as_json: bool, plot: str | None = None, *, full: bool = False) -> int:
     """The document on standard output, then on standard error what qualifies it; the exit code."""
     made, problem = outcome.document, outcome.problem
     document = made.document() if isinstance(made, Answer) else made
@@ -185,7 +207,7 @@ def _show(outcome: Outcome, as_json: bool, plot: str | None = None) -> int:
         answer = document.data
         document = replace(document, data=lambda: {**answer(), **error_json(error)})
     if as_json or document.sections:
-        show(document, as_json=as_json, plot=plot, width=outcome.width)
+        show(document, as_json=as_json, full=full, plot=plot, width=outcome.width)
     for each in outcome.remarks:
         say(each, wrap=True)
     if error is not None:
@@ -215,8 +237,9 @@ def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after:
 
 
 def _help() -> str:
+    verbs = {name: described(name) for name in COMMANDS}
     texts = ["trainledger VERB ...", "", "What a training run costs: before it starts, while it runs, and afterwards."]
-    for group in dict.fromkeys(group for group, _, _ in COMMANDS.values()):
+    for group in dict.fromkeys(group for group, _ in verbs.values()):
         texts += ["", f"{group}:"]
-        texts += [f"  {verb:<16} {does}" for verb, (at, does, _) in COMMANDS.items() if at == group]
+        texts += [f"  {name:<16} {summary}" for name, (at, summary) in verbs.items() if at == group]
     return "\n".join([*texts, "", "trainledger VERB --help says more. Every verb has --json.", "", EXIT_CODES])

@@ -111,7 +111,7 @@ class Verb:
         prog = f"trainledger {name}"
         usage = f"{prog} {self.usage}" if self.usage else None
         parser = Parser(prog=prog, description=self.ask.__doc__, usage=usage, epilog=EXIT_CODES)
-        for each in (*self.arguments, JSON):
+        for each in (*self.arguments, FULL, JSON):
             each.add_to(parser)
         return parser
 
@@ -134,7 +134,7 @@ def option(spec: str, help: str, **options: Any) -> Argument:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """What is given to a verb by name, but for its run, its overrides and the forms of its output."""
-    return {name: value for name, value in vars(args).items() if name not in ("run", "set", "json", "plot")}
+    return {name: value for name, value in vars(args).items() if name not in ("run", "set", "full", "json", "plot")}
 
 
 def flag(spec: str, help: str, **options: Any) -> Argument:
@@ -231,4 +231,5 @@ RUN_FILE = (run_file("the run file (run.toml)"), SET)
 CLUSTER = (_short_for("cluster.device", "a device of the catalog"), _short_for("cluster.count", "how many devices"))
 RUN = (run_file(RUN_OR_MODEL), SET, *CLUSTER)
 PLOT = output("--plot FILE", "write the figures to out.html, .png or .svg", suffix=".html", check=check_plot)
+FULL = flag("--full", "print the details too")
 JSON = flag("--json", "print the result as JSON")

@@ -40,7 +40,7 @@ from trainledger.cli.asking import run_asked, say
 from trainledger.forecast.predict.step import on_device
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.step import account
-from trainledger.report.html import page, parts
+from trainledger.report.html import parts, whole_page
 from trainledger.spec.device import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -169,7 +169,7 @@ def _trace_code(args: Namespace, given: dict[str, Any]) -> Outcome:
         ledger, title = trace_named(args.run, blocks=args.blocks, **given)
     _write(args, ledger)
     timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
-    made = traced.document(ledger, title, by=args.by, top=args.top, tensors=args.tensors, on_device=timed)
+    made = traced.page(ledger, title, by=args.by, top=args.top, tensors=args.tensors, on_device=timed)
     return Outcome(made, FAILED if ledger.partial else DONE)
 
 
@@ -190,7 +190,7 @@ def _trace_run(args: Namespace, given: dict[str, Any]) -> Outcome:
     eager = replace(run, recipe=run.recipe.uncompiled)
     predicted, found = account(eager), rehearse(eager, blocks=args.blocks)
     _write(args, found)
-    made = agreement.document(run, predicted, found, by=args.by, top=args.top, tensors=args.tensors)
+    made = agreement.page(run, predicted, found, by=args.by, top=args.top, tensors=args.tensors)
     return Outcome(made, DONE if agreement.agree(agreement.compare(predicted, found)) else FAILED)
 
 
@@ -241,12 +241,12 @@ def annotate(args: Namespace) -> Outcome:
     remarks: tuple[str, ...] = ()
     if args.html is not None:
         whole = found.document()
-        replace_file(args.html, page(whole.title, parts(whole), {}).encode())
+        replace_file(args.html, whole_page(whole.title, parts(whole), {}).encode())
         remarks = (f"wrote {args.html}",)
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = args.width or max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
     code = {"failed": FAILED, "interrupted": INTERRUPTED, "terminated": TERMINATED}.get(found.outcome, DONE)
-    made = annotated.document(found, busy=args.busy, per_run=args.per_run)
+    made = annotated.page(found, busy=args.busy, per_run=args.per_run)
     return Outcome(made, code, remarks=remarks, width=width)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 import trainledger as tl
-from trainledger.answers.cost import plan
 from trainledger.answers.load import resolve
 from trainledger.answers.machine import device_of, kernels_of, machine_of
 from trainledger.answers.pages import compare as compared
 from trainledger.answers.pages import rules as of_thumb
-from trainledger.answers.pages.explain import document, envelope_document, time_document
+from trainledger.answers.pages.explain import envelope_document, page, time_document
+from trainledger.answers.plan import plan
 from trainledger.cli.arguments import CLUSTER, PLOT, RUN, count, option, quantity, settings, takes
 from trainledger.cli.asking import asked, run_asked, say_assumed, while_searching
 from trainledger.forecast.explain import account as explained
@@ -66,7 +66,7 @@ def explain(args: Namespace) -> Document:
         if not held.tensors_alone:
             parts += (explained.outside_tensors(held),)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
-    return document(
+    return page(
         run, kernels_of(run), args.what, parts, symbols=legend, stage=stage, held=held, errors=_errors(run)
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def rules(args: Namespace) -> Document:
     """Rules of thumb and the ledger of a run: each rule's error and what it leaves out; and the FLOPs of a step by
     each convention in use."""
     made = asked(plan, args)
-    return of_thumb.document(made, kernels_of(made.run))
+    return of_thumb.page(made, kernels_of(made.run))
 
 
 @takes(
@@ -154,4 +154,4 @@ def compare(args: Namespace) -> Document:
     for run in dict.fromkeys((found.a, found.b)):
         say_assumed(run)
     titles = [" ".join([name, *changes]) for name, changes in zip(names, sets, strict=True)]
-    return compared.document(found, names=titles)
+    return compared.page(found, names=titles)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from trainledger.answers.pages import measured
 from trainledger.answers.pages import runs as listing
-from trainledger.answers.pages.reconciliation import document, write_html
+from trainledger.answers.pages.reconciliation import page, write_html
 from trainledger.answers.pages.record import is_run, read_run
 from trainledger.answers.refit import PastRun, undo_update, update_calibration
 from trainledger.cli.arguments import RUN_FILE, SET, Outcome, flag, option, output, takes
 from trainledger.cli.asking import lines, run_of_file, say
 from trainledger.ledger.ledger import write_ledger
 from trainledger.report.document import Document
-from trainledger.report.html import page, parts
+from trainledger.report.html import parts, whole_page
 from trainledger.spec.calibration import Calibration, calibration_path, read_calibration, write_calibration
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -82,7 +82,7 @@ def with_html(document: Document, path: str | None) -> Document | Outcome:
     """The document, also written as a page with its figures where requested."""
     if path is None:
         return document
-    replace_file(path, page(document.title, parts(document), document.figures()).encode())
+    replace_file(path, whole_page(document.title, parts(document), document.figures()).encode())
     return Outcome(document, remarks=(f"Written to {path}",))
 
 
@@ -119,7 +119,7 @@ def runs(args: Namespace) -> Document:
         rule = "is not a directory" if folder.exists() else "does not exist"
         raise InvalidInput([Problem("--dir", args.dir, rule if args.dir else "must not be empty")])
     found = sorted((each for each in folder.iterdir() if is_run(each)) if folder.is_dir() else [])
-    return listing.document(folder, [read_run(each, ledgers=False) for each in found])
+    return listing.page(folder, [read_run(each, ledgers=False) for each in found])
 
 
 @takes(
@@ -165,9 +165,9 @@ def reconcile(args: Namespace) -> Document | Outcome:
     if record.forecast is None and not record.lines:
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, f"has no run: {each}") for each in record.missing])
     if args.html is None:
-        return document(record)
+        return page(record)
     write_html(record, args.html)
-    return Outcome(document(record), remarks=(f"Written to {args.html}",))
+    return Outcome(page(record), remarks=(f"Written to {args.html}",))
 
 
 def _only(run_dirs: list[str]) -> str | None:

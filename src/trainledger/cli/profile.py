@@ -13,7 +13,7 @@ from trainledger.observe.profiler.allocator import allocator_peak
 from trainledger.observe.profiler.profile import Profile, profile_of
 from trainledger.observe.profiler.ranks import Ranks, ranks_of, trace_files
 from trainledger.report.document import Answer, Document
-from trainledger.report.html import page, parts
+from trainledger.report.html import parts, whole_page
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -34,7 +34,7 @@ def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
     if args.html is None:
         return found
     whole = answer.document(most=_ROWS_OF_A_PAGE)
-    replace_file(args.html, page(whole.title, parts(whole), whole.figures()).encode())
+    replace_file(args.html, whole_page(whole.title, parts(whole), whole.figures()).encode())
     return Outcome(found, remarks=(f"Written to {args.html}",))
 
 
@@ -47,11 +47,11 @@ def of_memory(args: Namespace) -> Document:
         raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
     found = allocator_peak(args.memory)
     if args.run is None:
-        return allocator.document(found)
+        return allocator.page(found)
     import trainledger as tl
 
     plan = tl.plan(args.run, args.set)
-    return allocator.document(found, plan.forecast.peak_by_category)
+    return allocator.page(found, plan.forecast.peak_by_category)
 
 
 def _answer(args: Namespace, progress: Progress) -> Answer:

@@ -37,7 +37,7 @@ def quantize(args: Namespace) -> Document:
     Weights alone are quantized, by torchao: sample, evaluate and export read them back as fp32. Both perplexities are
     of the same documents: those its run held out, or those of other text.
     """
-    from trainledger.answers.pages.quantization import document
+    from trainledger.answers.pages.quantization import page
     from trainledger.engine.data.losses import PairedLosses
     from trainledger.engine.train.quantized import import_torchao
     from trainledger.engine.train.trained import load_trained, refuse_target, write
@@ -56,7 +56,7 @@ def quantize(args: Namespace) -> Document:
         "format": quantization.format, "matrices": nbytes.matrices, "dtype": args.dtype, **read,
     }  # fmt: skip
     sizes = {name: getattr(nbytes, name) for name in ("before", "after", "codes", "scales", "whole")}
-    return document(PairedLosses(before, after), sizes, asked)
+    return page(PairedLosses(before, after), sizes, asked)
 
 
 def _asked(bits: int, group_size: int | None) -> Quantization:

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
-from trainledger.answers.cost import plan
 from trainledger.answers.fast_precision import fast_precision
 from trainledger.answers.load import load
 from trainledger.answers.machine import machine_of
 from trainledger.answers.megatron import read_megatron
 from trainledger.answers.pages import token_store
-from trainledger.answers.pages.reconciliation import document, write_html
+from trainledger.answers.pages.reconciliation import page as reconciliation_page
+from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
+from trainledger.answers.plan import plan
 from trainledger.cli.arguments import (
     DISK_FULL,
     FAILED,
@@ -153,7 +154,7 @@ def data(args: Namespace) -> Document:
         rows = mixed_batch(mixture, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
         tokenizer = mixture.tokenizer()
         first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
-    return token_store.document(mixture, recipe, verified=args.verify, first_batch=first_batch)
+    return token_store.page(mixture, recipe, verified=args.verify, first_batch=first_batch)
 
 
 @takes(
@@ -272,7 +273,7 @@ def _train(
     run_dir, html = finished.run_dir, finished.run_dir / "report.html"
     record = read_run(run_dir)
     write_html(record, html)
-    reconciled = document(record)
+    reconciled = reconciliation_page(record)
     result = {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": text(reconciled)}
     return 0, {"state": "finished", **vars(finished), **result}
 

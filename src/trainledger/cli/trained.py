@@ -92,12 +92,12 @@ def evaluate(args: Namespace) -> Document:
 
     Each document is read separately, after an end token.
     """
-    from trainledger.answers.pages.perplexity import document
+    from trainledger.answers.pages.perplexity import page
     from trainledger.engine.train.trained import load_trained
 
     trained = load_trained(args.model, say, averaged=args.ema)
     losses, read = losses_on_text(trained, args, args.dtype)
-    return document(losses, {**read, "dtype": args.dtype, "weights": trained.weights})
+    return page(losses, {**read, "dtype": args.dtype, "weights": trained.weights})
 
 
 def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losses, dict[str, Any]]:

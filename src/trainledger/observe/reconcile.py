@@ -94,7 +94,7 @@ def _ratio(measured: Number, predicted: Number | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Reconciliation(Answer, report="reconciliation"):
+class Reconciliation(Answer, report="pages.reconciliation"):
     """All quantities of a run, forecast and measurement."""
 
     rows: tuple[Row, ...]

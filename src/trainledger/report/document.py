@@ -7,6 +7,7 @@ standard output, figures in a file). `records` gives a table to pandas or polars
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
 from typing import Any
@@ -194,18 +195,22 @@ Part = Table | Facts | Text | Bars | Code | Listing | Items | Terms
 
 @frozen
 class Section:
-    """Parts under one title, which may be empty."""
+    """Parts under one title, which may be empty.
+
+    A section with a ``detail`` is no part of the short answer; ``detail`` names it there.
+    """
 
     title: str
     parts: tuple[Part, ...]
+    detail: str = ""
 
 
 @frozen
 class Document:
-    """One answer, ready to be written.
+    """One answer, ready to be written: the verdict, then sections, of which the short answer leaves out the details.
 
-    ``about`` are the sentences that a page of charts has above them. ``data`` makes what JSON holds, ``figures`` the
-    charts; both are made only on request.
+    ``more`` are commands that tell more. ``about`` are the sentences that a page of charts has above them. ``data``
+    makes what JSON holds, ``figures`` the charts; both are made only on request.
     """
 
     title: str
@@ -213,6 +218,8 @@ class Document:
     about: tuple[str, ...] = ()
     data: Callable[[], Mapping[str, Any]] = dict
     figures: Callable[[], Sequence[Chart]] = tuple
+    verdict: str = ""
+    more: tuple[str, ...] = ()
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -281,19 +288,24 @@ def signed(value: Number, unit: str) -> str:
 Content = Section | Part | str | Iterable[str] | None
 
 
-def section(title: str, *content: Part | str | Iterable[str] | None) -> Section:
+def section(title: str, *content: Part | str | Iterable[str] | None, detail: str = "") -> Section:
     """A section of parts, a string or strings being lines of text; what is None or has no lines is left out.
 
     >>> section("Memory", "It fits.", None, ["Times are bounds.", "No run is faster."]).parts
     (Text(lines=('It fits.',), note=False), Text(lines=('Times are bounds.', 'No run is faster.'), note=False))
     """
-    return Section(title, tuple(part for each in content if (part := _part(each)) is not None))
+    return Section(title, tuple(part for each in content if (part := _part(each)) is not None), detail)
 
 
 def sections(*content: Content) -> tuple[Section, ...]:
     """Sections for `Document`: what is no section is one without a title; what is None or empty is left out."""
     found = (each if isinstance(each, Section) else section("", each) for each in content)
     return tuple(each for each in found if each.parts)
+
+
+def details(name: str, *content: Content) -> tuple[Section, ...]:
+    """Sections that are no part of the short answer, where ``name`` stands for them."""
+    return tuple(replace(part, detail=name) for part in sections(*content))
 
 
 def _part(content: Part | str | Iterable[str] | None) -> Part | None:
@@ -313,8 +325,8 @@ def notes(sentences: Iterable[str]) -> Text:
 class Answer:
     """A result that prints as its document, whose records go to pandas or polars, and which a notebook shows as HTML.
 
-    The rooms that answer know nothing of reports: ``report`` names the module of `trainledger.answers.pages` whose
-    ``document(answer)`` writes the answer, and it is imported when the answer is shown.
+    The rooms that answer know nothing of reports: ``report`` names the module of `trainledger.answers` whose
+    ``page(answer)`` writes the answer, and it is imported when the answer is shown.
     """
 
     _report: str
@@ -327,9 +339,9 @@ class Answer:
     def document(self, **options: Any) -> Document:
         """The answer as headed tables, facts, bars and figures (`trainledger.report.document`).
 
-        ``options`` are those of its report's ``document``, such as ``most`` rows of its tables.
+        ``options`` are those of its report's ``page``, such as ``most`` rows of its tables.
         """
-        made: Document = import_module(f"trainledger.answers.pages.{self._report}").document(self, **options)
+        made: Document = import_module(f"trainledger.answers.{self._report}").page(self, **options)
         return made
 
     def records(self, table: str = "") -> list[dict[str, Any]]:

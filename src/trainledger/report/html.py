@@ -76,11 +76,17 @@ def fragment(document: Document) -> str:
 
 
 def parts(document: Document) -> Iterator[str]:
-    """The sections as parts of a page."""
+    """The verdict and the sections as parts of a page; details are folded."""
+    if document.verdict:
+        yield f"<p><strong>{escape(document.verdict)}</strong></p>"
     for section in document.sections:
+        if section.detail:
+            yield f"<details><summary>{escape(section.detail)}</summary>"
         if section.title:
             yield f"<h2>{escape(section.title)}</h2>"
         yield from (_part(each) for each in section.parts)
+        if section.detail:
+            yield "</details>"
 
 
 def _part(part: Part) -> str:
@@ -156,7 +162,7 @@ def _bars(part: Bars) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def page(title: str, parts: Iterable[str], charts: Iterable[Chart]) -> str:
+def whole_page(title: str, parts: Iterable[str], charts: Iterable[Chart]) -> str:
     """A page that opens offline and has no scripts: parts of HTML, then charts under their titles."""
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -20,16 +20,21 @@ _NO_RESVG = "a PNG needs resvg-py: pip install 'trainledger[web]'; the suffixes 
 
 
 def show(
-    document: Document, *, as_json: bool = False, plot: str | os.PathLike[str] | None = None, width: int = WIDTH
+    document: Document,
+    *,
+    as_json: bool = False,
+    full: bool = False,
+    plot: str | os.PathLike[str] | None = None,
+    width: int = WIDTH,
 ) -> None:
     """Print a document as ``width`` columns of text or as JSON, and write its figures to ``plot`` where that is given.
 
-    What is not finite is null in JSON. What was written is said on standard error.
+    Details are printed only where ``full``. What is not finite is null in JSON. Standard error says what was written.
     """
     if as_json:
         print(json.dumps(finite(document.data()), indent=2, allow_nan=False, default=str))
     else:
-        print(text(document, colour=has_colour(sys.stdout), width=width))
+        print(text(document, colour=has_colour(sys.stdout), width=width, full=full))
     if plot is not None:
         written = write_plot(document.figures(), plot, title=document.title, about=document.about)
         print(printable(written), file=sys.stderr)
@@ -72,9 +77,9 @@ def write_plot(
     stem, ending = os.path.splitext(where)
     suffix = ending.lower()
     if suffix == ".html":
-        from trainledger.report.html import page, paragraphs
+        from trainledger.report.html import paragraphs, whole_page
 
-        replace_file(where, page(title, paragraphs(about), charts).encode())
+        replace_file(where, whole_page(title, paragraphs(about), charts).encode())
         return written({where: ""})
     files = {where if at == 1 else f"{stem}-{at}{ending}": chart for at, chart in enumerate(charts, 1)}
     for each in files:

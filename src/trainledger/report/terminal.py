@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from trainledger.report.document import (
@@ -29,16 +29,26 @@ from trainledger.spec.units import format_percent
 _BOLD, _DIM, _RED, _CYAN, _END = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _ALARMING = re.compile(r"[Dd]oes NOT fit|\bPARTIAL\b|\b[Ii]mpossible\b")
 _NO_BREAK = "\u2060"  # where a line may not break
+_MOST_NAMED = 4  # details
 _INDENT = 12  # of a fact's text
 _LABEL, _AMOUNT, _SHARE, _BAR = 26, 10, 8, 32  # columns of a bar; the amount's and the share's at least
 _LONGEST_LABEL = 44
 _NUMBER, _LEAST_SOURCE = 5, 6  # columns of a listing's numbers but for the first, and of its source
 
 
-def text(document: Document, *, colour: bool = False, width: int = WIDTH) -> str:
-    """The whole document, sections apart by an empty line, without a trailing newline."""
+def text(document: Document, *, colour: bool = False, width: int = WIDTH, full: bool = False) -> str:
+    """The verdict and the sections, apart by an empty line, without a trailing newline; details only where ``full``."""
     writer = _Writer(colour, width)
-    written = "\n\n".join("\n".join(writer.section(each)) for each in document.sections)
+    shown = [section for section in document.sections if full or not section.detail]
+    parts = ["\n".join(writer.section(section)) for section in shown]
+    if document.verdict:
+        parts.insert(0, writer.verdict(document.verdict))
+    details = list(dict.fromkeys(section.detail for section in document.sections if section.detail))
+    named = ", ".join(details[:_MOST_NAMED]) + (", ..." if len(details) > _MOST_NAMED else "")
+    more = [f"--full ({named})"] if details and not full else []
+    if more or document.more:
+        parts.append(writer.more([*more, *document.more]))
+    written = "\n\n".join(parts)
     return _ALARMING.sub(lambda found: f"{_RED}{found[0]}{_END}", written) if colour else written
 
 
@@ -51,6 +61,12 @@ def has_colour(stream: TextIO) -> bool:
 class _Writer:
     colour: bool
     width: int
+
+    def verdict(self, sentence: str) -> str:
+        return self._styled(self._wrapped(sentence), _BOLD)
+
+    def more(self, commands: Sequence[str]) -> str:
+        return self._styled(self._wrapped(f"More: {'; '.join(commands)}"), _DIM)
 
     def section(self, section: Section) -> Iterator[str]:
         if section.title:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.answers.pages.annotate import document, short
-from trainledger.report.html import page, parts
+from trainledger.answers.pages.annotate import page, short
+from trainledger.report.html import parts, whole_page
 from trainledger.report.terminal import text
 from trainledger.trace.annotate.annotation import Annotation, File, Finding, Line, Mark, Work
 
@@ -37,7 +37,7 @@ def test_a_number_takes_at_most_five_characters_and_is_right(value: float) -> No
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_wider_than_asked_for(width: int) -> None:
-    printed = text(document(annotation("it broke")), width=width)
+    printed = text(page(annotation("it broke")), width=width)
     assert max(map(len, printed.splitlines())) <= width
     words = " ".join(printed.split())
     assert "^ copy 3 kB (3 times): non-contiguous by reshape" in words
@@ -47,13 +47,13 @@ def test_no_line_is_wider_than_asked_for(width: int) -> None:
 
 
 def test_lines_and_sums() -> None:
-    rows = text(document(annotation()), width=200).splitlines()
+    rows = text(page(annotation()), width=200).splitlines()
     own = next(each for each in rows if each.startswith("   2"))
     assert own.split()[:8] == ["2", "10", "2.00G", "4.00M", "1.00M", "1.00M", "512", "400"]
     assert [each.split()[0] for each in rows if each.startswith(("back", "again"))] == ["back", "again"]
-    per_run = next(each for each in text(document(annotation(), per_run=True)).splitlines() if each.startswith("   2"))
+    per_run = next(each for each in text(page(annotation(), per_run=True)).splitlines() if each.startswith("   2"))
     assert per_run.split()[2:4] == ["200M", "400k"]
-    assert "import torch" not in text(document(annotation(), busy=True))
+    assert "import torch" not in text(page(annotation(), busy=True))
 
 
 def test_data_and_page() -> None:
@@ -61,7 +61,7 @@ def test_data_and_page() -> None:
     assert plain["files"][0]["lines"][1]["own"]["flops"] == 2 * 10**9
     assert plain["files"][0]["lines"][1]["intensity"] == 400
     written = annotation("<it> broke").document()
-    html = page(written.title, parts(written), {})
+    html = whole_page(written.title, parts(written), {})
     assert "&lt;it&gt; broke" in html
     assert "<script" not in html
     assert "rgba(230,159,0" in html

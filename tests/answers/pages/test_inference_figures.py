@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.answers.pages.serving import about, figures
-from trainledger.answers.questions import inference
+from trainledger.answers.inference import about, figures, inference
 from trainledger.cli import main
 from trainledger.forecast.plan.serving import Inference
 from trainledger.report.chart import Band, Bars, Line

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.answers.cost import plan
 from trainledger.answers.pages.memory import memory_chart
-from trainledger.answers.pages.plan import about
 from trainledger.answers.pages.plan_figures import figures
+from trainledger.answers.plan import about, plan
 from trainledger.forecast.plan.plan import Plan
 from trainledger.report.chart import Band, Bars, Chart
 

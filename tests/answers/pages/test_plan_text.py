@@ -5,7 +5,7 @@ import json
 import pytest
 
 import trainledger as tl
-from trainledger.answers.cost import plan
+from trainledger.answers.plan import plan
 from trainledger.cli import main
 from trainledger.forecast.plan.plan import by_causal
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, attended_share

@@ -1,7 +1,7 @@
 import pytest
 
 from drawn import marks
-from trainledger.answers.pages.rates import document, matmul_charts
+from trainledger.answers.pages.rates import matmul_charts, page
 from trainledger.observe.measure.rates import MatmulTimes
 from trainledger.report.chart import Line
 from trainledger.report.document import records
@@ -30,7 +30,7 @@ FOUND = times(
 
 
 def test_what_shape_layout_and_dtype_cost_is_said():
-    said = text(document(FOUND))
+    said = text(page(FOUND))
     share = (1001**3 / 0.04) / (1024**3 / 0.02)
     assert f"fp32: 1001 cubed runs at {100 * share:.1f} % of the rate of 1024 cubed." in said
     assert "fp32: a @ b.T runs at 80.0 % of a @ b (1024x1024x1024)." in said
@@ -39,7 +39,7 @@ def test_what_shape_layout_and_dtype_cost_is_said():
 
 
 def test_the_table_has_the_share_of_the_best_of_each_dtype():
-    rows = records(document(FOUND), "matmuls")
+    rows = records(page(FOUND), "matmuls")
     assert [each["of best"] for each in rows if each["factors"] == STRAIGHT and "1024" in each["m x n x k"]] == [1, 1]
     assert rows[2]["of best"] == pytest.approx(0.8)
 

@@ -16,8 +16,8 @@ from trainledger.answers.pages.memory import memory_chart
 from trainledger.answers.pages.reconciliation import figures as figures_of_a_run
 from trainledger.answers.pages.record import read_run
 from trainledger.report.chart import Area, Band, Bars, Chart, Line
-from trainledger.report.draw.chart import STYLE, standalone, svg
-from trainledger.report.draw.elements import width_of
+from trainledger.report.draw.chart import standalone, svg
+from trainledger.report.draw.elements import STYLE, width_of
 from trainledger.web.calculator import Calculator
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import read_query

@@ -10,7 +10,7 @@ from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
 
 import trainledger as tl
 from drawn import Drawn, marks
-from trainledger.answers.pages.advise import document
+from trainledger.answers.advise import page
 from trainledger.cli import main
 from trainledger.forecast.plan.advise import Advice, Advised
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, SAME, Change, changes, made
@@ -212,7 +212,7 @@ def test_a_list_is_quoted_for_the_shell() -> None:
 
 def test_the_chart_has_each_change_numbered_and_the_line_is_within(case: tuple[Table, Advice]) -> None:
     advice = case[1]
-    (chart,) = document(advice).figures()
+    (chart,) = page(advice).figures()
     points = {
         int(number): (said.split("\n")[0], x or 0.0)
         for each in marks(chart, Line)
@@ -226,7 +226,7 @@ def test_the_chart_has_each_change_numbered_and_the_line_is_within(case: tuple[T
     assert usable == pytest.approx((advice.forecast.usable_nbytes or 0) / 1e9)
     scale = Drawn(svg(chart)).scale("x")
     assert all(0 <= x <= scale.last * 1.2 for x in (usable, *(x for _, x in points.values())))
-    assert ("does NOT fit" in " ".join(document(advice).about)) == (case[0] is TOO_LARGE)
+    assert ("does NOT fit" in " ".join(page(advice).about)) == (case[0] is TOO_LARGE)
 
 
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_adapters_on_a_small_device_hear_of_smaller_frozen_weights() -> None:
     saving = {each.sets: each.smaller for each in advice.alone}
     assert saving[("recipe.lora.base_format=nf4",)] > saving[("recipe.lora.base_format=int8",)] > 0
     assert advice.together[-1].fits
-    assert "recipe.lora.rank)" not in text(document(tl.advise(tl.load(table), together=0), most=3))
+    assert "recipe.lora.rank)" not in text(page(tl.advise(tl.load(table), together=0), most=3))
 
 
 @pytest.mark.agreement
@@ -381,7 +381,7 @@ def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple
     cluster = [f"cluster.device={device}", f"cluster.count={count}"]
     advice = tl.advise(model, cluster)
     assert advice.run.origin.searched
-    printed = text(document(advice), width=10**6)
+    printed = text(page(advice), width=10**6)
     pasted = printed.partition("All of it: ")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     sets = [each for each in shlex.split(pasted) if each != "--set"]
     run = tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *sets])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
-from trainledger.answers.cost import plan
+from trainledger.answers.plan import plan
 from trainledger.forecast.plan.affordable import _fewer_than_devices, affordable, default_tokens_per_step
 from trainledger.forecast.plan.family import family_of
 from trainledger.forecast.plan.fit import memory_model

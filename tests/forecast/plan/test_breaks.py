@@ -11,7 +11,8 @@ from planned_runs import ACROSS_NODES, ALONE, MESH, SHARDED, TOO_LARGE, Table
 
 import trainledger as tl
 from drawn import marks
-from trainledger.answers.pages.breaks import document, figures
+from trainledger.answers.breaks import page
+from trainledger.answers.pages.profile_figures import figures
 from trainledger.cli import main
 from trainledger.forecast.plan import breaks as breaks_module
 from trainledger.forecast.plan.breaks import RULE, Breaks
@@ -479,7 +480,7 @@ def test_a_layout_that_a_search_selected_is_printed_to_be_pasted_whole() -> None
     given = ["cluster.device=h100-sxm", "cluster.count=8"]
     found = tl.breaks("llama-3.1-8b", given, along=["devices"], reach=4)
     (along,) = found.along
-    assert f"--set layout.shard={found.run.layout.shard}" in text(document(found))
+    assert f"--set layout.shard={found.run.layout.shard}" in text(page(found))
     if along.layout:
         laid_out = tl.load("llama-3.1-8b", [*given, *along.layout])
         assert not laid_out.origin.searched

@@ -14,7 +14,7 @@ from planned_runs import ALONE, SHARDED
 
 import trainledger as tl
 from drawn import marks
-from trainledger.answers.pages.compare import about, document, figures
+from trainledger.answers.pages.compare import about, figures, page
 from trainledger.cli import main
 from trainledger.forecast.plan.compare import compare, reasons
 from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
@@ -135,7 +135,7 @@ def test_an_override_is_written_so_that_it_reads_back() -> None:
 
 def test_the_text_fits_a_terminal() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
-    assert max(len(line) for line in text(document(found, names=("a-run.toml", "another.toml"))).splitlines()) <= 80
+    assert max(len(line) for line in text(page(found, names=("a-run.toml", "another.toml"))).splitlines()) <= 80
     assert len(repr(found)) < 100
 
 

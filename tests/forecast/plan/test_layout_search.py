@@ -17,7 +17,7 @@ from drawn import marks
 from trainledger.answers.layout import with_layout
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.pages.layouts import figures, pasted
+from trainledger.answers.pages.plan_figures import figures
 from trainledger.cli import main
 from trainledger.forecast.plan.layouts.accounts import pareto, rescore
 from trainledger.forecast.plan.layouts.blocks import Blocks
@@ -27,6 +27,7 @@ from trainledger.forecast.plan.layouts.result import AS_QUICK
 from trainledger.forecast.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.forecast.plan.layouts.stages import Pipelines, States
 from trainledger.report.chart import Band, Line
+from trainledger.report.table import pasted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.answers.cost import plan
+from trainledger.answers.plan import plan
 from trainledger.cli import main
 from trainledger.forecast.plan.breaks import RULE
 from trainledger.forecast.predict.forecast import nanoseconds

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.answers.pages.optimal import document
+from trainledger.answers.pages.optimal import page
 from trainledger.forecast.plan.optimal import off_optimum, optimal, repeat, serve
 from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import LossLaw, laws
@@ -136,7 +136,7 @@ def test_nonsense_is_a_sentence(given_as, sentence):
 
 def test_every_choice_spends_the_budget_and_names_its_source():
     answer = optimal(read_budget(flops="6e23"), unique_tokens=1e12, inference_tokens=1e12, parameters=8e9)
-    forecast = document(answer).data()
+    forecast = page(answer).data()
     for choice in forecast["choices"]:
         assert isclose(6 * choice["parameters"]["value"] * choice["tokens"], 6e23, rel_tol=1e-9)
         assert choice["source"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.answers.cost import plan
+from trainledger.answers.plan import plan
 from trainledger.forecast.plan.plan import RuleOfThumb, rules_of_thumb, step_facts
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.model.parameters import parameters

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.answers.pages.training_loop import figures
+from trainledger.answers.loop import figures
 from trainledger.cli import main
 from trainledger.engine.data.shard import token_dtype
 from trainledger.forecast.plan.training_loop import TrainingLoop

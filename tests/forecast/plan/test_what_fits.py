@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from thinned import thinned
-from trainledger.answers.cost import plan
+from trainledger.answers.fit import page
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.pages.fit import document
+from trainledger.answers.plan import plan
 from trainledger.forecast.plan import sizes
 from trainledger.forecast.plan.fit import QUESTIONS, divides_batch, memory_model, saving_recipes, what_fits
 from trainledger.forecast.plan.sizes import Sweep, edge
@@ -242,7 +242,7 @@ def test_what_is_not_known_is_a_sentence():
 def test_the_answers_as_plain_data():
     import json
 
-    answer = document(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
+    answer = page(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
     assert json.loads(json.dumps(answer)) == answer
     row = answer["rows"][0]
     assert set(row["answers"]) == set(QUESTIONS)

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.answers.pages.plan import bars as bars_of
 from trainledger.answers.pages.plan_figures import waterfall as figure
+from trainledger.answers.plan import bars as bars_of
 from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.forecast.predict.step import CAUSES
 from trainledger.report.document import Document, Section

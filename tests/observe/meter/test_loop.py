@@ -9,7 +9,7 @@ from torch import nn
 import trainledger as tl
 from counting_compiler import CountingCompiler
 from trainledger.answers.pages.record import read_run
-from trainledger.answers.pages.runs import document
+from trainledger.answers.pages.runs import page
 from trainledger.forecast.predict.forecast import Forecast
 
 pytestmark = pytest.mark.torch
@@ -42,7 +42,7 @@ def test_a_directory_that_runs_and_reconcile_read(tmp_path):
     assert all(each["loss"] > 0 and each["grad_norm"] == 1.0 for each in record.steps)
     assert all(each["memory_nbytes"] > 0 for each in record.steps)
     assert record.measured.tokens_per_step == 32
-    (row,) = document(tmp_path, [record]).data()["runs"]
+    (row,) = page(tmp_path, [record]).data()["runs"]
     assert (row["state"], row["step"]) == ("finished", 6)
     assert not any("run.toml" in each for each in row["missing"])
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.answers.pages.allocator import document
+from trainledger.answers.pages.allocator import page
 from trainledger.observe.profiler.allocator import BEFORE, allocator_peak, origin_of
 
 H200 = Path(__file__).parent / "snapshots" / "h200_gpt2_two_steps.pickle.gz"
@@ -51,7 +51,7 @@ def test_lines_are_those_of_the_program():
 
 
 def test_the_document_sets_the_forecast_beside_it(account):
-    made = document(allocator_peak(H200), account.by_category)
+    made = page(allocator_peak(H200), account.by_category)
     assert made.data()["predicted_by_category"]["parameters"] == 497_759_232
     (table,) = [part for each in made.sections for part in each.parts if getattr(part, "name", "") == "categories"]
     parameters = next(row for row in table.rows if row[0] == "parameters")

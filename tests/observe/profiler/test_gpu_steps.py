@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.answers.cost import plan
-from trainledger.answers.questions import advise
+from trainledger.answers.advise import advise
+from trainledger.answers.plan import plan
 from trainledger.forecast.predict.forecast import UNEXPLAINED
 from trainledger.forecast.predict.step import IDEAL
 from trainledger.observe.profiler.beside_forecast import ProfileBeside, beside

@@ -77,7 +77,7 @@ def agree(rows: list[Row]) -> bool:
     return not any(each.exact and each.difference for each in rows)
 
 
-def document(
+def page(
     run: Run,
     predicted: Ledger,
     traced: Ledger,

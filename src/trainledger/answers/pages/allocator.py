@@ -13,7 +13,7 @@ from trainledger.spec.units import format_percent
 _ROWS = 20
 
 
-def document(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Document:
+def page(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Document:
     """Peak, categories and lines; with the categories of the forecast's peak, both and their difference."""
     before = predicted or {}
     names = dict.fromkeys((*found.by_category, *before))

@@ -52,7 +52,7 @@ def short(value: float) -> str:
     return f"{value:.0e}".replace("e+", "e")
 
 
-def document(annotation: Annotation, *, busy: bool = False, per_run: bool = False) -> Document:
+def page(annotation: Annotation, *, busy: bool = False, per_run: bool = False) -> Document:
     """The annotated files, then the findings and what qualifies them.
 
     ``busy`` leaves out lines that do nothing to tensors, ``per_run`` divides by the runs of each line.

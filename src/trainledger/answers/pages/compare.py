@@ -18,6 +18,7 @@ from trainledger.report.document import (
     Document,
     Section,
     Table,
+    details,
     section,
     sections,
     shown,
@@ -30,20 +31,25 @@ _NANO = 1e-9
 _NAMES = ("a", "b")
 
 
-def document(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
+def page(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
     """Both runs; ``names`` are what they are called."""
-    body: list[Content] = ["The two runs have the same value in every field."]
+    body: list[Content] = []
+    why = tuple(map(sentence, _sentences(found))) if found.fields else ()
     if found.fields:
         fields = tuple((each.field, _value(each.a), _value(each.b)) for each in found.fields)
         body = [
             Table("fields", ("field", "a", "b"), fields),
             Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, found.rows)), align="lrrrr"),
-            _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
-            _split("Memory of the peak rank", found.memory, "nbytes") if found.memory else None,
-            map(sentence, _sentences(found)),
+            why[1:],
+            *details(
+                "time and memory by cause",
+                _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
+                _split("Memory of the peak rank", found.memory, "nbytes") if found.memory else None,
+            ),
         ]
     return Document(
         title="Two runs compared",
+        verdict="".join(why[:1]) or "The two runs have the same value in every field.",
         sections=sections([f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)], *body),
         about=tuple(about(found, names)),
         data=lambda: {"a": names[0], "b": names[1], **_data(found)},

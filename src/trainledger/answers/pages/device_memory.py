@@ -7,10 +7,12 @@ from typing import Any
 
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain
+from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, DeviceMemory, of_a_device
 from trainledger.ledger.entry import CATEGORIES, Int
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.report.chart import Chart, bar_chart, stacked, usable_memory
-from trainledger.report.document import Table
+from trainledger.report.document import Section, Table, section
 from trainledger.report.table import sentence
 from trainledger.spec.units import GIGA, format_nbytes
 
@@ -85,3 +87,72 @@ def _ordered(by_category: Mapping[str, int]) -> list[str]:
 
 def _outside(device: DeviceMemory | None) -> list[Any]:
     return [] if device is None else [each for each in device.lines if each.name != "tensors" and each.nbytes]
+
+
+_MOST_PARTS = 3
+_STATES = ("parameters", "gradients", "optimizer state")
+
+
+def parts_at_peak(plan: Plan) -> str:
+    """The largest categories of the peak rank's tensors at the peak, in one line."""
+    by_category = plan.forecast.peak_by_category
+    largest = sorted(by_category, key=lambda name: -by_category[name])
+    parts = [f"{name} {format_nbytes(by_category[name])}" for name in largest[:_MOST_PARTS]]
+    rest = sum(by_category[name] for name in largest[_MOST_PARTS:])
+    return ", ".join(parts) + (f", other {format_nbytes(rest)}" if rest else "")
+
+
+def memory_section(plan: Plan) -> Section:
+    """The memory of a plan at its peak, by category of one device or by kind of rank."""
+    if plan.ranks:
+        return _of_ranks(plan)
+    forecast = plan.forecast
+    assert forecast.peak_nbytes is not None
+    rows = [
+        (name, nbytes, nbytes / forecast.peak_nbytes)
+        for name, nbytes in sorted(forecast.peak_by_category.items(), key=lambda each: -each[1])
+    ]
+    table = Table(
+        "memory", ("at the peak", "bytes", "share"), (*rows, ("peak", forecast.peak_nbytes, None)),
+        units=("", "nbytes", "share"), align="lrr",
+    )  # fmt: skip
+    return section("Memory of one device that holds the whole model", table)
+
+
+def memory_lines(plan: Plan) -> Iterator[str]:
+    """The moment of the peak and what is outside the tensors."""
+    forecast, peak = plan.forecast, plan.peak
+    if plan.ranks:
+        yield (
+            "States: parameters, gradients and optimizer state. Comm.: gathered parameters and buffers of reductions. "
+            "In flight: micro-batches whose activations a rank keeps at once."
+        )
+    else:
+        yield f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}."
+        yield f"Each micro-batch saves {format_nbytes(forecast.kept_nbytes or 0)} of activations for its backward."
+    yield from device_lines(plan.device_memory, forecast.peak_nbytes or 0, plan.memory_nbytes)
+
+
+def _of_ranks(plan: Plan) -> Section:
+    """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
+    stages = [each for each in plan.ranks if each.plan.place == 0]
+    # Of stages that are alike the first holds the most.
+    firsts = {each.stage if each.alike is None else each.alike: each for each in reversed(stages[1:-1])}
+    middle = sorted(firsts.values(), key=lambda each: (-peak_nbytes(each.ledger), each.stage))[:1]
+    shown = [stages[0], *middle, *stages[1:][-1:]]
+    rows = []
+    for each in shown:
+        peak = plan.peak if each.ledger is plan.heaviest else each.ledger.peak()
+        states = sum(peak.by_category.get(name, 0) for name in _STATES)
+        sent = peak.by_category.get("communication", 0)
+        ranks = sum(other.count for other in plan.ranks if other.stage == each.stage)
+        rest = peak.nbytes - states - sent
+        rows.append((each.title, ranks, each.plan.layers, each.in_flight, states, sent, rest, peak.nbytes))
+    table = Table(
+        "memory", ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"), tuple(rows),
+        units=("", *("integer",) * 3, *("nbytes",) * 4), align="lrrrrrrr",
+    )  # fmt: skip
+    lines = [
+        f"Shown are the first, the last and the middle stage of highest peak of {len(stages)}; --json has all."
+    ] * (len(stages) > len(shown))
+    return section("Memory of the distinct ranks", table, lines)

@@ -15,17 +15,18 @@ from trainledger.forecast.explain.envelope import Envelope
 from trainledger.forecast.predict.device_memory import DeviceMemory
 from trainledger.forecast.predict.roofline import RooflineRow
 from trainledger.ledger.model.parameters import forward_flops, parameters
-from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, notes, section, sections
+from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, details, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.device import ErrorModel
 from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_nbytes, format_seconds
 
 UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
+_LINES = 22  # of the short answer
 _KEYS = UNITS | {"parameters": "parameters"}
 
 
-def document(
+def page(
     run: Run,
     backend: str,
     what: str,
@@ -56,10 +57,13 @@ def document(
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
             by_component,
-            legend if letters else None,
-            *account_terms(what, parts),
+            _largest(what, parts, _LINES - 12 * (by_component is not None)),
             None if held is None or held.tensors_alone else _in_all(held),
-            notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
+            *details("every line with its formula", legend if letters else None, *account_terms(what, parts)),
+            *details(
+                "the interval",
+                notes(map(sentence, of_memory(run, errors))) if what == "memory" and errors is not None else None,
+            ),
         ),
         data=lambda: {
             "account": what, "run": run_data(run),
@@ -76,6 +80,20 @@ def _in_all(held: DeviceMemory) -> str:
         f"In all: {format_nbytes(held.nbytes)}, {format_nbytes(tensors)} of tensors at the peak and "
         f"{format_nbytes(held.nbytes - tensors)} outside of them."
     )
+
+
+def _largest(what: str, parts: Sequence[Part], lines_in_all: int = _LINES) -> Table:
+    """The total of each part of an account, and its largest lines."""
+    most = max(1, lines_in_all // max(1, len(parts)) - 1)
+    rows: list[tuple[Cell, ...]] = []
+    for part in parts:
+        lines = sorted(part.lines, key=lambda line: -abs(float(line.value)))
+        rows.append((part.title, Amount(part.total, UNITS[what]), ""))
+        rows += [(f"- {line.what}", Amount(line.value, UNITS[what]), line.basis) for line in lines[:most]]
+        if len(lines) > most:
+            rest = sum(line.value for line in lines[most:])
+            rows.append((f"- {counted(len(lines) - most, 'more line')}", Amount(rest, UNITS[what]), ""))
+    return Table("largest", (what, "", "basis"), tuple(rows), align="lrl")
 
 
 def account_terms(what: str, parts: Sequence[Part]) -> tuple[Terms, ...]:
@@ -102,11 +120,11 @@ def time_document(
         title=f"time of {run.model.name}",
         sections=sections(
             *_whose(run, backend, ranks),
-            *(_terms(part, "seconds") for part in parts[:1]),
-            notes(map(sentence, of_steps(run, errors))) if errors is not None else None,
+            _largest("time", parts[:1]),
             roofline(rows),
-            *(_terms(part, "seconds") for part in shown),
-            others,
+            *details("causes", *(_terms(part, "seconds") for part in parts[:1])),
+            *details("the interval", notes(map(sentence, of_steps(run, errors))) if errors is not None else None),
+            *details("the longest operations", *(_terms(part, "seconds") for part in shown), others),
         ),
         data=lambda: {
             "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),

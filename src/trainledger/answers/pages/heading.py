@@ -8,6 +8,7 @@ from dataclasses import fields
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
+from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
 from trainledger.spec.run_text import found_layout
@@ -65,6 +66,57 @@ def of_run(run: Run) -> tuple[str, ...]:
         *_devices(run),
         *_mixture(run),
     )
+
+
+def run_line(run: Run) -> str:
+    """The model, the devices with the layout, and a step, in one sentence.
+
+    >>> from trainledger.answers.load import load
+    >>> run_line(load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 4, "steps": 1}}))
+    'gpt2 (124.4M) on this-machine: 4 sequences of 8 tokens a step, fp32, adamw, no recomputation'
+    """
+    recipe, cluster = run.recipe, run.cluster
+    where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
+    spread = "" if run.layout.alone else f", {layout_name(run.layout)}"
+    batches = f" in micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
+    step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step{batches}"
+    kind = recipe.activation_checkpointing.kind
+    recomputed = "no recomputation" if kind == "none" else f"{kind} recomputation"
+    count = format_count(parameters(run.model).total)
+    return (
+        f"{run.model.name} ({count}) on {where}{spread}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}, "
+        f"{recomputed}"
+    )
+
+
+def layout_name(layout: Layout) -> str:
+    """A layout as people write it, its axes from the innermost to the outermost.
+
+    >>> layout_name(Layout(shard=32)), layout_name(Layout(shard=8, replicate=4)), layout_name(Layout(shard=16, zero=1))
+    ('FSDP 32', 'HSDP 8 x DP 4', 'DP 16 (ZeRO-1)')
+    >>> layout_name(Layout(tensor=8, sequence_parallel=True, pipeline=4, replicate=16, schedule="interleaved",
+    ...                    virtual_stages=5))
+    'TP 8 (SP) x PP 4 x DP 16, interleaved 5'
+    """
+    sharded = {
+        0: "DP {}",
+        1: "DP {} (ZeRO-1)",
+        2: "DP {} (ZeRO-2)",
+        3: "HSDP {}" if layout.replicate > 1 else "FSDP {}",
+    }
+    axes = (
+        (layout.tensor, "TP {} (SP)" if layout.sequence_parallel else "TP {}"),
+        (layout.context, "CP {}"),
+        (layout.expert, "EP {}"),
+        (layout.pipeline, "PP {}"),
+        (layout.shard, sharded[layout.zero]),
+        (layout.replicate, "DP {}"),
+    )
+    name = " x ".join(written.format(size) for size, written in axes if size > 1) or "one device"
+    if layout.pipeline == 1 or layout.schedule == "1f1b":
+        return name
+    chunks = f" {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+    return f"{name}, {layout.schedule}{chunks}"
 
 
 def found_layout_section(run: Run) -> Section | None:

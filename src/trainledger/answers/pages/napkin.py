@@ -13,21 +13,26 @@ from trainledger.spec.units import format_flops_per_second, format_gigabytes, fo
 _NAMES = {"flops": "FLOPs", "device_hours": "device-hours", "tokens_per_parameter": "tokens/parameter", "kwh": "energy"}
 
 
-def document(answer: Napkin) -> Document:
+def page(answer: Napkin) -> Document:
     """The whole answer; that it is impossible comes first."""
     device, impossible = answer.device, answer.mfu > 1
     peak = f"{answer.dtype} peak of {device.title}: {format_flops_per_second(answer.peak_flops_per_second)}, dense"
     rows = tuple((_NAMES.get(each.name, each.name), each.formula, each.numbers) for each in answer.formulas)
     return Document(
         title=headline(answer),
+        verdict=" ".join((*answer.remarks[:impossible], headline(answer))),
         sections=sections(
-            (*answer.remarks[:impossible], headline(answer)),
             Table("formulas", ("", "formula", "with its numbers"), rows, align="lll"),
-            section("Static memory: parameters, gradients and optimizer state, without activations", _static(answer)),
-            (peak, *answer.remarks[impossible:]),
-            section("Sources", _sources(answer)),
+            answer.remarks[impossible:],
+            section(
+                "Static memory: parameters, gradients and optimizer state, without activations",
+                _static(answer),
+                detail="static memory",
+            ),
+            section("Sources", peak, _sources(answer), detail="sources"),
         ),
         data=lambda: _data(answer),
+        more=("plan MODEL",),
     )
 
 

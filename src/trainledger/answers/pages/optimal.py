@@ -10,13 +10,13 @@ from typing import Any
 from trainledger.answers.pages.interval import between, chance, ends
 from trainledger.answers.pages.optimal_figures import SHORT, besides, figures, short, size_of
 from trainledger.answers.pages.plain_data import plain
-from trainledger.answers.pages.plan import BASES
+from trainledger.answers.plan import BASES
 from trainledger.forecast.plan.affordable import Affordable, Iteration
 from trainledger.forecast.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
 from trainledger.forecast.plan.scaling_law import Between
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.interval import Interval
-from trainledger.report.document import Cell, Content, Document, Section, Table, notes, section, sections
+from trainledger.report.document import Cell, Document, Section, Table, details, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import chosen, field_at, table_of
@@ -39,22 +39,25 @@ _IN_WORDS = (
 )  # fmt: skip
 
 
-def document(answer: Optimal) -> Document:
+def page(answer: Optimal) -> Document:
     """The answer, from the law to the run that the budget affords."""
     hint = "With --device and --count or --days: what fits there, and what its predicted speed affords."
-    last: Content = hint if answer.budget.seconds is None else None
-    if answer.affordable is not None:
-        last = _affordable(answer, answer.affordable)
+    found = answer.affordable
+    formula, by_law, *cost = _headline(answer)
     return Document(
         title="What the budget is best spent on",
+        verdict=sentence(by_law),
         sections=sections(
-            _headline(answer),
-            _choices(answer),
-            _off(answer),
+            (formula, *cost),
+            _laws(answer),
+            hint if answer.budget.seconds is None else None,
+            None if found is None else section("", _affords(answer, found)),
+            *details("the laws", _law_notes(answer)),
+            *details("off the optimum", _off(answer)),
             None if answer.served is None else _served(answer, answer.served),
             None if answer.repeated is None else _repeated(answer.repeated),
-            last,
-            _sources(answer),
+            *details("the run that is afforded", None if found is None else _affordable(answer, found)),
+            *details("sources", _sources(answer)),
         ),
         about=tuple(about(answer)),
         data=lambda: _data(answer),
@@ -78,7 +81,7 @@ def _each(ratio: float) -> str:
     return f"{ratio:.3g}" if ratio < KILO else format_count(short(ratio))
 
 
-def _choices(answer: Optimal) -> Section:
+def _laws(answer: Optimal) -> Table:
     rows = tuple(
         (
             SHORT.get(each.law.name, each.law.name), _count(each.parameters), format_count(short(each.tokens)),
@@ -86,11 +89,13 @@ def _choices(answer: Optimal) -> Section:
         )
         for each in answer.choices
     )  # fmt: skip
+    return Table("laws", ("law", "parameters N", "tokens D", "D/N", "loss"), rows, align="lrrrr")
+
+
+def _law_notes(answer: Optimal) -> list[str]:
     lines = [f"Losses by {answer.loss_law.title}, nats per token of its own data; ranges are {_ranges(answer)}."]
     noted = [each.law for each in answer.choices if each.law.note]
-    lines += [f"{SHORT.get(law.name, law.name)}: {law.note}." for law in noted]
-    found = Table("laws", ("law", "parameters N", "tokens D", "D/N", "loss"), rows, align="lrrrr")
-    return section("", found, lines)
+    return [*lines, *(f"{SHORT.get(law.name, law.name)}: {law.note}." for law in noted)]
 
 
 def _ranges(answer: Optimal) -> str:
@@ -196,7 +201,6 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
         f"{', '.join(changed) or 'one device'}; {recipe.precision.kind}, micro-batch {recipe.micro_batch} of "
         f"{recipe.seq_len:,} tokens, {recipe.global_batch:,} sequences a step, recomputation "
         f"{recipe.activation_checkpointing.kind}{settings}. A device needs {memory}{alone}.",
-        *_affords(answer, found),
         *(sentence(each) for each in (found.note, *found.forecast.notes) if each),
     ]
     what = "What fits" if answer.asked is None else "What fits of the requested model"
@@ -231,8 +235,8 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
         yield (
             f"So the budget {affords} {format_count(short(found.parameters))} parameters on "
             f"{format_count(short(found.tokens))} tokens{tokens} ({_each(found.ratio)} each) in "
-            f"{forecast.total_seconds / SECONDS_PER_DAY:.4g} days, everything of the run included: loss "
-            f"{_loss(loss)}{at_best}."
+            f"{forecast.total_seconds / SECONDS_PER_DAY:.4g} days, including evaluation, checkpoints and failures: "
+            f"loss {_loss(loss)}{at_best}."
         )
 
 

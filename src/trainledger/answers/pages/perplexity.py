@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-def document(losses: Losses, asked: Mapping[str, Any]) -> Document:
+def page(losses: Losses, asked: Mapping[str, Any]) -> Document:
     """Loss, perplexity and bits per byte of all documents, and the documents with the highest loss per token.
 
     ``asked`` has context, stride, dtype, weights and text; JSON has every document.

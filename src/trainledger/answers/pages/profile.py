@@ -43,7 +43,7 @@ _ROWS, _ROWS_BESIDE, _ROWS_OF_A_PAGE = 12, 16, 100
 _LONGEST_NAME, _LONGEST_BAR = 60, 43
 
 
-def document(found: Profile | ProfileBeside, *, most: int | None = None) -> Document:
+def page(found: Profile | ProfileBeside, *, most: int | None = None) -> Document:
     """Steps, parts of the median one, its kernels, matmuls and collectives, and what the recording cannot say.
 
     Against a forecast: first the two waterfalls, what of the operations does not match, and changes with their gains.

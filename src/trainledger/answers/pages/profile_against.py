@@ -25,7 +25,7 @@ _DRAWN_PARTS, _DRAWN_RANKS = 10, 16
 _TIMES = ("step_ns", "own_ns", "waits_ns")
 
 
-def document(found: Against | RanksAgainst, *, most: int = _ROWS) -> Document:
+def page(found: Against | RanksAgainst, *, most: int = _ROWS) -> Document:
     """Both programs, what changed most in a sentence each, then ranks, parts, kernels, matmuls, collectives."""
     of_ranks = isinstance(found, RanksAgainst)
     over, whole = (", median over ranks", "the step") if of_ranks else ("", "in all")

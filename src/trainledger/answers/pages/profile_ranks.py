@@ -18,7 +18,7 @@ from trainledger.report.document import Bars, Document, Facts, Table, notes, sec
 from trainledger.spec.units import format_count, format_percent
 
 
-def document(found: Ranks, *, most: int = 0) -> Document:
+def page(found: Ranks, *, most: int = 0) -> Document:
     """The ranks with what they wait, the stragglers in a sentence each, and the waterfalls of both kinds of ranks.
 
     A page (``most`` rows are asked for) has the kernels and matmuls of these ranks too.

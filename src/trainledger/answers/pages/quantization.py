@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainledger.engine.data.losses import PairedLosses
 
 
-def document(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> Document:
+def page(found: PairedLosses, nbytes: Mapping[str, int], asked: Mapping[str, Any]) -> Document:
     """Sizes, losses on the same documents, and their difference with its standard error.
 
     ``nbytes`` has before, after, codes, scales and whole; ``asked`` directory, weights, format, bits, group_size,

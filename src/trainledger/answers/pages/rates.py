@@ -19,7 +19,7 @@ ROOFLINE, SWEEP = "Measured matmuls under the roofline", "The rate over the size
 _NEAR = 0.03  # cubes of two sizes as near as this are compared: 1001 and 1024
 
 
-def document(found: MatmulTimes | CopyTimes | CollectiveTimes | LoaderTimes) -> Document:
+def page(found: MatmulTimes | CopyTimes | CollectiveTimes | LoaderTimes) -> Document:
     """Every measurement with its rate, what differs as sentences, and the rates over sizes as charts."""
     if isinstance(found, MatmulTimes):
         return _of_matmuls(found)

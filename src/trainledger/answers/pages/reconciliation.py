@@ -22,7 +22,7 @@ from trainledger.ledger.ranks import RankFigures
 from trainledger.observe.reconcile import Part, Reconciliation, Row
 from trainledger.report.chart import COLOURS, GREY, Axis, Band, Bars, Chart, Line, Mark, bar_chart, beside, significant
 from trainledger.report.document import Amount, Cell, Document, Table, section, sections, signed
-from trainledger.report.html import page, parts, table_html
+from trainledger.report.html import parts, table_html, whole_page
 from trainledger.report.table import sentence
 from trainledger.spec.plain import replace_file
 from trainledger.spec.units import TERA, format_flops_per_second, format_seconds
@@ -106,7 +106,7 @@ _MEASURED = COLOURS[0]
 _ALWAYS_SPLIT = ("peak_nbytes", "step_seconds", "total_seconds")
 
 
-def document(found: Reconciliation | RunRecord) -> Document:
+def page(found: Reconciliation | RunRecord) -> Document:
     """The table of quantities with its notes; of a run directory also what it lacks, and its figures."""
     record = found if isinstance(found, RunRecord) else None
     rows = found.reconciliation if isinstance(found, RunRecord) else found
@@ -202,12 +202,12 @@ def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
 
 def html(record: RunRecord) -> str:
     """The report of a run as a page: its table and its figures."""
-    made, rows = document(record), record.reconciliation
+    made, rows = page(record), record.reconciliation
     facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
     if record.measured.torch_version:
         facts.insert(1, f"torch {record.measured.torch_version}")
     where = escape(" · ".join(each for each in facts if each))
-    return page(made.title, [f'<p class="where">{where}</p>', *parts(made), *_whole(record)], made.figures())
+    return whole_page(made.title, [f'<p class="where">{where}</p>', *parts(made), *_whole(record)], made.figures())
 
 
 def _whole(record: RunRecord) -> Iterator[str]:

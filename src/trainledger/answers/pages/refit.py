@@ -10,7 +10,7 @@ from trainledger.report.document import Cell, Document, Table, section, sections
 from trainledger.spec.units import counted, format_percent
 
 
-def document(found: Refit) -> Document:
+def page(found: Refit) -> Document:
     """Step times of each run, predicted without a fit and by the fit to the others; the factor of each kind."""
     return Document(
         title=f"The calibration of {found.title}, fitted to past runs",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.pages.plan import rules_table
 from trainledger.forecast.plan.plan import Plan, RuleOfThumb, StepFact, step_facts
 from trainledger.ledger.rules_of_thumb import CONVENTIONS
-from trainledger.report.document import Content, Document, Table, sections
+from trainledger.report.document import Amount, Content, Document, Table, details, sections
 from trainledger.report.table import sentence
 
 
-def document(plan: Plan, backend: str) -> Document:
+def page(plan: Plan, backend: str) -> Document:
     """Each rule and what the ledger counts, what the recipe does in a step, and FLOPs by each convention."""
     run, ledger = plan.run, plan.ledger
     facts = step_facts(run, ledger)
@@ -23,10 +22,10 @@ def document(plan: Plan, backend: str) -> Document:
         sections=sections(
             heading(run, backend),
             rules_table(plan.rules),
-            dict.fromkeys(_why(each) for each in plan.rules),
-            *_facts(facts),
             _conventions(counted, ledger.tokens),
-            (sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values()),
+            *details("what each rule assumes", dict.fromkeys(_why(rule) for rule in plan.rules)),
+            *details("what the recipe does in a step", *_facts(facts)),
+            *details("sources", (sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values())),
         ),
         data=lambda: {
             "run": run_data(run), "rules_of_thumb": plain(plan.rules, more={RuleOfThumb: ("error",)}),
@@ -58,3 +57,13 @@ def _conventions(counted: dict[str, float], tokens: int) -> Table:
     rows = tuple((name, each.formula, counted[name], counted[name] / tokens) for name, each in CONVENTIONS.items())
     columns = ("convention", "counts", "a step", "a token")
     return Table("conventions", columns, rows, units=("", "", "flops", "flops"), align="llrr")
+
+
+def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
+    """Rules of thumb and how far each is off the ledger."""
+    rows = tuple(
+        (each.quantity, each.rule, Amount(each.by_rule, each.unit), Amount(each.by_ledger, each.unit), each.error)
+        for each in rules
+    )
+    columns = ("", "rule of thumb", "estimate", "ledger", "error")
+    return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")

@@ -18,7 +18,7 @@ _FACTS = ("step_seconds", "peak_nbytes", "tokens_per_second", "mfu")
 _COLUMNS = ("run", "state", "steps", "step time", "ratio", "peak", "ratio", "MFU")
 
 
-def document(folder: Path, records: Sequence[RunRecord]) -> Document:
+def page(folder: Path, records: Sequence[RunRecord]) -> Document:
     """A row of each run, what its directory lacks, and the command that resumes it."""
     facts = [_facts(each) for each in records]
     none = f"No runs in {folder}.\ntrainledger train RUN.toml makes one."

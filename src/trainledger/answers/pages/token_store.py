@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainledger.engine.data.store import TokenStore
 
 
-def document(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batch: Sequence[str] = ()) -> Document:
+def page(mixture: Mixture, recipe: Recipe, *, verified: bool = False, first_batch: Sequence[str] = ()) -> Document:
     """What the stores hold, and the sequences of ``first_batch`` as text; ``verified``: every SHA-256 was compared."""
     data = _data(mixture, recipe) | ({"verified": True} if verified else {})
     if first_batch:

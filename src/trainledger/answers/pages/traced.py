@@ -22,7 +22,7 @@ _PAYLOAD = (
 )
 
 
-def document(
+def page(
     ledger: Ledger,
     title: str,
     *,

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.answers.pages.device_memory import memory_data
 from trainledger.answers.pages.plain_data import plain
-from trainledger.answers.pages.plan import BASES, bars
+from trainledger.answers.plan import BASES, bars
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.step import IDEAL, OnDevice
 from trainledger.report.document import Document, Facts, notes, section, sections
@@ -21,7 +21,7 @@ from trainledger.spec.units import (
 )
 
 
-def document(found: OnDevice) -> Document:
+def page(found: OnDevice) -> Document:
     """What it costs on the device, and where the time of a step goes."""
     timed = any(each.nanoseconds for each in found.bars)
     return Document(

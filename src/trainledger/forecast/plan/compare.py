@@ -66,7 +66,7 @@ class Ratio:
 
 
 @frozen
-class Comparison(Answer, report="compare"):
+class Comparison(Answer, report="pages.compare"):
     """Two runs and their forecasts.
 
     ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to the memory of its peak rank, so

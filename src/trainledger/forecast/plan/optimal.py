@@ -99,7 +99,7 @@ class Repeated:
 
 
 @frozen
-class Optimal(Answer, report="optimal"):
+class Optimal(Answer, report="pages.optimal"):
     """What a budget is best spent on. ``chosen`` is the choice of the law that is followed further (``law``)."""
 
     budget: Budget

@@ -66,7 +66,7 @@ class BatchRow:
 
 
 @frozen(kw_only=True)
-class Inference(Answer, report="serving"):
+class Inference(Answer, report="inference"):
     """The account of one forward of one tensor rank, and the table of batches around it.
 
     ``weights`` are the rank's bytes, ``cache_nbytes`` those of its cache and ``token_nbytes`` what one more token of

@@ -53,7 +53,7 @@ class Checkpointing:
 
 
 @frozen(kw_only=True)
-class TrainingLoop(Answer, report="training_loop"):
+class TrainingLoop(Answer, report="loop"):
     """What a run's loop does and needs; times are None where no time of a step is known.
 
     ``tokens`` are those of all steps, ``epochs`` how often they pass over ``corpus_tokens``; ``micro_batches`` are

@@ -46,7 +46,7 @@ class RefitRow:
 
 
 @frozen(kw_only=True)
-class Refit(Answer, report="refit"):
+class Refit(Answer, report="pages.refit"):
     """A fit with its errors; ``written`` is where it was kept, empty where it would not make forecasts better.
 
     ``passed_over`` has the runs that were not used, each with the reason.

@@ -212,7 +212,7 @@ IDEAL = "model FLOPs at the peak"
 
 
 @frozen
-class OnDevice(Answer, report="traced_time"):
+class OnDevice(Answer, report="pages.traced_time"):
     """A traced step on a device: what it holds, how long a step takes, and what that goes to (None: not known)."""
 
     device: Device

@@ -8,7 +8,7 @@ from trainledger.spec.frozen import frozen
 
 
 @frozen(kw_only=True)
-class MatmulTimes(Answer, report="rates"):
+class MatmulTimes(Answer, report="pages.rates"):
     """Matmuls measured side by side, with the rate of a large copy, which is the slope of the roofline."""
 
     title: str
@@ -26,7 +26,7 @@ class MatmulTimes(Answer, report="rates"):
 
 
 @frozen(kw_only=True)
-class CopyTimes(Answer, report="rates"):
+class CopyTimes(Answer, report="pages.rates"):
     """Copies measured side by side: in memory by layout and size, to and from a device, to and from a disk."""
 
     title: str
@@ -41,7 +41,7 @@ class CopyTimes(Answer, report="rates"):
 
 
 @frozen(kw_only=True)
-class LoaderTimes(Answer, report="rates"):
+class LoaderTimes(Answer, report="pages.rates"):
     """The data loader measured, and what a step of the run takes (None: no run, or no forecast of its time).
 
     ``data`` says what was read, ``needed_tokens_per_second`` the tokens that steps of the run take in a second.
@@ -56,7 +56,7 @@ class LoaderTimes(Answer, report="rates"):
 
 
 @frozen(kw_only=True)
-class CollectiveTimes(Answer, report="rates"):
+class CollectiveTimes(Answer, report="pages.rates"):
     """Collectives measured side by side, by name, size and group."""
 
     title: str

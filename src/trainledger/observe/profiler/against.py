@@ -42,7 +42,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Against(Answer, report="profile_against"):
+class Against(Answer, report="pages.profile_against"):
     """A profile (``after``) and another one that it is compared with (``before``).
 
     The differences of parts sum to that of the steps. Those of the others do not, as kernels overlap.
@@ -117,7 +117,7 @@ def _notes(before: Profile, after: Profile) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class RanksAgainst(Answer, report="profile_against"):
+class RanksAgainst(Answer, report="pages.profile_against"):
     """The traces of several ranks (``after``), and those that they are compared with (``before``).
 
     All counts and times are medians over the ranks (of an even number the lower of the two), in their median steps;

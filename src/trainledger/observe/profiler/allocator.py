@@ -97,7 +97,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class AllocatorPeak(Answer, report="allocator"):
+class AllocatorPeak(Answer, report="pages.allocator"):
     """The moment of a snapshot at which most was allocated, in bytes that were asked for.
 
     ``at`` is the number of the event, ``during`` the innermost annotation around it (such as an optimizer's step).

@@ -135,7 +135,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class ProfileBeside(Answer, report="profile"):
+class ProfileBeside(Answer, report="pages.profile"):
     """A profile and the forecast of the run that it is of.
 
     ``rank`` says whose account the operations are compared with. ``mfu`` is of the account's model FLOPs in the

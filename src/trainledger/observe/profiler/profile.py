@@ -116,7 +116,7 @@ PIECES = 120
 
 
 @dataclass(frozen=True)
-class Profile(Answer, report="profile"):
+class Profile(Answer, report="pages.profile"):
     """A profiler's recording, read: all its steps in parts, and of the median one (``at``) its kernels.
 
     ``pieces`` are how long each part has of each of `PIECES` equal pieces of that step (nanoseconds).

@@ -146,7 +146,7 @@ class RankProfile:
 
 
 @dataclass(frozen=True)
-class Ranks(Answer, report="profile_ranks"):
+class Ranks(Answer, report="pages.profile_ranks"):
     """The traces of several ranks; ``steps`` are the names of those that all of them have.
 
     ``timeline`` is of the median of these steps (of the last `_DRAWN` ones), by its longest rank.

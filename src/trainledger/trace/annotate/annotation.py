@@ -139,7 +139,7 @@ class Finding:
 
 
 @frozen
-class Annotation(Answer, report="annotate"):
+class Annotation(Answer, report="pages.annotate"):
     """A program that ran under the tracer, line by line.
 
     ``elsewhere`` is the work that no line of the files shown caused; with it the lines sum to ``total``. ``ended`` is a

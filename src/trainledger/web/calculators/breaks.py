@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import trainledger as tl
 from trainledger.forecast.plan.breaks import Break, Breaks
@@ -36,15 +37,12 @@ _SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
-    options: dict[str, str] = query.chosen(*_OPTIONS)
+    options: dict[str, Any] = dict(query.chosen(*_OPTIONS))
     if axis := query.get("along"):
         options["along"] = axis
     keep = query["keep"] == "tokens"
 
-    def say(what: str) -> None:
-        progress(what, AXES.index(what) if what in AXES else 0, len(AXES))
-
-    found = tl.breaks(source_of(query), settings_of(query), say=say, keep_tokens=keep, progress=progress, **options)
+    found = tl.breaks(source_of(query), settings_of(query), keep_tokens=keep, progress=progress, **options)
     document = found.document()
     flags = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
     flags += [] if keep else ["--keep-batch"]
@@ -52,7 +50,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     return Reply(
         document=document,
         headlines=tuple(_headlines(found)),
-        verdict=_verdict(found),
+        verdict=document.verdict,
         tone=BAD if found.already else PLAIN if any(each.breaks for each in found.along) else UNKNOWN,
         drawings=tuple(Drawing(chart=each, table=_joined(tables)) for each in document.figures()),
         values={},
@@ -90,18 +88,6 @@ def _remedies(found: Breaks, query: Query, flags: Sequence[str]) -> Iterator[Rem
     for limit, title, name, text in _CURES:
         if limit in met and str(getattr(now := value_of(run, name), "kind", now)).lower() != text:
             yield remedy(title, {name: text})
-
-
-def _verdict(found: Breaks) -> str:
-    """What is broken as planned, or the nearest limit of all."""
-    if found.already:
-        return f"Broken as planned: {', '.join(each.limit for each in found.already)}."
-    first = [each for along in found.along for each in along.breaks]
-    if not first:
-        return f"Nothing breaks along {', '.join(each.axis for each in found.along)}, as far as it was looked at."
-    nearest = min(first, key=lambda each: each.factor)
-    times = f"{nearest.factor:.4g} times the plan"
-    return f"The first limit is {nearest.limit}, from {nearest.field} = {nearest.breaks:,} on, {times}."
 
 
 def _headlines(found: Breaks) -> list[Headline]:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import trainledger as tl
 from trainledger.answers.defaults import sharded
 from trainledger.answers.load import Source, resolve
-from trainledger.answers.pages.training_loop import (
-    headline,
-    interval_chart,
-    interval_table,
-    schedule_chart,
-    schedule_table,
-)
+from trainledger.answers.loop import headline, interval_chart, interval_table, schedule_chart, schedule_table
 from trainledger.forecast.plan.training_loop import TrainingLoop
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import SCHEDULES
@@ -56,7 +51,8 @@ _SHARES = ("0", "0.01", "0.05", "0.1", "0.15", "0.2", "0.3", "0.5")
 
 def _reply(query: Query, progress: Progress) -> Reply:
     asked = _spread(_one_length(query))
-    answer = tl.loop(_without_search(asked), settings_of(asked), corpus=query.get("corpus"))
+    tokens: Any = query.get("corpus")
+    answer = tl.loop(_without_search(asked), settings_of(asked), corpus=tokens)
     corpus = [] if query.get("corpus") is None else ["--corpus", query["corpus"]]
     return Reply(
         document=answer.document(),

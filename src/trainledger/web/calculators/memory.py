@@ -11,13 +11,13 @@ from math import prod
 from typing import Any
 
 import trainledger as tl
-from trainledger.answers.cost import planned, why_impossible
 from trainledger.answers.pages import interval
 from trainledger.answers.pages.device_memory import device_chart, device_table
 from trainledger.answers.pages.explain import account_terms
 from trainledger.answers.pages.memory import memory_chart, phases_table
 from trainledger.answers.pages.peak import place
 from trainledger.answers.pages.published import NEAREST
+from trainledger.answers.plan import planned, why_impossible
 from trainledger.forecast.explain import account as explained
 from trainledger.forecast.explain.account import Part
 from trainledger.forecast.explain.symbols import Symbolic

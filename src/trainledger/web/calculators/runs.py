@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from trainledger.answers.pages.reconciliation import document as report_of
 from trainledger.answers.pages.reconciliation import loss_curve
+from trainledger.answers.pages.reconciliation import page as report_of
 from trainledger.answers.pages.record import RunRecord, is_run, read_run
-from trainledger.answers.pages.runs import document as listing_of
+from trainledger.answers.pages.runs import page as listing_of
 from trainledger.observe.reconcile import Row
 from trainledger.report.chart import COLOURS, Axis, Band, Chart, Line
 from trainledger.report.document import Document, Table, shown

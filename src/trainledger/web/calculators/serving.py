@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import trainledger as tl
-from trainledger.answers.pages.serving import largest
+from trainledger.answers.inference import largest
 from trainledger.forecast.plan.serving import Inference
 from trainledger.report.document import shown
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS
@@ -20,7 +21,7 @@ _OPTIONS = ("phase", "batch", "context", "weights", "cache", "compute")
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
-    options = query.chosen(*_OPTIONS)
+    options: dict[str, Any] = dict(query.chosen(*_OPTIONS))
     alone = replace(query, given={**query.given, "cluster.count": str(size_of(query["layout.tensor"]))})
     served = tl.inference(source_of(query), settings_of(alone), **options)
     document = served.document()

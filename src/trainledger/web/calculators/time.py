@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import trainledger as tl
 from trainledger import catalog
-from trainledger.answers.cost import why_impossible as why_it_cannot_run
 from trainledger.answers.defaults import sharded
 from trainledger.answers.load import resolve
 from trainledger.answers.pages.plan_figures import waterfall, waterfall_table
+from trainledger.answers.plan import why_impossible as why_it_cannot_run
 from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
 from trainledger.forecast.plan.plan import Plan, counted_by
 from trainledger.forecast.predict.forecast import Bar

@@ -9,6 +9,7 @@ from trainledger.report.document import Answer
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import overlaps
 from trainledger.spec.parts import table_of
+from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.setting import NONE
@@ -90,7 +91,7 @@ class Layouts(Answer, report="layouts"):
     ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
     "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are made of,
     ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts. ``interrupted`` says that Ctrl-C
-    ended those. ``basis`` is that of the seconds, as a forecast says it.
+    ended those. ``basis`` is that of the seconds, as a forecast says it. ``problem`` says why there is no layout.
     """
 
     run: Run
@@ -114,6 +115,7 @@ class Layouts(Answer, report="layouts"):
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     basis: str = "assumed"
+    problem: Problem | None = None
 
     def __repr__(self) -> str:
         best = self.ranked[0] if self.ranked else "none fits"

@@ -1,21 +1,42 @@
-"""The document of a search of layouts: the quickest that fit, the Pareto front, and why others are left out."""
+"""Which layout is quickest: a search, the Pareto front, and why other layouts are left out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 from trainledger import catalog
+from trainledger.answers import defaults
+from trainledger.answers.layout import spread, why_no_layout
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.pages.heading import layout_name
 from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.question import Progress, count, question, seconds, silent, text
+from trainledger.answers.source import also
+from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
-from trainledger.report.document import Cell, Code, Document, Section, Table, notes, section, sections
-from trainledger.report.table import pasted, sentence
+from trainledger.report.document import (
+    Cell,
+    Code,
+    Document,
+    Item,
+    Items,
+    Section,
+    Table,
+    notes,
+    section,
+    sections,
+)
+from trainledger.report.table import commands, pasted, sentence
 from trainledger.spec.device import SHARE
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.reading import Overrides, value_of
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import GIGA, counted, format_count, format_percent, format_seconds
 
@@ -29,42 +50,121 @@ _LEGEND = (
 )
 
 
-def document(found: Layouts) -> Document:
-    """The search and what it found."""
+def _why(found: Layouts) -> Problem | None:
+    return found.problem
+
+
+@question("Plan", "the fastest ways to spread a run over devices", impossible=_why)
+def layouts(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    devices: int | str | None = None,
+    device: str | None = None,
+    fixed: Annotated[
+        Mapping[str, Any] | Iterable[str] | None,
+        text("only layouts with this, such as tensor=8 or micro_batch=1; may be repeated", several=True, flag="--fix"),
+    ] = None,
+    keep: Annotated[int, count("how many layouts to rank", most=1000)] = 10,
+    limit_seconds: Annotated[
+        float, seconds("the most time for exact accounts of the best layouts", flag="--limit", metavar="TIME")
+    ] = 30.0,
+    progress: Progress = silent,
+) -> Layouts:
+    """The fastest ways to spread a run over devices: every layout has a bound, the best are accounted for.
+
+    RUN is a run file, or a model of the catalog or a Hugging Face config.json. The search replaces its own layout,
+    micro-batch and activation checkpointing, unless --fix gives them a value. A model without a batch gets one of about
+    4 million tokens, in sequences of at most 8,192. Exit code 130 where the search was interrupted: it ranks what was
+    accounted for until then. Exit code 2 where no layout fits.
+
+    ``devices`` and ``device`` are short for overrides; ``fixed`` may be a mapping (``{"tensor": 8}``). Raises
+    `InvalidInput`.
+    """
+    more = {"cluster.count": devices, "cluster.device": device, "layout.auto": True}
+    run = resolve(run, also(overrides, more), purpose=defaults.SEARCH, search=False)
+    axes = _fixed(fixed or {})
+    found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, progress=progress)
+    if found.best is not None or found.interrupted:
+        return found
+    return replace(found, problem=why_no_layout(found, axes, progress=progress))
+
+
+def _fixed(given: Mapping[str, Any] | Iterable[str]) -> dict[str, Any]:
+    """The values that are fixed, from a mapping or from NAME=VALUE; raises `InvalidInput`."""
+    problems: list[Problem] = []
+    if isinstance(given, Mapping):
+        found = read_fixed(given, problems)
+    else:
+        values: dict[str, Any] = {}
+        for word in given:
+            name, equals, value = word.partition("=")
+            name = name.strip().rpartition(".")[2]
+            if equals and name in FIELDS:
+                values[name] = value_of(KNOWN[name], value.strip())
+            else:
+                rule = f"is written NAME=VALUE, with a name of {', '.join(FIELDS)}"
+                problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
+        found = read_fixed(values, problems, "--fix ")
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
+def page(found: Layouts) -> Document:
+    """The best layout and the ranked ones; the front, the reasons of others and the search itself are details."""
+    first, *others = _ranked(found)
     return Document(
         title=f"Layouts of {found.run.model.name}",
+        verdict=verdict(found),
         sections=sections(
-            about(found),
-            *_ranked(found),
-            _rejected(found) if found.rejected else None,
-            notes(_how(found)),
+            about(found)[0],
+            first,
+            *others,
+            section("", _rejected(found) if found.rejected else None, detail="" if not found.ranked else "the others"),
+            section("", notes(_how(found)), detail="the search"),
         ),
         about=tuple(about(found)),
         data=lambda: _data(found),
         figures=lambda: figures(found),
+        more=("plan RUN with the --set lines",),
+    )
+
+
+def verdict(found: Layouts) -> str:
+    """The quickest layout and the simplest that is about as quick, or why there is none."""
+    if found.best is None:
+        return _none(found)
+    best, simplest = found.best, found.simplest or found.best
+    said = f"Quickest: {layout_name(best.run.layout)}, {format_seconds(best.seconds)} a step"
+    if simplest == best:
+        return said + "."
+    return (
+        f"{said}. About as quick and simpler: {layout_name(simplest.run.layout)}, {format_seconds(simplest.seconds)}."
     )
 
 
 def _ranked(found: Layouts) -> Iterator[Section]:
     if found.best is None:
-        yield section("", _none(found))
+        yield section("", about(found)[1])
         return
     bounds = " by their bounds" if found.basis == "bound" else ""
     remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found), *_told_apart(found))
-    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked), remarks)
+    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked))
     simplest = found.simplest or found.best
-    if simplest == found.best:
-        yield _to_paste(f"The best{bounds}, to paste into a run file", simplest)
-    else:
+    named = "the best" if simplest == found.best else "the simplest within 3 %"
+    pasted_sets = Items(
+        (Item(f"To plan {named}, which layout=auto takes:", commands(simplest.settings)),), numbered=False
+    )
+    yield section("", pasted_sets)
+    if simplest != found.best:
         title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
-        yield section(title, _table("simplest", [simplest]))
-        yield _to_paste("This one, which layout=auto takes, to paste into a run file", simplest)
+        yield section(title, _table("simplest", [simplest]), detail="the simplest")
     if len(found.pareto) > 1:
-        yield section("Less memory for a longer step (Pareto front)", _table("pareto", found.pareto))
-
-
-def _to_paste(title: str, layout: ScoredLayout) -> Section:
-    return section(title, [""], Code(pasted(layout.toml)))
+        title = "Less memory for a longer step (Pareto front)"
+        yield section(title, _table("pareto", found.pareto), detail="the Pareto front")
+    yield section("Columns", remarks, detail="what the columns mean")
+    yield section("To paste into a run file", Code(pasted(simplest.toml)), detail="the layout as TOML")
 
 
 def about(found: Layouts) -> list[str]:
@@ -226,7 +326,7 @@ def _data(found: Layouts) -> dict[str, Any]:
     }
 
 
-_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto")
+_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto", "problem")
 
 
 def _layout_data(each: ScoredLayout) -> dict[str, Any]:

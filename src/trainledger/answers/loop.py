@@ -1,15 +1,22 @@
-"""The document of a training loop, and its figures: the learning rate, and what an interval of checkpoints costs."""
+"""The training loop of a run: steps, epochs, learning rates, tokens on disk, checkpoints, and the loader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+from trainledger.answers.defaults import with_length
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.plain_data import named, plain, run_data
-from trainledger.forecast.plan.training_loop import Checkpointing, TrainingLoop
+from trainledger.answers.question import Progress, count, question, silent
+from trainledger.forecast.plan.training_loop import Checkpointing, TrainingLoop, training_loop
+from trainledger.forecast.predict import predict as forecasts
+from trainledger.ledger.ranks import account_run
 from trainledger.report.chart import COLOURS, Axis, Chart, Line
 from trainledger.report.document import Cell, Document, Table, notes, section, sections
 from trainledger.report.table import sentence
+from trainledger.spec.reading import Overrides
 from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_count, format_nbytes, format_seconds
 
 _NAMES = {
@@ -24,18 +31,41 @@ _PLAIN = (
 SCHEDULE, INTERVALS = "The learning rate over the steps", "What the interval between checkpoints costs"
 
 
-def document(answer: TrainingLoop) -> Document:
+@question("Plan", "steps, epochs, learning rate, checkpoints, loader of a run")
+def loop(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    corpus: Annotated[
+        int | None,
+        count("tokens of the text that there is", default_text="as many as are trained on", metavar="TOKENS"),
+    ] = None,
+    progress: Progress = silent,
+) -> TrainingLoop:
+    """The training loop: steps and epochs, the learning rate, tokens on disk, checkpoints, and the loader.
+
+    RUN is as of plan. Of a model without a recipe 20 tokens for each parameter are trained on.
+
+    Raises `InvalidInput`.
+    """
+    run = with_length(resolve(run, overrides, progress=progress))
+    machine = machine_of(run)
+    accounted = account_run(run, backend=kernels_of(run))
+    return training_loop(run, accounted.ledger, forecasts.forecast(accounted, machine), machine, corpus)
+
+
+def page(answer: TrainingLoop) -> Document:
     """Steps and tokens with their formulas, the corpus on disk, checkpoints, and what loaders must deliver."""
     rows = tuple((_NAMES.get(each.name, each.name), each.formula, each.numbers) for each in answer.formulas)
     return Document(
         title=headline(answer),
+        verdict=headline(answer),
         sections=sections(
-            headline(answer),
             Table("formulas", ("", "formula", "with its numbers"), rows, align="lll"),
             section("The corpus as tokens on disk", corpus_table(answer)),
-            section("Learning rate", schedule_table(answer, 6)),
-            section("Checkpoints", *_checkpoints(answer)),
-            notes(sentence(each) for each in answer.notes),
+            section("Learning rate", schedule_table(answer, 6), detail="the learning rate"),
+            section("Checkpoints", *_checkpoints(answer), detail="checkpoints"),
+            section("", notes(sentence(note) for note in answer.notes), detail="assumptions"),
         ),
         data=lambda: _data(answer),
         figures=lambda: figures(answer),

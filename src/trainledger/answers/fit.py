@@ -1,19 +1,25 @@
-"""The document of what fits: a table of answers, and for the run and its best recipe what limits each of them."""
+"""The largest model, sequence and micro-batch, fewest devices and least memory that fit; and what limits each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any
 
+from trainledger.answers import defaults
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import model_line, of_run
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch
+from trainledger.answers.question import Progress, choice, question, silent, text
+from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch, what_fits
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory
 from trainledger.report.document import Amount, Cell, Document, Section, Table, section, sections
 from trainledger.report.table import sentence
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.units import GIGA, counted, format_count, format_nbytes
 
@@ -27,22 +33,59 @@ _COLUMNS = {
 _THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
 
 
-def document(fit: Fit) -> Document:
-    """All answers: the run itself, the table of recipes, and for the run and the last recipe what limits each."""
+@question("Plan", "the largest, longest and fewest that fits")
+def fit(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    of: Annotated[str | Iterable[str] | None, choice("only this question", QUESTIONS, several=True)] = None,
+    changes: Annotated[bool, text("the recipe without changes that save memory", flag="--as-is")] = True,
+    progress: Progress = silent,
+) -> Fit:
+    """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
+
+    RUN is a run file, or a model of the catalog or a Hugging Face config.json: then states are sharded over --count
+    devices, one sequence of at most 8,192 tokens at a time, unless --set says otherwise; with --set layout=auto it is
+    the run of `trainledger plan`.
+
+    Each question is asked of the run as it is and with changes that need less memory. Raises `InvalidInput`.
+    """
+    run = resolve(run, overrides, purpose=defaults.FIT, progress=progress)
+    asked = tuple(QUESTIONS) if of is None else tuple(of)
+    return what_fits(
+        run,
+        machine_of(run),
+        backend=kernels_of(run),
+        of=asked,
+        changes=changes,
+        progress=lambda done, of: progress("questions", done, of),
+    )
+
+
+def page(fit: Fit) -> Document:
+    """Whether the run fits, and the largest of each recipe; what limits each is a detail."""
     detailed = [fit.rows[0], *fit.rows[1:][-1:]]
-    changes = tuple(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}" for row in fit.rows[1:])
+    changes = tuple(f"{row.name}: {' '.join(f'--set {change}' for change in row.settings)}" for row in fit.rows[1:])
+    model, *step, needs = about(fit)[: 2 + len(of_run(fit.run))]
     return Document(
         title=f"What fits of {fit.run.model.name}",
+        verdict=needs.partition(". ")[0] + ".",
         sections=sections(
-            (*about(fit), *_devices(fit)),
             _table(fit),
             changes,
-            *(_limits(fit.run, row) for row in detailed),
-            sentence(f"Models are {fit.family}") if "model" in fit.rows[0].answers else None,
+            section("", _devices(fit)),
+            section("", model, step, needs.partition(". ")[2], detail="the run"),
+            *(replace(_limits(fit.run, row), detail="what limits each") for row in detailed),
+            section(
+                "",
+                sentence(f"Models are {fit.family}") if "model" in fit.rows[0].answers else None,
+                detail="the shape of models",
+            ),
         ),
         about=tuple(about(fit)),
         data=lambda: _data(fit),
         figures=lambda: figures(fit),
+        more=("advise RUN",),
     )
 
 

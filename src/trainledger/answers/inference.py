@@ -1,18 +1,37 @@
-"""The document of a served model: its memory, one forward, its time, and the costs and gains of a larger batch."""
+"""A served model: the memory and the time of one forward, and the costs and gains of a larger batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Annotated, Any
 
+from trainledger.answers import defaults
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.device_memory import memory_data, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference
+from trainledger.answers.question import Progress, count, question, silent, text
+from trainledger.answers.source import also
+from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference, served
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, stacked, usable_memory
-from trainledger.report.document import Amount, Cell, Document, Section, Table, notes, section, sections
+from trainledger.report.document import (
+    Amount,
+    Cell,
+    Document,
+    Section,
+    Table,
+    details,
+    notes,
+    section,
+    sections,
+)
 from trainledger.report.table import sentence
-from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
+from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE, Serving
 from trainledger.spec.units import (
     GIGA,
     KIB,
@@ -26,7 +45,77 @@ _ALWAYS = 3  # columns of the table of batches that are never empty
 _BOUND, _EXPECTED = COLOURS[0], COLOURS[1]
 
 
-def document(found: Inference) -> Document:
+_MOST_RANKS = 16  # tensor ranks that are proposed
+
+
+def why_not_served(served: Inference) -> Problem | None:
+    """Why a batch is not served, with what would help; None where it is."""
+    if served.fits is not False:
+        return None
+    near = served.largest_batch or _ranks_that_hold(served)
+    rule = "does not fit in the memory of the device" + ("" if served.largest_batch else ", nor does any other batch")
+    return Problem("--batch", served.serving.batch, rule, near)
+
+
+def _ranks_that_hold(served: Inference) -> str | None:
+    """The fewest tensor ranks that hold the model and the batch, as ``layout=auto`` finds them; None without any."""
+    serving = {field.name: getattr(served.serving, field.name) for field in fields(served.serving)}
+    with suppress(InvalidInput):
+        more = {"layout.auto": True, "layout.tensor": 1, "cluster.count": _MOST_RANKS}
+        found = inference(served.run, more, **serving)
+        if found.fits:
+            return f"--count {found.run.layout.tensor} --set layout.tensor={found.run.layout.tensor}"
+    return None
+
+
+@question("Plan", "one forward of a trained model: memory and time", impossible=why_not_served)
+def inference(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    phase: Annotated[str, text("prefill of a prompt, or decode of one more token")] = "decode",
+    batch: Annotated[int, count("sequences at once", most=10**9)] = 1,
+    context: Annotated[int | None, count("tokens of each sequence", most=10**9, default_text="recipe.seq_len")] = None,
+    weights: Annotated[
+        str | None,
+        text("format of the weights: bf16, int8, int4, fp8, nf4, mxfp4 and others", default_text="that of --compute"),
+    ] = None,
+    cache: Annotated[
+        str | None, text("format of keys and values: bf16, fp8, int8, int4", default_text="that of --compute")
+    ] = None,
+    compute: Annotated[
+        str | None, text("format of matmuls and of what is not quantized: bf16, fp16, fp32", default_text="bf16")
+    ] = None,
+    quantized: Annotated[str, text("matrices that have the format of the weights: linear or experts")] = "linear",
+    progress: Progress = silent,
+) -> Inference:
+    """One forward of a trained model: prefill of a prompt, or decode of one more token. Modules that predict further
+    tokens are no part of it.
+
+    ``compute`` is bf16 (fp16 where the device has no bf16), and ``weights`` and ``cache`` (`spec.serving`) are as
+    ``compute``. With ``layout.auto`` it takes the fewest tensor ranks that hold them, unless ``layout.tensor`` is
+    given. Raises `InvalidInput`.
+    """
+    # A search would be one of layouts to train with.
+    # What predicts further tokens is not served.
+    run = resolve(run, also(overrides, {"model.n_mtp_layers": 0}), purpose=defaults.SERVE, search=False)
+    if run.layout.auto and "layout.tensor" in run.origin.explicit:
+        run = replace(run, layout=replace(run.layout, auto=False))
+    machine = machine_of(run)
+    if compute is None:
+        peaks = {} if machine is None else machine.peak_flops_per_second
+        compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
+    serving = Serving(
+        phase=phase, batch=batch, context=context or run.recipe.seq_len,
+        weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
+        quantized=quantized,
+    )  # fmt: skip
+    if problems := list(serving.problems()):
+        raise InvalidInput(problems)
+    return served(run, serving, machine, backend=kernels_of(run))
+
+
+def page(found: Inference) -> Document:
     """The whole account of one forward."""
     return Document(
         title=f"{found.run.model.name}, served",
@@ -35,8 +124,8 @@ def document(found: Inference) -> Document:
             _memory(found),
             _forward(found),
             _time(found) if found.time is not None else None,
-            _batches(found) if found.batches else None,
-            notes(map(sentence, found.notes)),
+            *details("larger batches", _batches(found) if found.batches else None),
+            *details("notes", notes(map(sentence, found.notes))),
         ),
         about=tuple(about(found)),
         data=lambda: _data(found),

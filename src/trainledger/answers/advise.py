@@ -1,39 +1,84 @@
-"""The document of an advice: the unchanged run, the changes that help, and what to change together."""
+"""What to change about a run, ranked by gain; and what to change together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from trainledger.answers import defaults
+from trainledger.answers.fast_precision import precision_notes
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.pages.plan import impossible, on_one
-from trainledger.forecast.plan.advise import Advice, Advised, before_and_after
+from trainledger.answers.plan import impossible, on_one
+from trainledger.answers.question import Progress, choice, count, question, silent, text
+from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
+from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.report.chart import AXIS, COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Document, Item, Items, Section, notes, section, sections
 from trainledger.report.table import commands, sentence
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run_text import found_layout, pasted_overrides
 from trainledger.spec.units import GIGA, format_nbytes, format_percent, format_seconds
 
+_SHORT = 3  # changes in the short answer
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
-def document(advice: Advice, *, most: int = 10) -> Document:
-    """The unchanged run, the changes that help (``most`` of each kind), and what to change together."""
+@question("Plan", "what to change, ranked by gain")
+def advise(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    goal: Annotated[str | None, choice("absent = memory where the run does not fit, else time", GOALS)] = None,
+    together: Annotated[int, count("how many changes to combine at most", least=0, most=10)] = 3,
+    any_result: Annotated[bool, text("combine also changes of what is trained")] = False,
+    progress: Progress = silent,
+) -> Advice:
+    """What to change about a run, ranked by the gain in time, or in memory where it does not fit.
+
+    Every change is made and predicted. Each comes with its --set line to paste, and says whether it changes what is
+    trained. RUN is a run file, a model of the catalog or a Hugging Face config.json.
+
+    Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
+    """
+    run = defaults.with_length(resolve(run, overrides, progress=progress))
+    advice = advice_on(
+        run,
+        machine_of(run),
+        backend=kernels_of(run),
+        goal=goal,
+        together=together,
+        any_result=any_result,
+        say=lambda what: progress(what, 0, 0),
+    )
+    return replace(advice, notes=precision_notes(run))
+
+
+def page(advice: Advice) -> Document:
+    """The gain of the best changes together, and the largest gains alone; the others are details."""
     title = f"Changes of {advice.run.model.name}: time against memory"
-    same = [each for each in advice.alone if each.effect != RESULT]
-    other = [each for each in advice.alone if each.effect == RESULT]
+    same = [change for change in advice.alone if change.effect != RESULT]
+    other = [change for change in advice.alone if change.effect == RESULT]
+    as_it_is, *bottleneck = _as_it_is(advice)
+    alone = "Changes that do not affect the result"
+    result = "Changes of THE TRAINING RESULT: compare the loss of a short run first"
     return Document(
         title=title,
+        verdict=as_it_is,
         sections=sections(
-            (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
+            (*bottleneck, f"Ranked by gain in {advice.goal}."),
+            _ranked(alone, same[:_SHORT]),
+            _ranked(result, other[: _SHORT if not same else 0]),
+            _all_together(advice),
             found_layout_section(advice.run),
-            _ranked("Changes that do not affect the result", same, most),
-            _ranked("Changes of THE TRAINING RESULT: compare the loss of a short run first", other, most),
+            replace(_ranked(alone, same), detail=f"all {len(same)} changes") if len(same) > _SHORT else None,
+            replace(_ranked(result, other), detail="changes of the training result") if same else None,
             _together(advice),
-            notes(_remarks(advice)),
+            section("", notes(_remarks(advice)), detail="" if not advice.alone else "remarks"),
         ),
         about=(*of_run(advice.run), *_as_it_is(advice)),
         data=lambda: _data(advice),
@@ -41,22 +86,27 @@ def document(advice: Advice, *, most: int = 10) -> Document:
     )
 
 
-def _ranked(title: str, found: Sequence[Advised], most: int) -> Section | None:
-    if not found:
-        return None
-    more = f"{len(found) - most} more gain less (--most {len(found)} or --json has them)."
-    return section(title, _numbered(found[:most]), more if len(found) > most else None)
+def _ranked(title: str, changes: Sequence[Advised]) -> Section:
+    return section(title, _numbered(changes)) if changes else section("")
 
 
-def _together(advice: Advice) -> Section | None:
-    """The changes to make one after the other, and all of them as one command."""
-    if not advice.together or (len(advice.together) == 1 and len(advice.together[0].sets) == 1):
+def _all_together(advice: Advice) -> Section | None:
+    """The changes that were combined, as one command."""
+    if not advice.together:
         return None
     last = advice.together[-1]
     gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
-    all_of_it = Items((Item(f"All of it: {gain}", commands(pasted_overrides(advice.run, last.run))),), numbered=False)
+    count_of = "the first change" if len(advice.together) == 1 else f"the best {len(advice.together)} changes"
+    command = commands(pasted_overrides(advice.run, last.run))
+    return section("", Items((Item(f"Together, {count_of}: {gain}", command),), numbered=False))
+
+
+def _together(advice: Advice) -> Section | None:
+    """The changes to make one after the other."""
+    if len(advice.together) < 2:
+        return None
     title = "Together, in this order; each compared with the one before it"
-    return section(title, _numbered(advice.together), all_of_it)
+    return section(title, _numbered(advice.together), detail="the changes together, one by one")
 
 
 def _remarks(advice: Advice) -> list[str]:

@@ -1,37 +1,42 @@
-"""The document of a plan: its cost, where its time goes, its memory, the rules of thumb, and its figures."""
+"""What a run will cost before it starts: its plan, and the page of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
+from trainledger.answers.defaults import is_one_step
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages import published
-from trainledger.answers.pages.device_memory import device_lines, memory_data
-from trainledger.answers.pages.heading import model_line, of_run
+from trainledger.answers.pages.device_memory import memory_data, memory_lines, memory_section, parts_at_peak
+from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.pages.rules import rules_table
+from trainledger.answers.question import Progress, question, silent, text
+from trainledger.answers.source import also
 from trainledger.forecast.plan.layouts.result import as_toml
-from trainledger.forecast.plan.plan import Plan, RuleOfThumb, by_causal
+from trainledger.forecast.plan.plan import Plan, RuleOfThumb, by_causal, counted_by, make_plan, of_one_step, with_notes
 from trainledger.forecast.plan.published import Resemblance, nearest
 from trainledger.forecast.predict.forecast import Bar, Forecast
 from trainledger.forecast.predict.predict import ALONE
-from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.ranks import RankAccount, account_run
 from trainledger.report.chart import Chart
 from trainledger.report.document import (
-    Amount,
     Bars,
     Code,
     Document,
     Facts,
-    Section,
-    Table,
     notes,
     section,
     sections,
 )
 from trainledger.report.table import pasted, sentence
+from trainledger.spec.problem import Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import (
@@ -47,52 +52,130 @@ from trainledger.spec.units import (
 
 _FAR = 0.1  # relative: from here on the headline says how attention is counted
 _MUCH_ATTENTION = 0.3  # of the FLOPs of matmuls and attention
-_STATES = ("parameters", "gradients", "optimizer state")
+_SMALL = 0.01  # of the whole: smaller bars are one in the short answer
 BASES = {
     "bound": "a bound: no run is faster", "assumed": "assumed: rates of a data sheet or a calibration",
     "measured": "measured", "exact": "exact",
 }  # fmt: skip
 
 
-def document(plan: Plan) -> Document:
-    """The whole plan, and the layout that was searched for, to paste into a run file."""
+def why_impossible(plan: Plan) -> Problem | None:
+    """Why a run cannot be trained as planned, with what would help; None where it can, or where that is not known."""
+    forecast = plan.forecast
+    if forecast.impossible:
+        rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
+        near = None if plan.run.recipe.lora is not None else "layout=auto"
+        return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
+    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
+        return None
+    needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+    rule = f"does not fit: a device needs {needed} and has {usable} usable"
+    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
+
+
+@question("Plan", "what a run will cost, from closed forms", impossible=why_impossible)
+def plan(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    device: str | None = None,
+    count: int | str | None = None,
+    mfu: Annotated[float, text("share of the peak for the napkin's days (0.5, or 50%)")] = 0.5,
+    convention: Annotated[
+        str, text("how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels")
+    ] = "dense",
+    progress: Progress = silent,
+) -> Plan:
+    """What a run will cost before it starts: time, money, energy, memory by category, and where the time goes.
+
+    RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe: one full-length
+    sequence in bf16 autocast, or on several devices 4 million tokens in sequences of at most 8,192 and the layout that
+    a search finds. Exit code 2 where the run does not fit in memory, or the devices cannot share it. With --phase it is
+    one forward of the trained model: trainledger inference.
+
+    ``device`` and ``count`` are short for the overrides cluster.device and cluster.count; ``convention`` is of
+    `ledger.conventions`. Raises `InvalidInput`.
+    """
+    run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
+    return planned(run, mfu=mfu, convention=convention)
+
+
+def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> Plan:
+    """As `plan`, of a run that was checked before."""
+    made = make_plan(account_run(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
+    if convention != made.convention:
+        made = counted_by(made, convention)
+    if is_one_step(run):
+        made = of_one_step(made)
+    return with_notes(made, list(run.origin.notes))
+
+
+def page(plan: Plan) -> Document:
+    """The verdict, the cost, where the time goes and the memory; rules of thumb, sources and notes are details."""
     forecast, found = plan.forecast, nearest(plan.run)
     return Document(
         title=f"The plan of {plan.run.model.name}",
+        verdict=verdict(plan),
         sections=sections(
-            _heading(plan),
-            section(_cost_title(forecast), Facts(tuple(_costs(plan)))),
-            section(_waterfall_title(plan), bars(forecast.waterfall)) if forecast.waterfall else None,
-            _memory_of_ranks(plan) if plan.ranks else _memory(plan),
-            section("Of the whole model on one device:" if plan.ranks else "", rules_table(plan.rules)),
-            _napkin(plan),
-            published.nearest_section(found),
-            notes(map(sentence, (*forecast.notes, *rests_on(plan.run, plan.machine)))),
-            _found_layout(plan.run) if plan.run.origin.searched else None,
+            section("", run_line(plan.run)),
+            section("", Facts(tuple(_costs(plan)))),
+            section(_waterfall_title(plan), bars(_large(forecast.waterfall))) if forecast.waterfall else None,
+            section("", _heading(plan), Facts((("work", _work(plan)),)), detail="the run"),
+            section(_waterfall_title(plan), bars(forecast.waterfall), detail="the whole waterfall")
+            if _large(forecast.waterfall) != forecast.waterfall
+            else None,
+            replace(memory_section(plan), detail="memory"),
+            section("", memory_lines(plan), detail="memory"),
+            section(
+                "Rules of thumb against the ledger (whole model, one device)",
+                rules_table(plan.rules),
+                _napkin(plan),
+                detail="rules of thumb",
+            ),
+            replace(published.nearest_section(found), detail="nearest published runs"),
+            section("", notes(_notes(plan)), detail="assumptions"),
+            found_layout_section(plan.run),
+            section(
+                "The layout that was found, to paste into a run file",
+                Code(pasted(as_toml(plan.run))) if plan.run.origin.searched else None,
+                detail="the layout as TOML",
+            ),
         ),
         about=tuple(about(plan)),
         data=lambda: _data(plan, found),
         figures=lambda: _figures(plan),
+        more=("explain memory RUN", "advise RUN"),
     )
 
 
-def _found_layout(run: Run) -> Section:
-    return section("", ("The layout that was found, to paste into a run file", ""), Code(pasted(as_toml(run))))
+def verdict(plan: Plan) -> str:
+    """Whether the run is possible and fits, and what it takes."""
+    forecast = plan.forecast
+    if forecast.impossible:
+        return f"Impossible {impossible(plan.run, forecast)}."
+    says = [] if forecast.fits is None else [fits(forecast).removesuffix(":")]
+    if forecast.total_seconds is not None:
+        says.append(format_seconds(forecast.total_seconds))
+    elif forecast.step_seconds is not None:
+        says.append(f"a step takes {format_seconds(forecast.step_seconds)}")
+    if forecast.money is not None:
+        says.append(f"costs {_amount(forecast.money)}")
+    return sentence(", ".join(says)) if says else ""
+
+
+def _large(waterfall: Sequence[Bar]) -> tuple[Bar, ...]:
+    """The bars of a waterfall with those below 1 % of the whole, where there are several, as one."""
+    whole = abs(sum(bar.nanoseconds for bar in waterfall))
+    small = [bar for bar in waterfall if 0 < abs(bar.nanoseconds) < _SMALL * whole]
+    if len(small) < 2:
+        return tuple(waterfall)
+    rest = Bar(f"{len(small)} smaller causes", sum(bar.nanoseconds for bar in small))
+    return (*(bar for bar in waterfall if bar not in small), rest)
 
 
 def bars(waterfall: Iterable[Bar]) -> Bars:
     """The causes of a time."""
     return Bars(tuple((each.cause, each.nanoseconds) for each in waterfall))
-
-
-def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
-    """Rules of thumb and how far each is off the ledger."""
-    rows = tuple(
-        (each.quantity, each.rule, Amount(each.by_rule, each.unit), Amount(each.by_ledger, each.unit), each.error)
-        for each in rules
-    )
-    columns = ("", "rule of thumb", "estimate", "ledger", "error")
-    return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")
 
 
 def _waterfall_title(plan: Plan) -> str:
@@ -116,79 +199,31 @@ def about(plan: Plan) -> list[str]:
     return lines + ([f"Memory: {fits}."] if fits else [])
 
 
-def _memory(plan: Plan) -> Section:
-    forecast, peak = plan.forecast, plan.peak
-    assert forecast.peak_nbytes is not None
-    rows = [
-        (name, nbytes, nbytes / forecast.peak_nbytes)
-        for name, nbytes in sorted(forecast.peak_by_category.items(), key=lambda each: -each[1])
-    ]
-    table = Table(
-        "memory", ("at the peak", "bytes", "share"), (*rows, ("peak", forecast.peak_nbytes, None)),
-        units=("", "nbytes", "share"), align="lrr",
-    )  # fmt: skip
-    lines = (
-        f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}.",
-        f"Each micro-batch saves {format_nbytes(forecast.kept_nbytes or 0)} of activations for its backward.",
-        *device_lines(plan.device_memory, forecast.peak_nbytes, plan.memory_nbytes),
-    )
-    return section("Memory of one device that holds the whole model", table, lines)
-
-
-def _memory_of_ranks(plan: Plan) -> Section:
-    """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
-    stages = [each for each in plan.ranks if each.plan.place == 0]
-    # Of stages that are alike the first holds the most.
-    firsts = {each.stage if each.alike is None else each.alike: each for each in reversed(stages[1:-1])}
-    middle = sorted(firsts.values(), key=lambda each: (-peak_nbytes(each.ledger), each.stage))[:1]
-    shown = [stages[0], *middle, *stages[1:][-1:]]
-    rows = []
-    for each in shown:
-        peak = plan.peak if each.ledger is plan.heaviest else each.ledger.peak()
-        states = sum(peak.by_category.get(name, 0) for name in _STATES)
-        sent = peak.by_category.get("communication", 0)
-        ranks = sum(other.count for other in plan.ranks if other.stage == each.stage)
-        rest = peak.nbytes - states - sent
-        rows.append((each.title, ranks, each.plan.layers, each.in_flight, states, sent, rest, peak.nbytes))
-    table = Table(
-        "memory", ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"), tuple(rows),
-        units=("", *("integer",) * 3, *("nbytes",) * 4), align="lrrrrrrr",
-    )  # fmt: skip
-    lines = [
-        "States: parameters, gradients and optimizer state. Comm.: gathered parameters and buffers of reductions. In "
-        "flight: micro-batches whose activations a rank keeps at once."
-    ]
-    if len(stages) > len(shown):
-        lines.append(
-            f"Shown are the first, the last and the middle stage of highest peak of {len(stages)}; --json has all."
-        )
-    lines += device_lines(plan.device_memory, plan.forecast.peak_nbytes or 0, plan.memory_nbytes)
-    return section("Memory of the distinct ranks", table, lines)
-
-
-def _cost_title(forecast: Forecast) -> str:
-    basis = forecast.basis.get("step_seconds", "")
-    on = f" on {forecast.device}" if forecast.device else ""
-    return f"What it costs{on}" + (f" ({BASES[basis]})" if basis else "")
+def _notes(plan: Plan) -> Iterator[str]:
+    """What the numbers rest on."""
+    if basis := plan.forecast.basis.get("step_seconds"):
+        yield sentence(f"times are {BASES[basis]}")
+    yield from map(sentence, (*plan.forecast.notes, *rests_on(plan.run, plan.machine)))
 
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     """Time, speed, money, energy, work and memory; what is not known has no line."""
     forecast, cluster = plan.forecast, plan.run.cluster
-    if forecast.impossible:
-        yield "impossible", impossible(plan.run, forecast)
     if forecast.step_seconds is not None:
         yield from _times(plan, forecast.step_seconds)
     if forecast.device_hours is not None:
-        yield "devices", f"{cluster.count:,}; {_amount(forecast.device_hours)} device-hours"
-    if forecast.money is not None:
-        money = _amount(forecast.money) + between(forecast, "money", _amount)
-        yield "money", f"{money} at {cluster.price_per_device_hour:,g} per device-hour"
+        hours = f"{_amount(forecast.device_hours)} device-hours"
+        if forecast.money is None:
+            yield "devices", f"{cluster.count:,}; {hours}"
+        else:
+            money = _amount(forecast.money) + between(forecast, "money", _amount)
+            yield "money", f"{money} for {hours} at {cluster.price_per_device_hour:,g}"
     if forecast.kwh is not None:
         yield "energy", _energy(plan, forecast.kwh)
-    yield "work", _work(plan)
-    if fits := _fits(plan):
-        yield "memory", fits
+    needs = _fits(plan)
+    if needs:
+        yield "memory", needs
+    yield "" if needs else "memory", f"tensors at the peak: {parts_at_peak(plan)}"
     if forecast.bottleneck is not None:
         yield "bottleneck", f"{forecast.bottleneck.name}: {forecast.bottleneck.sentence}"
 
