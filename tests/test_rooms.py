@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3554, 457),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 424, 89295, 293, 4
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 424, 89500, 293, 4
 
 
 @pytest.mark.parametrize("room", CEILINGS)
