@@ -144,12 +144,12 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8861, 1027),
+    "answers": (71, 8864, 1027),
     "catalog": (1, 222, 14),
     "cli": (18, 2124, 376),
     "engine": (60, 9123, 950),
     "forecast": (53, 9191, 817),
-    "ledger": (45, 6734, 506),
+    "ledger": (44, 6730, 502),
     "observe": (39, 5250, 575),
     "report": (12, 1512, 128),
     "spec": (39, 5982, 341),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (27, 3554, 457),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 424, 89500, 293, 4
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 89500, 293, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)
