@@ -28,10 +28,7 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
-ROOMS = (
-    "__init__", "document", "frozen", "durable", "division", "units", "dtypes", "spec", "huggingface", "megatron",
-    "catalog", "ledger", "predict", "plan", "explain", "tensors", "reconcile", "api", "report", "web",
-)  # fmt: skip
+ROOMS = ("__init__", "spec", "catalog", "ledger", "forecast", "tensors", "observe", "report", "answers", "web")
 _NOT_ASKED = ("server", "openapi", "guard", "jobs", "listening", "export")  # of the room `web`
 _CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "package.json", "README.md")
 _LOCK = "pyodide-lock.json"
