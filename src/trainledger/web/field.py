@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from trainledger.answers.question import question_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import field_of, paths
@@ -60,6 +61,19 @@ def of_run(name: str, title: str, **more: object) -> Field:
     assert found is not None, name
     about: str = rule_of(found).get("doc", "")
     return Field(**{"name": name, "title": title, "about": about, **more})  # type: ignore[arg-type]
+
+
+def of_question(ask: Callable[..., object], name: str, title: str, **more: object) -> Field:
+    """The field of an option of a question, with the default, the help and the choices of its signature.
+
+    >>> from trainledger.answers.breaks import breaks
+    >>> field = of_question(breaks, "exposed", "most exposed communication")
+    >>> field.default, field.about
+    ('20%', 'most exposed communication, or bubble, as a share of the step')
+    """
+    option = question_of(ask).options[name]
+    known = {"default": option.written, "about": option.help, "choices": one_of(option.choices), "group": "Question"}
+    return Field(**{"name": name, "title": title, **known, **more})  # type: ignore[arg-type]
 
 
 def paths_of_run(fields: Iterable[Field]) -> list[str]:

@@ -13,7 +13,7 @@ from trainledger.forecast.plan.limits import MEMORY
 from trainledger.forecast.plan.sizes import AXES
 from trainledger.report.document import Table
 from trainledger.web.calculator import BAD, PLAIN, UNKNOWN, Calculator, Drawing, Headline, Progress, Remedy, Reply
-from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.field import Field, Query, of_question, of_run, one_of, powers
 from trainledger.web.run import (
     CLUSTER,
     MODEL,
@@ -137,10 +137,10 @@ BREAKS = Calculator(
               choices=one_of(["", *AXES], **{"": "each size in turn"})),
         Field(name="keep", title="longer sequences keep", default="tokens", group="Question", strict=True,
               choices=(("tokens", "the tokens of a step"), ("batch", "the sequences of a step"))),
-        Field(name="reach", title="up to times the plan", default="64", group="Question", stops=powers(2, 1024)),
-        Field(name="exposed", title="most exposed communication", default="20%", group="Question", stops=_SHARES),
-        Field(name="lost", title="most lost to failures", default="10%", group="Question", stops=_SHARES),
-        Field(name="unique_tokens", title="tokens in the dataset", group="Question", about='such as "15T"'),
+        of_question(tl.breaks, "reach", "up to times the plan", stops=powers(2, 1024)),
+        of_question(tl.breaks, "exposed", "most exposed communication", stops=_SHARES),
+        of_question(tl.breaks, "lost", "most lost to failures", stops=_SHARES),
+        of_question(tl.breaks, "unique_tokens", "tokens in the dataset"),
     ),
     reply=_reply,
     presets={
