@@ -93,7 +93,9 @@ def test_gradients_are_those_of_the_documents_alone(attention: str) -> None:
     for each in documents_of(PACKED[0]):
         (joined(PACKED[:1, each])[0] * weight[each]).sum().backward()
     for (name, mine), other in zip(masked.named_parameters(), joined.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4, msg=name)
+        # fp32 angles of other positions round by 1e-5 of the largest gradient, with AVX-512 unlike with AVX2.
+        loose = 3e-5 * float(other.grad.abs().max())
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=loose, msg=name)
 
 
 def test_until_the_token_that_ends_them_is_set_a_sequence_is_one_document() -> None:

@@ -93,7 +93,7 @@ def test_the_verbs_say_the_sources(tmp_path: Path, capsys: pytest.CaptureFixture
     taken = {name: each["epochs"] * each["splits"]["train"]["sequences"] for name, each in sources.items()}
     assert sum(taken.values()) == pytest.approx(14 * 4)
 
-    assert main(["plan", str(file)]) == 0
+    assert main(["plan", str(file), "--full"]) == 0
     assert "Tokens of each source: digits 224 (25.0 %), letters 672 (75.0 %)" in capsys.readouterr().out
 
     assert main(["evaluate", str(tmp_path / "run"), "--json", "--documents", "3"]) == 0

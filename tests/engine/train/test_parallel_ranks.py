@@ -216,11 +216,10 @@ def check(run: Run, ranks: list[dict[str, Any]]) -> None:
 
 def ledgers_by_rank(run: Run) -> list[Ledger]:
     """The ledger of every rank in the order of the mesh: replicas outermost, then shards, then tensor ranks."""
-    by_place = [(each.place, each.count, each.ledger) for each in accounts(run)]
     layout = run.layout
     places: list[Ledger] = []
-    for _, count, ledger in by_place:
-        places += [ledger] * (count // (layout.replicate * layout.tensor))
+    for rank in accounts(run):
+        places += [rank.ledger] * (rank.count // (layout.replicate * layout.tensor))
     return [
         places[place]
         for _ in range(layout.replicate)

@@ -61,12 +61,11 @@ class Router(nn.Linear):
                 scores_NE = logits_NE.sigmoid()
             case _:
                 scores_NE = logits_NE
-        best_NE = scores_NE.detach()
-        if self.correction is not None:
-            best_NE = best_NE + self.correction
+        best_NE = scores_NE.detach() if self.correction is None else scores_NE.detach() + self.correction
         if self.choice.top_groups < self.choice.groups:
             best_NE = best_groups(best_NE, self.choice.groups, self.choice.top_groups, self.of_best)
         chosen_NK = best_NE.topk(self.experts.per_token, dim=-1).indices
+        del best_NE  # its memory is free before the weights are made, as the account has it
         weights_NK = scores_NE.gather(1, chosen_NK)
         if self.choice.scores == "softmax-of-chosen":
             weights_NK = weights_NK.softmax(-1)
