@@ -291,7 +291,7 @@ def test_a_plan_tells_the_ranks_apart(capsys: pytest.CaptureFixture[str]) -> Non
     answer = json.loads(capsys.readouterr().out)
     assert [each["title"] for each in answer["ranks"]] == ["first stage", "stage 2", "last stage"]
     assert max(each["peak_nbytes"] for each in answer["ranks"]) == answer["forecast"]["peak_nbytes"]
-    assert main(words) == 0
+    assert main([*words, "--full"]) == 0
     shown = capsys.readouterr().out
     assert "Memory of the distinct ranks" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())

@@ -74,7 +74,7 @@ class Option:
         label = label or self.name
         if self.parse is not None:
             return read(label, value, self.parse, problems, least=self.least, most=self.most)
-        if self.several and value is not None:
+        if self.several and value is not None and not isinstance(value, Mapping):
             value = (value,) if isinstance(value, str) else tuple(value)
         for text in (value if self.several else [value]) or () if self.choices else ():
             if text is not None and text not in self.choices:
@@ -112,7 +112,8 @@ def choice(help: str, choices: Iterable[str], **more: Any) -> Option:
 class Question:
     """What a function asks: its options by name, its group and summary, and why an answer is none that works.
 
-    ``takes`` are the names of all its parameters; of a run and progress the command line brings its own.
+    ``takes`` are the names of all its parameters; of a run and progress the command line brings its own. A question
+    that does not train (``trains``) reads nothing of what is assumed of a recipe.
     """
 
     ask: Callable[..., Any]
@@ -121,6 +122,7 @@ class Question:
     impossible: Callable[[Any], Problem | None] | None
     options: Mapping[str, Option]
     takes: tuple[str, ...]
+    trains: bool = True
 
     @property
     def name(self) -> str:
@@ -141,7 +143,7 @@ class Question:
 
 
 def question(
-    group: str, summary: str, *, impossible: Callable[[Any], Problem | None] | None = None
+    group: str, summary: str, *, impossible: Callable[[Any], Problem | None] | None = None, trains: bool = True
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a question of a function: its options are read from texts too, and other rooms can list them."""
 
@@ -154,6 +156,7 @@ def question(
             impossible=impossible,
             options=dict(_declared(ask)),
             takes=code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+            trains=trains,
         )
 
         @wraps(ask)

@@ -21,7 +21,8 @@ def verb_of_question(question: Question) -> Verb:
         if "overrides" not in question.takes:
             return Outcome(question.ask(**read))
         answer = question.ask(args.run, args.set, **read)
-        say_assumed(answer.run)
+        if question.trains:
+            say_assumed(answer.run)
         problem = None if question.impossible is None else question.impossible(answer)
         code = INTERRUPTED if getattr(answer, "interrupted", False) else DONE
         return Outcome(answer, code if problem is None else WRONG_INPUT, problem)

@@ -192,18 +192,15 @@ def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table,
     table, advice = case
     answer = str(advice)
     assert max(len(line) for line in answer.splitlines()) <= 80
-    pasted = shlex.split(
-        answer.partition("All of it")[2].partition("    --set")[2].partition("\n\n")[0].replace("\\\n", " ")
-    )
-    if pasted:
-        sets = [each for each in pasted if each != "--set"]
-        assert tl.load(table, sets) == advice.together[-1].run
+    together = answer.partition("Together, the ")[2].partition("    --set")[2].partition("\n\n")[0]
+    sets = [each for each in shlex.split(together.replace("\\\n", " ")) if each != "--set"]
+    assert tl.load(table, sets) == advice.together[-1].run
 
 
 def test_who_has_several_devices_hears_of_the_search_for_layouts(case: tuple[Table, Advice]) -> None:
     table, advice = case
     several = table.get("cluster", {}).get("count", 1) > 1
-    assert ("`trainledger layouts` searches all of them" in " ".join(str(advice).split())) is several
+    assert ("`trainledger layouts` searches all of them" in text(page(advice), full=True, width=200)) is several
 
 
 def test_a_list_is_quoted_for_the_shell() -> None:
@@ -240,8 +237,8 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--most", "0"]) == 2
-    assert capsys.readouterr().err == "--most = '0': must be between 1 and 1,000; nearest that works: 1\n"
+    assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--together", "11"]) == 2
+    assert capsys.readouterr().err == "--together = '11': must be between 0 and 10; nearest that works: 10\n"
 
 
 def test_nothing_to_gain_is_said() -> None:
@@ -264,7 +261,7 @@ def test_adapters_on_a_small_device_hear_of_smaller_frozen_weights() -> None:
     saving = {each.sets: each.smaller for each in advice.alone}
     assert saving[("recipe.lora.base_format=nf4",)] > saving[("recipe.lora.base_format=int8",)] > 0
     assert advice.together[-1].fits
-    assert "recipe.lora.rank)" not in text(page(tl.advise(tl.load(table), together=0), most=3))
+    assert "(recipe.lora)" not in text(page(tl.advise(tl.load(table), together=0)), full=True)
 
 
 @pytest.mark.agreement
@@ -382,7 +379,7 @@ def test_of_a_layout_that_was_searched_for_all_of_it_is_one_command(named: tuple
     advice = tl.advise(model, cluster)
     assert advice.run.origin.searched
     printed = text(page(advice), width=10**6)
-    pasted = printed.partition("All of it: ")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    pasted = printed.partition("Together, the ")[2].partition("\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     sets = [each for each in shlex.split(pasted) if each != "--set"]
     run = tl.load(model, [*cluster, f"recipe.tokens={advice.run.recipe.tokens}", *sets])
     assert not run.origin.searched

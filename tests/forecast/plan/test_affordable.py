@@ -18,6 +18,7 @@ from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.model.parameters import parameters
+from trainledger.report.terminal import text
 from trainledger.spec.device import kernels_of_capability
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
@@ -121,14 +122,14 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
     assert tl.optimal(
         device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2"
     ).affordable.ratio == pytest.approx(80, rel=0.06)
-    shown = " ".join(str(found).split())
+    shown = " ".join(text(found.document(), full=True).split())
     assert "What fits of the requested model, and what its predicted speed affords" in shown
 
 
 def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
     """Planned from the settings of the text and the defaults of a run file, the run takes as long as is predicted."""
     answer = tl.optimal(device="h100-sxm", count=8, days=1, params="2B")
-    shown = " ".join(str(answer).split())
+    shown = " ".join(text(answer.document(), full=True).split())
     found, recipe = answer.affordable, answer.affordable.run.recipe
     kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
     result = {name: getattr(recipe, name) for name in kept}
@@ -214,9 +215,9 @@ def test_rounds_that_do_not_settle_end_with_the_best_of_them():
     assert found.parameters == found.iterations[found.best].parameters
     assert found.forecast.total_seconds == pytest.approx(86400, rel=0.003)
     answer = replace(optimal(budget, law="besiroglu"), affordable=found)
-    said = " ".join(str(answer).split())
+    said = " ".join(text(answer.document(), full=True).split())
     assert f"The answer is iteration {found.best + 1}, whose loss is the lowest" in said
-    assert "The answer is iteration" not in str(replace(answer, affordable=steadily))
+    assert "The answer is iteration" not in text(replace(answer, affordable=steadily).document(), full=True)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(4096, 4096), (16384, 4096), (24576, 3072), (100_000, 3125)])

@@ -11,8 +11,7 @@ from planned_runs import ACROSS_NODES, ALONE, MESH, SHARDED, TOO_LARGE, Table
 
 import trainledger as tl
 from drawn import marks
-from trainledger.answers.breaks import page
-from trainledger.answers.pages.profile_figures import figures
+from trainledger.answers.breaks import figures, page
 from trainledger.cli import main
 from trainledger.forecast.plan import breaks as breaks_module
 from trainledger.forecast.plan.breaks import RULE, Breaks
@@ -144,8 +143,8 @@ def test_a_run_beyond_a_mark_is_warned_of_and_not_broken(capsys: pytest.CaptureF
     assert found.already == ()
     assert {each.limit for each in found.warnings} == MARKS
     assert all(each.warns and each.after > each.most for each in found.warnings)
-    said = " ".join(str(found).split())
-    assert said.startswith("Warning, as planned: vocabulary logits. ")
+    said = " ".join(text(page(found), full=True).split())
+    assert "Warning, as planned: vocabulary logits. " in said
     assert "Broken" not in said
     data = found.document().data()
     assert [each["limit"] for each in data["warnings"]] == [each.limit for each in found.warnings]
@@ -170,14 +169,14 @@ def test_what_is_not_known_is_not_judged_and_named() -> None:
     found = tl.breaks(tl.load(ALONE), along=["dataset"])
     assert {"dataset exhausted", "repetition"} <= set(found.unknown)
     assert found.along[0].breaks == ()
-    assert "--unique-tokens" in str(found)
+    assert "--unique-tokens" in text(page(found), full=True)
 
 
 def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     found = tl.breaks(tl.load(TOO_LARGE), along=["width"])
     assert "device memory" in [each.limit for each in found.already]
     assert "device memory" not in [each.limit for each in found.along[0].breaks]
-    assert str(found).startswith("Broken already, as planned: device memory.")
+    assert str(found).startswith("Broken as planned: device memory.")
 
 
 def test_micro_batches_that_shrink_as_devices_are_added_are_named() -> None:
@@ -308,7 +307,7 @@ def found() -> Breaks:
 
 
 def test_the_text_fits_a_terminal(found: Breaks) -> None:
-    answer = str(found)
+    answer = text(page(found), full=True)
     assert max(len(line) for line in answer.splitlines()) <= 80
     for along in found.along:
         for each in along.breaks:
@@ -351,7 +350,7 @@ def test_what_waits_for_data_should_not() -> None:
     found = tl.breaks(tl.load(ALONE, {"cluster.loader_tokens_per_second": 1000}), along=["depth"])
     (waiting,) = [each for each in found.already if each.limit == "data throughput"]
     assert waiting.most == 0
-    said = " ".join(str(found).split())
+    said = " ".join(text(page(found), full=True).split())
     assert " %, and should be none (assumed): time in which devices wait for data" in said
     assert "of 0.0 %" not in said
 
@@ -424,7 +423,7 @@ def test_context_ranks_cure_a_sequence_that_does_not_fit() -> None:
     T = {"recipe.seq_len": edge.cure.holds, "model.max_seq_len": edge.cure.holds, "recipe.global_batch": 8}
     cured = tl.load(tl.load(SHARDED, list(edge.cure.changes)), T)
     assert tl.predict(cured).fits
-    assert "context ranks hold it up to" in " ".join(str(found).split())
+    assert "context ranks hold it up to" in text(page(found), full=True, width=200)
 
 
 def test_one_device_is_cured_by_more_of_them() -> None:

@@ -69,7 +69,7 @@ def _toml(value: object) -> str:
 
 def test_the_command_line_keeps_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt2", "--device", "h100-sxm", "--count", "4", "--set", "layout=auto"]
-    words += ["--set", "recipe.global_batch=16"]
+    words += ["--set", "recipe.global_batch=16", "--full"]
     assert main(words) == 0
     assert "[layout]\nshard = 4\n" in capsys.readouterr().out
     assert main([*words, "--set", "layout.shard=1"]) == 0

@@ -228,7 +228,7 @@ def test_micro_batches_that_divide():
 
 def test_what_is_not_known_is_a_sentence():
     run = run_of()
-    with pytest.raises(tl.InvalidInput, match=r"of = 'modle': must be some of model, sequence.*nearest.*model"):
+    with pytest.raises(tl.InvalidInput, match=r"of = 'modle': must be one of model, sequence.*nearest.*model"):
         tl.fit(run, of=["modle"])
     with pytest.raises(tl.InvalidInput, match="must be some of"):
         tl.fit(run, of=[])

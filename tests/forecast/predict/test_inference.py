@@ -324,7 +324,7 @@ DECODE = ("plan", "--phase", "decode", "llama-3-8b", "--set", "cluster.device=h1
     ("--set", "layout.tensor=8", "--set", "cluster.count=8", "--batch", "1k"),
 ])  # fmt: skip
 def test_it_fits_80_columns_and_json_says_the_same(capsys, more):
-    code, out, err = call(capsys, *DECODE, *more)
+    code, out, err = call(capsys, *DECODE, *more, "--full")
     too_large = "1k" in more  # 594 sequences fit: what cannot run is answered, and exits with 2
     assert code == (2 if too_large else 0)
     assert ("nearest that works: 594" in err) == too_large == bool(err)
@@ -354,7 +354,7 @@ def test_prefill_of_a_windowed_model(capsys):
 def test_flags_without_a_phase_and_a_figure_of_no_kind_are_refused(capsys):
     code, out, err = call(capsys, "plan", "gpt2", "--weights", "int4")
     assert (code, out) == (2, "")
-    assert err == "--weights = 'int4': is for a served model; give --phase too; nearest that works: --phase decode\n"
+    assert err == "trainledger plan: unrecognized arguments: --weights int4; trainledger plan --help lists its arguments\n"
     code, out, err = call(capsys, *DECODE, "--plot", "x.pdf")
     assert (code, out) == (2, "")
     assert err.endswith("must be one of .html, .png, .svg; nearest that works: x.html\n")

@@ -21,6 +21,7 @@ from trainledger.forecast.predict.interval import (
     student_share,
     unlike,
 )
+from trainledger.report.terminal import text
 from trainledger.spec.run import Run
 
 ERRORS = catalog.errors("h100-sxm")
@@ -140,5 +141,6 @@ def test_an_interval_above_its_prediction_is_explained() -> None:
     above = "above its prediction: half of the published peaks with adapters are at least 1.27 times the predicted"
     tuned = tl.plan("gpt2", {"cluster.device": "h100-sxm", "recipe.lora.rank": 8})
     assert tuned.forecast.intervals["device_nbytes"].low > tuned.forecast.device_nbytes
-    assert above in " ".join(str(tuned).split())
-    assert "above its prediction" not in str(tl.plan("gpt2", {"cluster.device": "h100-sxm"}))
+    assert above in " ".join(text(tuned.document(), full=True).split())
+    plain = tl.plan("gpt2", {"cluster.device": "h100-sxm"})
+    assert "above its prediction" not in text(plain.document(), full=True)

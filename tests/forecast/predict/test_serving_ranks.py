@@ -73,7 +73,7 @@ def test_the_command_line_searches_no_layout_to_train_with(
 
     monkeypatch.setattr("trainledger.answers.layout.spread", refuse)
     words = ["plan", "llama-3-70b", "--phase", "decode", "--batch", "16", "--context", "8192", "--device", "h100-sxm"]
-    assert main([*words, "--count", "8", "--set", "layout=auto"]) == 0
+    assert main([*words, "--full", "--count", "8", "--set", "layout=auto"]) == 0
     out, err = capsys.readouterr()
     assert "Served on 4 of the 8 devices, the fewest that hold weights and cache" in out
     assert "On 4 tensor ranks; what follows is one of them" in out

@@ -1,10 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn import marks
 from trainledger.answers.pages.plan_figures import waterfall as figure
 from trainledger.answers.plan import bars as bars_of
 from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.forecast.predict.step import CAUSES
+from trainledger.report.chart import Bars
 from trainledger.report.document import Document, Section
 from trainledger.report.terminal import text as written
 
@@ -65,8 +67,7 @@ def test_a_line_fits_80_columns(napkin, less, others):
 
 def test_the_figure_has_the_bars_and_their_sum():
     drawn = figure([Bar(NAPKIN, 2 * 86400 * 10**9), Bar("data", 0), Bar("failures", 86400 * 10**9)], "a run")
-    (data,) = drawn["data"]
-    assert data["y"] == [NAPKIN, "failures", "in all"]
-    assert data["x"] == [2.0, 1.0, 3.0]
-    assert drawn["layout"]["xaxis"]["title"]["text"] == "days"
-    assert [each["text"] for each in drawn["layout"]["annotations"]] == data["y"]  # above its bar each
+    assert drawn.y.names == (NAPKIN, "failures", "in all")
+    ends = [each for bars in marks(drawn, Bars) for each in zip(bars.rows, bars.starts, bars.ends, strict=True)]
+    assert ends == [(0, 0, 2), (1, 2, 3), (2, 0, 3)]
+    assert drawn.x.title == "days"
