@@ -294,13 +294,21 @@ def held_by_all(run: Run) -> int:
 
 
 def gradients_of_all(run: Run) -> int:
-    """Gradients: with zero = 2 and 3 as padded pieces; whole buffers stay beside them if interleaved."""
+    """Gradients: with zero = 2 and 3 as padded pieces; whole buffers stay beside them if interleaved.
+
+    Experts that no other rank has are not cut with zero = 3: their whole gradients are all that there is of them.
+    """
     layout = run.layout
-    interleaved = layout.virtual_stages > 1
     if layout.zero == 1 or layout.shard_ranks == 1:
         return parameters_of_all(replace(run, layout=replace(layout, zero=1)))
-    whole = parameters_of_all(replace(run, layout=replace(layout, zero=1))) if interleaved else 0
-    return padded_of_all(run) + whole
+    if layout.virtual_stages == 1:
+        return padded_of_all(run)
+    cut = [
+        prod(split(run, name, shape)[0]) * stages
+        for name, shape, stages in tensors(run)
+        if not (is_expert(name) and layout.zero == 3 and layout.expert == layout.shard_ranks)
+    ]
+    return padded_of_all(run) + sum(cut) * layout.shard_ranks * layout.tensor * layout.replicate
 
 
 def states_of_all(run: Run) -> int:

@@ -17,29 +17,12 @@ from trainledger.answers.source import also
 from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference, served
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, stacked, usable_memory
-from trainledger.report.document import (
-    Amount,
-    Cell,
-    Document,
-    Section,
-    Table,
-    details,
-    notes,
-    section,
-    sections,
-)
+from trainledger.report.document import Amount, Cell, Document, Section, Table, details, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE, Serving
-from trainledger.spec.units import (
-    GIGA,
-    KIB,
-    KILO,
-    counted,
-    format_gigabytes,
-    format_seconds,
-)
+from trainledger.spec.units import GIGA, KIB, KILO, counted, format_gigabytes, format_seconds
 
 _ALWAYS = 3  # columns of the table of batches that are never empty
 _BOUND, _EXPECTED = COLOURS[0], COLOURS[1]
