@@ -52,9 +52,5 @@ def _as_argparse(option: Option) -> dict[str, object]:
     if option.choices:
         help += f": {', '.join(option.choices)}" + ("; may be repeated" if option.several else "")
     metavar = option.metavar or (option.name.rpartition("_")[2]).upper()
-    return {
-        "help": help,
-        "metavar": metavar,
-        "action": "append" if option.several else "store",
-        "dest": option.name,
-    }
+    action = "append" if option.several else "store"
+    return {"help": help, "metavar": metavar, "action": action, "dest": option.name}
