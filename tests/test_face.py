@@ -118,7 +118,17 @@ def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     "name",
-    ["api.load", "api.cost", "api.defaults", "api.questions", "catalog", "plan.napkin", "spec.model", "spec.problem"],
+    [
+        "answers.load",
+        "answers.cost",
+        "answers.defaults",
+        "answers.budget",
+        "answers.question",
+        "catalog",
+        "forecast.plan.napkin",
+        "spec.model",
+        "spec.problem",
+    ],
 )
 def test_the_examples_in_the_docstrings_hold(name):
     failed, tried = doctest.testmod(importlib.import_module(f"trainledger.{name}"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trainledger as tl
 from trainledger.answers.question import question_of
-from trainledger.cli import COMMANDS
-from trainledger.cli.questions import flag_of
+from trainledger.cli.asking import flag_of
+from trainledger.cli.command_line import COMMANDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
 HEAD = """# Questions and their options

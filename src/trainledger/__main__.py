@@ -1,6 +1,6 @@
 """``python -m trainledger`` is the command line."""
 
-from trainledger.cli import main
+from trainledger.cli.command_line import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

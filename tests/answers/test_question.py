@@ -9,8 +9,8 @@ import pytest
 import reference
 import trainledger as tl
 from trainledger.answers.question import choice, count, question, question_of, share, silent, text
-from trainledger.cli import COMMANDS, described, verb_of
-from trainledger.cli.questions import flag_of, verb_of_question
+from trainledger.cli.asking import flag_of, verb_of_question
+from trainledger.cli.command_line import COMMANDS, described, verb_of
 from trainledger.web.field import of_question
 
 

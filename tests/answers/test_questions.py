@@ -206,7 +206,8 @@ def test_layouts_take_values_in_text_and_say_what_else_would_do() -> None:
     assert in_text.best == tl.layouts(run, fixed={"tensor": 2}, keep=1).best
     none = tl.layouts(run, fixed={"tensor": 7})
     assert none.best is None
-    assert none.notes[-1].endswith("tensor = 7; nearest that works: layout.tensor=2")
+    assert none.problem is not None
+    assert str(none.problem).endswith("tensor = 7; nearest that works: layout.tensor=2")
 
 
 def test_a_ledger_is_timed_on_a_device_by_its_name() -> None:

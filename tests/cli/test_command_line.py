@@ -13,8 +13,9 @@ import pytest
 from trainledger import __version__
 from trainledger.answers.load import load
 from trainledger.answers.pages.plain_data import error_json
-from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli import main
 from trainledger.cli.asking import lines
+from trainledger.cli.command_line import COMMANDS, described, verb_of
 from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -30,7 +31,7 @@ def call(capsys, *words):
 def test_help_lists_every_verb(capsys):
     code, out, err = call(capsys)
     assert (code, err) == (0, "")
-    assert all(f"  {verb:<16} {does}" in out for verb, (_, does, _) in COMMANDS.items())
+    assert all(f"  {verb:<16} {does}" in out for verb, does in ((each, described(each)[1]) for each in COMMANDS))
     assert max(len(line) for line in out.splitlines()) <= 80
     assert call(capsys, "--help") == (0, out, "")
     assert call(capsys, "--version") == (0, f"trainledger {__version__}\n", "")
@@ -99,7 +100,7 @@ def test_each_verb_explains_itself(capsys, verb):
 
 
 def test_napkin_prints_the_answer_with_its_formulas(capsys):
-    code, out, err = call(capsys, *NAPKIN)
+    code, out, err = call(capsys, *NAPKIN, "--full")
     assert (code, err) == (0, "")
     assert max(len(line) for line in out.splitlines()) <= 80
     flat = " ".join(out.split())
@@ -320,11 +321,11 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.answers.load, trainledger.cli as cli, trainledger.cli.numbers as verbs, sys\n"
+        "import trainledger.answers.load, trainledger.cli.command_line as cli, trainledger.cli.numbers as verbs, sys\n"
         "def waiting(args):\n"
         "    print('waiting', flush=True)\n"
         "    trainledger.answers.load.load(sys.argv[1])\n"
-        "verbs.catalog = cli.arguments.Verb(waiting, ())\n"
+        "verbs.catalog = cli.Verb(waiting, ())\n"
         "sys.exit(cli.main(['catalog']))\n"
     )
     process = subprocess.Popen(

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli import main
 from trainledger.cli.arguments import Parser, Quantity
+from trainledger.cli.command_line import COMMANDS, verb_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.units import parse_count
 
@@ -32,7 +33,7 @@ def read(action: argparse.Action, text: str) -> object:
 def test_no_option_reads_whole_numbers_by_itself() -> None:
     assert [(verb, each.dest) for verb, each in options() if each.type is int] == []
     verbs = {verb for verb, _ in COUNTS}
-    assert {"sample", "trace", "annotate", "lock", "explain", "layouts", "advise", "breaks", "plan"} <= verbs
+    assert {"sample", "trace", "annotate", "lock", "explain"} <= verbs
 
 
 @pytest.mark.parametrize(("verb", "action"), COUNTS, ids=[f"{verb} {each.dest}" for verb, each in COUNTS])

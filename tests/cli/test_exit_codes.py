@@ -35,7 +35,7 @@ def test_layouts_that_were_interrupted_are_ranked_and_code_130(monkeypatch, caps
         assert answer["interrupted"] is True
         assert len(answer["ranked"]) == 2
     else:
-        assert out.endswith("Interrupted: what was accounted for so far is ranked.\n")
+        assert out.startswith("Interrupted: what was accounted for so far is ranked. Quickest: FSDP 4, ")
 
 
 def test_layouts_that_were_interrupted_before_there_were_any_are_code_130(monkeypatch, capsys):
@@ -99,7 +99,7 @@ def test_what_needs_more_than_the_peak_is_impossible_first_and_code_2(capsys: py
     words = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "a100-sxm-80gb", "--count", "100"]
     assert main([*words, "--days", "88"]) == 2
     out, err = capsys.readouterr()
-    assert out.startswith("Impossible: it needs 2655.8 % of the peak.\n70B parameters, 15T tokens,")
+    assert out.startswith("Impossible: it needs 2655.8 % of the peak. 70B parameters, 15T tokens,")
     assert out.count("Impossible") == 1
     near = "nearest that works: 3689, at 72.0 % MFU\n"
     assert err == f"count = 100: these parameters, tokens and days need 2655.8 % of the peak of the devices; {near}"
@@ -129,12 +129,12 @@ def test_a_model_that_is_nowhere_is_one_line(monkeypatch, capsys, tmp_path):
 
 
 def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path: Path) -> None:
-    from trainledger.report import plot
+    from trainledger.report.show import written
 
     where = str(tmp_path / ("a" * 60 + ".png"))
     names = ["Where 7.366 days go", "Memory of the peak rank over one step (it does NOT fit)"]
-    printed = plot.written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
+    printed = written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
     assert printed[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
     assert printed[1::2] == [f"({each})" for each in names]
-    assert plot.written({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
-    assert plot.written({"p.svg": "Loss"}) == "Written to p.svg"
+    assert written({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
+    assert written({"p.svg": "Loss"}) == "Written to p.svg"

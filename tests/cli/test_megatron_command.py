@@ -34,7 +34,7 @@ def test_a_script_is_planned(script: Path, capsys: pytest.CaptureFixture[str]) -
     assert plan["run"]["layout"]["shard"] == 8
     assert plan["run"]["layout"]["zero"] == 1
     assert plan["run"]["recipe"]["framework"] == "megatron-core"
-    assert main(["plan", str(script), "--device", "h100-sxm", "--count", "64"]) == 0
+    assert main(["plan", str(script), "--device", "h100-sxm", "--count", "64", "--full"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "64 x h100-sxm" in text
     assert "Not understood: --use-new-thing." in text
@@ -47,7 +47,7 @@ def test_a_launch_line_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
         "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --bf16"
     )
     assert main(["plan", line, "--device", "a100-sxm-80gb"]) == 0
-    assert "124," in capsys.readouterr().out
+    assert "(124.5M) on 8 x a100-sxm-80gb, DP 8: 32 sequences" in capsys.readouterr().out
 
 
 def test_a_run_file_is_written_of_it(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainledger.answers.budgets.lockfile import LOCK
-from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli import main
+from trainledger.cli.command_line import COMMANDS, verb_of
 from trainledger.cli.outputs import Output
 
 RUN = """

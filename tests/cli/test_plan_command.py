@@ -31,10 +31,16 @@ def call(capsys, *words):
 def costs(out):
     """What is said of each cost: its lines joined, by name."""
     found, name = {}, ""
-    for line in out.partition("What it costs")[2].partition("\n\n")[0].splitlines()[1:]:
+    shown = next(part for part in out.split("\n\n") if part.startswith(("step ", "time ")))
+    for line in shown.splitlines():
         name = line[:12].strip() or name
         found[name] = f"{found.get(name, '')} {line[12:]}".strip()
     return found
+
+
+def pasted(out):
+    """The layout that a search offers to a run file."""
+    return out.partition("To paste into a run file\n")[2].partition("activation_checkpointing")[0]
 
 
 def spread(tmp_path, model, device, count, batch=1):
@@ -49,7 +55,7 @@ def spread(tmp_path, model, device, count, batch=1):
 
 def bars(out):
     """The lines of the waterfall, as (cause, share)."""
-    shown = out.partition("Where the time of")[2].partition("\n\n")[0].splitlines()[1:]
+    shown = out.rpartition("Where the time of")[2].partition("\n\n")[0].splitlines()[1:]
     return [(line[:26].strip(), float(line[36:].split()[0])) for line in shown]
 
 
@@ -90,9 +96,9 @@ def test_a_model_beside_a_directory_of_its_name(capsys, tmp_path, monkeypatch):
 
 
 def test_a_model_alone_is_one_step_without_evaluation(capsys):
-    code, out, _ = call(capsys, "plan", "gpt2", *L4)
+    code, out, _ = call(capsys, "plan", "gpt2", *L4, "--full")
     assert code == 0
-    assert list(costs(out)) == ["step", "speed", "work", "memory", "bottleneck"]
+    assert list(costs(out)) == ["step", "speed", "memory", "bottleneck"]
     assert "A step: 1 sequence of 1,024 tokens" in out
     assert "One step, without evaluation and checkpoints;" in out
     assert "Where the time of a step goes" in out
@@ -139,7 +145,7 @@ def test_figures_of_a_plan_are_written(capsys, tmp_path):
 def test_the_rows_of_a_whole_run_sum_to_it(capsys, steps, named):
     words = ["plan", "gpt2", *L4, "--set", f"recipe.steps={steps}"]
     out = call(capsys, *words)[1]
-    assert list(costs(out)) == ["time", "speed", "devices", "energy", "work", "memory", "bottleneck"]
+    assert list(costs(out)) == ["time", "speed", "devices", "energy", "memory", "bottleneck"]
     assert f" for {named} of " in costs(out)["time"]
     forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
     of_steps = steps * forecast["step_seconds"]
@@ -160,14 +166,14 @@ def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
     words += ["--set", "layout.shard=1024", "--set", "cluster.price_per_device_hour=2.5"]
     words += ["--set", "cluster.power_usage_effectiveness=1.2", "--set", "cluster.grid_kg_co2_per_kwh=0.4"]
     words += ["--set", "recipe.precision=bf16-mixed"]
-    code, out, err = call(capsys, *words)
+    code, out, err = call(capsys, *words, "--full")
     assert code == 2
     assert "values memory: does not fit: a device needs 97.22 GB and has 85.02 GB usable; " in " ".join(err.split())
     said = costs(out)
     forecast = json.loads(call(capsys, *words, "--json")[1])["forecast"]
     money, between = 2.5 * forecast["device_hours"], forecast["intervals"]["money"]
     assert said["money"].startswith(f"{money:,.0f} (80 %: ")
-    assert said["money"].endswith(") at 2.5 per device-hour")
+    assert said["money"].endswith(" device-hours at 2.5")
     assert between["low"] < money < between["high"]
     energy = forecast["device_hours"] * 0.7 * 1.2
     assert said["energy"] == f"{energy:,.0f} kWh at the rated power, PUE 1.2; {0.4 * energy:,.0f} kg of CO2"
@@ -220,11 +226,11 @@ def test_model_flops_by_another_convention(capsys):
 
 def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
     words = ["plan", "llama-3.2-1b", "--set", "cluster.device=h100-sxm", "--set", "recipe.seq_len=2048"]
-    assert main(words) == 0
+    assert main([*words, "--full"]) == 0
     said = capsys.readouterr().out
     assert "Outside the tensors" in said
     assert "CUDA context 314.6 MB" in said
-    assert "in all: fits in 85.02 GB of usable memory." in " ".join(said.split())
+    assert "GB in all: fits in 85.02 GB of usable memory." in " ".join(said.split())
     assert main([*words, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)["device_memory"]
     assert held["fits"] is True
@@ -232,11 +238,15 @@ def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
     assert all(each["source"] for each in held["lines"])
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--mfu", "-1"), ("--convention", "causal")])
-def test_what_is_of_training_is_refused_beside_a_phase(capsys, flag, value):
-    code, out, err = call(capsys, "plan", "gpt2", *L4, "--phase", "decode", flag, value)
-    sentence = f"{flag} = '{value}': is for training; a served model has no MFU: leave it out"
-    assert (code, out, err) == (2, "", sentence + "\n")
+def test_an_option_of_the_other_phase_is_refused(capsys):
+    for words, sentence in (
+        (["--phase", "decode", "--mfu=-1"], "--mfu = '-1': is for training; a served model has no MFU: leave it out"),
+        (
+            ["--batch", "3"],
+            "--batch = '3': is for a served model; give --phase too; nearest that works: --phase decode",
+        ),
+    ):
+        assert call(capsys, "plan", "gpt2", *L4, *words) == (2, "", sentence + "\n")
 
 
 def test_device_and_count_are_short_for_their_fields(capsys):
@@ -250,22 +260,22 @@ def test_device_and_count_are_short_for_their_fields(capsys):
 
 
 def test_a_model_on_several_devices_gets_the_batch_and_the_layout_of_the_search(capsys):
-    code, out, err = call(capsys, "plan", "gpt2", "--device", "l4", "--count", "4")
+    words = ["gpt2", "--device", "l4", "--count", "4", "--full"]
+    code, out, err = call(capsys, "plan", *words)
     assert code == 0
-    assert (code, out, err) == call(capsys, "plan", "gpt2", "--device", "l4", "--count", "4", "--set", "layout=auto")
+    assert (code, out, err) == call(capsys, "plan", *words, "--set", "layout=auto")
     assert "A step: 4,096 sequences of 1,024 tokens" in out
     assert "recipe.global_batch=4096 (4.194M tokens in a step)" in " ".join(err.split())
-    found = call(capsys, "layouts", "gpt2", "--device", "l4", "--count", "4", "--keep", "1")[1]
-    assert found.partition("to paste into a run file\n\n")[2].partition("\n\nLess")[0].strip() in out
+    assert pasted(call(capsys, "layouts", *words, "--keep", "1")[1]) in out
     said = call(capsys, "plan", "gpt2", *L4, "--set", "cluster.count=4", "--set", "layout=auto",
-                "--set", "recipe.global_batch=8")  # fmt: skip
+                "--set", "recipe.global_batch=8", "--full")  # fmt: skip
     assert "A step: 8 sequences of 1,024 tokens" in said[1]
     assert "recipe.global_batch" not in said[2]
 
 
 @pytest.mark.slow
 def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
-    words = ["plan", "llama-3.2-1b", "--device", "a100-sxm-80gb", "--set", "recipe.global_batch=64"]
+    words = ["plan", "llama-3.2-1b", "--device", "a100-sxm-80gb", "--set", "recipe.global_batch=64", "--full"]
     assert "A step: 64 sequences of 131,072 tokens" in call(capsys, *words)[1]
     words += ["--count", "8"]
     code, out, err = call(capsys, *words)
@@ -276,14 +286,13 @@ def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
 
 
 def test_one_device_gets_what_the_search_finds_too(capsys):
-    code, out, err = call(capsys, "plan", "gpt2", *L4, "--set", "layout=auto")
+    code, out, err = call(capsys, "plan", "gpt2", *L4, "--set", "layout=auto", "--full")
     assert code == 0
     assert "A step: 4,096 sequences of 1,024 tokens" in out
     assert "recipe.global_batch=4096 (4.194M" in err
-    found = call(capsys, "layouts", "gpt2", *L4, "--keep", "1")[1]
-    pasted = found.partition("to paste into a run file\n\n")[2].partition("\n\nLess")[0].strip()
-    assert "micro_batch = " in pasted
-    assert pasted in out
+    found = pasted(call(capsys, "layouts", "gpt2", *L4, "--keep", "1", "--full")[1])
+    assert "micro_batch = " in found
+    assert found in out
 
 
 def test_programs_get_the_layout_that_was_found(capsys):
@@ -299,9 +308,9 @@ def test_programs_get_the_layout_that_was_found(capsys):
 
 def test_a_bar_that_takes_away_is_explained(capsys):
     tuned = ["--set", "recipe.lora.rank=8", "--set", "recipe.seq_len=256"]
-    out = " ".join(call(capsys, "plan", "llama-3-8b", *L4, *tuned)[1].split())
+    out = " ".join(call(capsys, "plan", "llama-3-8b", *L4, *tuned, "--full")[1].split())
     assert "6 N D counts gradients of frozen weights as matmuls too, which is more than attention adds" in out
-    assert "as matmuls too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
+    assert "as matmuls too" not in call(capsys, "plan", "llama-3-8b", *L4, "--full")[1]
 
 
 def test_layers_of_many_stages_are_reported_in_few_words(capsys):
@@ -310,7 +319,7 @@ def test_layers_of_many_stages_are_reported_in_few_words(capsys):
              "layout.virtual_stages=6", "--set", "layout.schedule=interleaved", "--set", "model.n_layers=46",
              "--set", f"layout.stage_layers={layers}", "--set", "recipe.global_batch=8", "--set",
              "recipe.micro_batch=1"]  # fmt: skip
-    code, out, _ = call(capsys, *words)
+    code, out, _ = call(capsys, *words, "--full")
     assert code == 0
     assert "stage_layers 0, 46 x 1, 0" in " ".join(out.split())
 
@@ -324,13 +333,13 @@ def test_a_served_model_that_no_batch_fits_gets_the_tensor_ranks_that_hold_it(ca
 
 
 def test_devices_that_a_served_model_leaves_idle_are_named(capsys):
-    served = ["plan", "gpt2", "--phase", "decode", "--device", "l4", "--count", "4"]
+    served = ["plan", "gpt2", "--phase", "decode", "--device", "l4", "--count", "4", "--full"]
     assert "Of the 4 devices one is accounted for, with the whole model on it" in call(capsys, *served)[1]
     assert "one is accounted for" not in call(capsys, *served, "--set", "layout.tensor=4")[1]
 
 
 def test_a_served_model_on_an_unmeasured_machine_has_no_empty_columns(capsys):
-    out = call(capsys, "plan", "gpt2", "--phase", "decode")[1]
+    out = call(capsys, "plan", "gpt2", "--phase", "decode", "--full")[1]
     assert next(line for line in out.splitlines() if line.startswith("batch")).split() == [
         "batch",
         "KV",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli import main
+from trainledger.cli.command_line import COMMANDS, verb_of
 
 HOSTILE = [
     ["plan", "adir"], ["plan", "torn.toml"], ["plan", "bytes.toml"], ["plan", "torn.json"], ["plan", "list.json"],

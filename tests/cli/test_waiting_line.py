@@ -53,10 +53,10 @@ def test_a_search_of_one_thing_shows_no_count(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_looked_at_is_heard() -> None:
     heard: list[str] = []
     run = tl.load(RUN)
-    tl.breaks(run, along=["depth", "batch"], say=heard.append)
+    tl.breaks(run, along=["depth", "batch"], progress=lambda what, *_: heard.append(what))
     assert heard == ["depth", "batch"]
     heard.clear()
-    tl.advise(run, together=0, say=heard.append)
+    tl.advise(run, together=0, progress=lambda what, *_: heard.append(what))
     assert "compile each block" in heard
 
 

@@ -89,7 +89,7 @@ from trainledger.web.server import encoded, warm_up
 before = set(sys.modules)
 warm_up(CALCULATORS)
 warmed = set(sys.modules)
-assert "trainledger.answers.plan" in warmed - before
+assert "trainledger.answers.cost" in warmed - before
 assert gc.get_freeze_count() > 10_000
 for each in CALCULATORS.values():
     if not each.patient:

@@ -12,16 +12,17 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.device_memory import memory_data, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.question import Progress, count, question, silent, text
+from trainledger.answers.question import Progress, choice, count, question, silent, text
 from trainledger.answers.source import also
 from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference, served
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, stacked, usable_memory
 from trainledger.report.document import Amount, Cell, Document, Section, Table, details, notes, section, sections
 from trainledger.report.table import sentence
+from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides
-from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE, Serving
+from trainledger.spec.serving import CACHE_FORMATS, PHASES, WEIGHT_FORMATS, WHOLE, Serving
 from trainledger.spec.units import GIGA, KIB, KILO, counted, format_gigabytes, format_seconds
 
 _ALWAYS = 3  # columns of the table of batches that are never empty
@@ -44,8 +45,8 @@ def _ranks_that_hold(served: Inference) -> str | None:
     """The fewest tensor ranks that hold the model and the batch, as ``layout=auto`` finds them; None without any."""
     serving = {field.name: getattr(served.serving, field.name) for field in fields(served.serving)}
     with suppress(InvalidInput):
-        more = {"layout.auto": True, "layout.tensor": 1, "cluster.count": _MOST_RANKS}
-        found = inference(served.run, more, **serving)
+        run = replace(served.run, layout=Layout(auto=True), origin=replace(served.run.origin, explicit=frozenset()))
+        found = inference(run, {"cluster.count": _MOST_RANKS}, **serving)
         if found.fits:
             return f"--count {found.run.layout.tensor} --set layout.tensor={found.run.layout.tensor}"
     return None
@@ -56,7 +57,7 @@ def inference(
     run: Source,
     overrides: Overrides = (),
     *,
-    phase: Annotated[str, text("prefill of a prompt, or decode of one more token")] = "decode",
+    phase: Annotated[str, choice("prefill of a prompt, or decode of one more token", PHASES)] = "decode",
     batch: Annotated[int, count("sequences at once", most=10**9)] = 1,
     context: Annotated[int | None, count("tokens of each sequence", most=10**9, default_text="recipe.seq_len")] = None,
     weights: Annotated[

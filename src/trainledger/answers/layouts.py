@@ -19,18 +19,7 @@ from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
-from trainledger.report.document import (
-    Cell,
-    Code,
-    Document,
-    Item,
-    Items,
-    Section,
-    Table,
-    notes,
-    section,
-    sections,
-)
+from trainledger.report.document import Cell, Code, Document, Item, Items, Section, Table, notes, section, sections
 from trainledger.report.table import commands, pasted, sentence
 from trainledger.spec.device import SHARE
 from trainledger.spec.layout import Layout, overlaps
@@ -50,11 +39,7 @@ _LEGEND = (
 )
 
 
-def _why(found: Layouts) -> Problem | None:
-    return found.problem
-
-
-@question("Plan", "the fastest ways to spread a run over devices", impossible=_why)
+@question("Plan", "the fastest ways to spread a run over devices", impossible=lambda found: found.problem)
 def layouts(
     run: Source,
     overrides: Overrides = (),
@@ -136,7 +121,8 @@ def verdict(found: Layouts) -> str:
     if found.best is None:
         return _none(found)
     best, simplest = found.best, found.simplest or found.best
-    said = f"Quickest: {layout_name(best.run.layout)}, {format_seconds(best.seconds)} a step"
+    cut = "Interrupted: what was accounted for so far is ranked. " if found.interrupted else ""
+    said = f"{cut}Quickest: {layout_name(best.run.layout)}, {format_seconds(best.seconds)} a step"
     if simplest == best:
         return said + "."
     return (
@@ -305,7 +291,7 @@ def _how(found: Layouts) -> Iterator[str]:
             yield f"Their bounds of {what} were {_apart(gap)} below the account."
     if found.best is not None and found.certain:
         yield "No other layout can be among the ranked, if bounds hold as they did for these."
-    yield from (sentence(each) for each in found.notes)
+    yield from (sentence(each) for each in found.notes if not each.startswith("interrupted"))  # the verdict says it
 
 
 def _apart(gap: Gap) -> str:

@@ -25,15 +25,7 @@ from trainledger.forecast.predict.predict import ALONE
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount, account_run
 from trainledger.report.chart import Chart
-from trainledger.report.document import (
-    Bars,
-    Code,
-    Document,
-    Facts,
-    notes,
-    section,
-    sections,
-)
+from trainledger.report.document import Bars, Code, Document, Facts, notes, section, sections
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.problem import Problem
 from trainledger.spec.reading import Overrides

@@ -132,8 +132,7 @@ def einsum(args: Namespace) -> Document:
     dtype = known_format(args.dtype, "--dtype")
     if not is_pattern(args.equation, shapes, sizes, how):
         one = costs_of(args.equation, shapes, dtype)
-        times = () if device is None else einsum_times(one, devices_named(device, "--device"))
-        return of_einsum.einsum(one, times)
+        return of_einsum.einsum(one, () if device is None else einsum_times(one, devices_named(device, "--device")))
     if device is not None:
         rule = "bounds the time of an einsum; a pattern on one tensor moves bytes and is not timed"
         raise InvalidInput([Problem("--device", device, rule)])

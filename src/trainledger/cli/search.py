@@ -7,13 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 import trainledger as tl
-from trainledger.cli.arguments import (
-    PLOT,
-    group,
-    option,
-    options,
-    takes,
-)
+from trainledger.cli.arguments import PLOT, group, option, options, takes
 from trainledger.cli.asking import while_waiting
 from trainledger.report.document import Answer
 from trainledger.spec.problem import Problem, nearest_text
@@ -38,8 +32,8 @@ class _Set(argparse.Action):
         rule = f"is no field of a budget, which has {', '.join(_BUDGET)}; layout and recipe are found here"
         names = {each.partition(".")[2]: each for each in _BUDGET}
         near = nearest_text(field.strip().rpartition(".")[2], names)
-        problem = Problem("--set", values, rule, names[near] if near else None)
-        namespace.problems = [*getattr(namespace, "problems", []), problem]
+        wrong = getattr(namespace, "problems", [])
+        namespace.problems = [*wrong, Problem("--set", values, rule, names[near] if near else None)]
 
 
 @takes(

@@ -184,8 +184,7 @@ def to_json(ledger: Ledger) -> dict[str, Any]:
         for name, value in record.items():
             if not _is_plain(value):
                 raise TypeError(f"{name} = {value!r} of a ledger is not a number that can be stored")
-    lives = {"tensors": tensors} if tensors else {}
-    return {"format": FORMAT, **head, "entries": entries, **lives}
+    return {"format": FORMAT, **head, "entries": entries, **({"tensors": tensors} if tensors else {})}
 
 
 def _told(record: Entry | TensorLife, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -51,8 +51,7 @@ def attention_backward_flops(batch: Int, heads: Int, queries: Int, keys: Int, he
     Five matmuls where forward has two (Dao et al. 2022, FlashAttention, appendix B.4).
     """
     with_head = matmul_flops(queries, keys, head_dim, batch * heads)
-    with_value = matmul_flops(queries, value_dim, keys, batch * heads)
-    return 3 * with_head + 2 * with_value
+    return 3 * with_head + 2 * matmul_flops(queries, value_dim, keys, batch * heads)
 
 
 def attention_backward_model_flops(

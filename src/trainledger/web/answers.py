@@ -16,14 +16,7 @@ from trainledger.report.draw.chart import svg
 from trainledger.report.html import parts, table_html
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.units import (
-    NotAQuantity,
-    format_percent,
-    parse_amount,
-    parse_nbytes,
-    parse_number,
-    parse_seconds,
-)
+from trainledger.spec.units import NotAQuantity, format_percent, parse_amount, parse_nbytes, parse_number, parse_seconds
 from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query

@@ -59,7 +59,7 @@ def test_the_column_of_memory_is_left_out_where_none_is_published() -> None:
 
 
 def test_a_plan_shows_them_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", *RUN, *SETS])
+    main(["plan", *RUN, *SETS, "--full"])
     section = capsys.readouterr().out.partition("Nearest published runs\n")[2].partition("\n\n")[0]
     assert "R0002       h100-sxm-96gb-500w, not h100-sxm" in section
     assert "pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md Table" in section

@@ -11,14 +11,7 @@ from trainledger.forecast.predict.overlap import times_of
 from trainledger.forecast.predict.pipeline import NAMES, Chunk, Stage, TaskSpan, pipeline_ends, pipeline_spans
 from trainledger.forecast.predict.roofline import EntryTime, Machine, NoRate, ideal_seconds, matmul_dtype_of
 from trainledger.forecast.predict.stage import StageTime, stages_of, with_free_links
-from trainledger.forecast.predict.step import (
-    CAUSES,
-    StepTime,
-    basis_of,
-    causes_of,
-    launched_one_by_one,
-    step_time,
-)
+from trainledger.forecast.predict.step import CAUSES, StepTime, basis_of, causes_of, launched_one_by_one, step_time
 from trainledger.forecast.predict.stream_ops import StreamOp, compute_seconds, flat
 from trainledger.forecast.predict.streams import Span, Streams, rank_seconds
 from trainledger.ledger.core.sizes import added

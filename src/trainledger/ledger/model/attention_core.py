@@ -67,8 +67,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
         return _transformer_engines(sizes)
     if cudnn_takes(sizes.backend, dtype, head, value, deterministic=sizes.deterministic):
         return "cudnn_attention"
-    uneven = head != value
-    return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
+    return "efficient_attention" if masked or head != value or dtype == "fp32" else "flash_attention"
 
 
 def _transformer_engines(sizes: Sizes) -> str:

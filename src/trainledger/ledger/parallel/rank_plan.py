@@ -159,6 +159,11 @@ class RankPlan:
     sharded: bool
     gathers: bool
 
+    def __eq__(self, other: object) -> bool:
+        # All else follows from these; leaves are of one account and equal no others.
+        known = (self.run, self.whole, self.stage, self.place)
+        return isinstance(other, RankPlan) and known == (other.run, other.whole, other.stage, other.place)
+
     @property
     def layout(self) -> Layout:
         return self.run.layout
