@@ -248,9 +248,13 @@ def run_closed_loop(
         watch = Watching(lambda: measuring.meter.metered, say_on_stderr)
         watching = [Forecasting(), *observers, *measuring.observers(), watch]
     return train(
-        run, run_dir, resume=resume, observers=watching, seconds_in_a_collective=rank_timeout,
+        run,
+        run_dir,
+        resume=resume,
+        observers=watching,
+        seconds_in_a_collective=rank_timeout,
         needs_of=needs_of if preflight else None,
-    )  # fmt: skip
+    )
 
 
 def needs_of(run: Run, ranks: Ranks) -> Needs:

@@ -160,9 +160,7 @@ def with_length(run: Run) -> Run:
         return run
     tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
     assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)
-    return replace(
-        run, recipe=replace(run.recipe, steps=None, tokens=tokens), origin=replace(origin, assumed=assumed)
-    )  # fmt: skip
+    return replace(run, recipe=replace(run.recipe, steps=None, tokens=tokens), origin=replace(origin, assumed=assumed))
 
 
 def sharded(named: str | ModelSpec, overrides: Sequence[str]) -> tuple[str, ...]:

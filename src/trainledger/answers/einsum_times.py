@@ -24,11 +24,14 @@ def einsum_times(one: Einsum, devices: Iterable[Device]) -> tuple[EinsumTime, ..
     """
     matmuls = [
         Matmul(
-            each.matmul, one.dtype, each.flops, nbytes_in(each.read_elements, one.dtype),
+            each.matmul,
+            one.dtype,
+            each.flops,
+            nbytes_in(each.read_elements, one.dtype),
             nbytes_in(each.written_elements, one.dtype),
         )
         for each in one.steps
-    ]  # fmt: skip
+    ]
     return tuple(einsum_time(matmuls, each) for each in devices)
 
 

@@ -26,10 +26,12 @@ from trainledger.spec.units import GIGA, counted, format_count, format_nbytes
 _DETAILED = ("model", "sequence", "micro-batch", "devices")
 _MOST_DEVICES = 6
 _COLUMNS = {
-    "model": ("largest model", "count"), "sequence": ("longest sequence", "integer"),
-    "micro-batch": ("micro-batch", "integer"), "devices": ("fewest devices", "integer"),
+    "model": ("largest model", "count"),
+    "sequence": ("longest sequence", "integer"),
+    "micro-batch": ("micro-batch", "integer"),
+    "devices": ("fewest devices", "integer"),
     "memory": ("memory needed", "nbytes"),
-}  # fmt: skip
+}
 _THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
 
 
@@ -206,9 +208,13 @@ def _data(fit: Fit) -> dict[str, Any]:
 
 def _found_data(run: Run, found: Found) -> dict[str, Any]:
     data = {
-        "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
-        "memory": _memory_data(found.memory), "beyond_size": found.beyond_size, "beyond": _memory_data(found.beyond),
-    }  # fmt: skip
+        "question": QUESTIONS[found.question],
+        "size": found.size,
+        "note": found.note,
+        "memory": _memory_data(found.memory),
+        "beyond_size": found.beyond_size,
+        "beyond": _memory_data(found.beyond),
+    }
     if found.run is not None:
         data["model"] = model_data(found.run)
     if found.question == "micro-batch" and found.size is not None:
@@ -220,9 +226,13 @@ def model_data(run: Run) -> dict[str, Any]:
     """The shape of a run's model."""
     spec = run.model
     return {
-        "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
-        "n_heads": spec.attention.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.feed_forward.d_ff,
-    }  # fmt: skip
+        "parameters": parameters(spec).total,
+        "d_model": spec.d_model,
+        "n_layers": spec.n_layers,
+        "n_heads": spec.attention.n_heads,
+        "n_kv_heads": spec.kv_heads,
+        "d_ff": spec.feed_forward.d_ff,
+    }
 
 
 def _memory_data(use: MemoryUse | None) -> Any:

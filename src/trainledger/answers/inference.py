@@ -90,10 +90,14 @@ def inference(
         peaks = {} if machine is None else machine.peak_flops_per_second
         compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
     serving = Serving(
-        phase=phase, batch=batch, context=context or run.recipe.seq_len,
-        weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
+        phase=phase,
+        batch=batch,
+        context=context or run.recipe.seq_len,
+        weights=compute if weights is None else weights,
+        cache=compute if cache is None else cache,
+        compute=compute,
         quantized=quantized,
-    )  # fmt: skip
+    )
     if problems := list(serving.problems()):
         raise InvalidInput(problems)
     return served(run, serving, machine, backend=kernels_of(run))
@@ -225,10 +229,12 @@ def _batches(found: Inference) -> Section:
     columns = ("batch", "KV cache", "memory", "about" if measured else "at least", "tokens/s", "bound", "")
     filled = [at for at in range(len(columns)) if at < _ALWAYS or any(row[at] not in ("", None) for row in rows)]
     table = Table(
-        "batches", tuple(columns[at] for at in filled), tuple(tuple(row[at] for at in filled) for row in rows),
+        "batches",
+        tuple(columns[at] for at in filled),
+        tuple(tuple(row[at] for at in filled) for row in rows),
         units=tuple(("integer", "nbytes", "", "seconds", "", "", "")[at] for at in filled),
         align="".join("rrrrrll"[at] for at in filled),
-    )  # fmt: skip
+    )
     return section("", table, None if found.largest_batch is None else largest(found.largest_batch))
 
 
@@ -350,9 +356,12 @@ def _memory_chart(found: Inference) -> Chart:
     }
     colours = {"weights": COLOURS[0], "KV cache": COLOURS[1]}
     bars = stacked(
-        parts, colours, lambda name, row: f"batch {rows[row].batch:,}: {parts[name][row]:.3f} GB of {name}", thick=0.8,
+        parts,
+        colours,
+        lambda name, row: f"batch {rows[row].batch:,}: {parts[name][row]:.3f} GB of {name}",
+        thick=0.8,
         upright=True,
-    )  # fmt: skip
+    )
     usable = None if found.memory is None else found.memory.usable_nbytes
     line = [] if found.memory is None else usable_memory(usable, "y", of_a_device(found.memory))
     x = Axis("sequences at once", names=tuple(f"{each.batch:,}" for each in rows))

@@ -318,10 +318,13 @@ _OF_LAYOUTS = ("run", "ranked", "simplest", "pareto", "problem")
 def _layout_data(each: ScoredLayout) -> dict[str, Any]:
     recipe = each.run.recipe
     return {
-        "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
-        "activation_checkpointing": recipe.activation_checkpointing.kind, "set": list(each.settings),
-        "step_seconds": each.seconds, **plain(each, less={ScoredLayout: ("run", "seconds")}),
-    }  # fmt: skip
+        "layout": to_plain(each.run.layout),
+        "micro_batch": recipe.micro_batch,
+        "activation_checkpointing": recipe.activation_checkpointing.kind,
+        "set": list(each.settings),
+        "step_seconds": each.seconds,
+        **plain(each, less={ScoredLayout: ("run", "seconds")}),
+    }
 
 
 def figures(found: Layouts) -> list[Chart]:
@@ -330,9 +333,10 @@ def figures(found: Layouts) -> list[Chart]:
         return []
     numbers = [f"{number}" for number in range(1, len(found.pareto) + 1)]
     marks: list[Mark] = [
-        _points("quickest", found.ranked, COLOURS[4]), _points("Pareto front", found.pareto, COLOURS[0], 2, numbers),
+        _points("quickest", found.ranked, COLOURS[4]),
+        _points("Pareto front", found.pareto, COLOURS[0], 2, numbers),
         *usable_memory(found.usable_nbytes),
-    ]  # fmt: skip
+    ]
     title = f"Step time against memory: {found.run.model.name} on {found.devices:,} x {found.device}"
     x, key = Axis("memory of the peak rank (GB)"), tuple(each.title for each in found.pareto)
     return [Chart(title, tuple(marks), x, Axis("step (seconds)"), key)]

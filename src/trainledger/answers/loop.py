@@ -20,10 +20,14 @@ from trainledger.spec.reading import Overrides
 from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_count, format_nbytes, format_seconds
 
 _NAMES = {
-    "tokens_per_step": "tokens of a step", "micro_batches": "micro-batches", "corpus_nbytes": "corpus on disk",
-    "checkpoint_nbytes": "checkpoint", "checkpoint_every": "checkpoint every", "loader_tokens_per_second": "loader",
+    "tokens_per_step": "tokens of a step",
+    "micro_batches": "micro-batches",
+    "corpus_nbytes": "corpus on disk",
+    "checkpoint_nbytes": "checkpoint",
+    "checkpoint_every": "checkpoint every",
+    "loader_tokens_per_second": "loader",
     "loader_nbytes_per_second": "loader reads",
-}  # fmt: skip
+}
 _PLAIN = (
     "tokens_per_step micro_batches steps tokens corpus_tokens epochs token_dtype corpus_nbytes checkpoint_nbytes "
     "checkpoint_every checkpoint_seconds checkpoints step_seconds loader_tokens_per_second loader_nbytes_per_second"
@@ -116,7 +120,8 @@ def _checkpoints(answer: TrainingLoop) -> Iterator[str | Table]:
     if saved is None:
         return
     yield Table(
-        "checkpoints", ("", "time"),
+        "checkpoints",
+        ("", "time"),
         (
             ("saving holds the run up", saved.pause_seconds),
             ("mean time between interruptions", saved.mtbf_seconds),
@@ -124,8 +129,9 @@ def _checkpoints(answer: TrainingLoop) -> Iterator[str | Table]:
             ("best interval, first order (Young)", saved.young_seconds),
             ("best interval (Daly)", saved.daly_seconds),
         ),
-        units=("", "seconds"), align="lr",
-    )  # fmt: skip
+        units=("", "seconds"),
+        align="lr",
+    )
 
 
 def interval_table(saved: Checkpointing) -> Table:

@@ -46,9 +46,11 @@ _FAR = 0.1  # relative: from here on the headline says how attention is counted
 _MUCH_ATTENTION = 0.3  # of the FLOPs of matmuls and attention
 _SMALL = 0.01  # of the whole: smaller bars are one in the short answer
 BASES = {
-    "bound": "a bound: no run is faster", "assumed": "assumed: rates of a data sheet or a calibration",
-    "measured": "measured", "exact": "exact",
-}  # fmt: skip
+    "bound": "a bound: no run is faster",
+    "assumed": "assumed: rates of a data sheet or a calibration",
+    "measured": "measured",
+    "exact": "exact",
+}
 
 
 def why_impossible(plan: Plan) -> Problem | None:

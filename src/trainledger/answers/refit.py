@@ -104,9 +104,11 @@ def sample_of(past: PastRun, machine: Calibration) -> RunSample:
     kernels = "cpu" if machine.backend == "cpu" else kernels_of_capability(machine.compute_capability)
     ledger = account(run, backend=kernels)
     step = step_time(
-        ledger, replace(machine, fits=()), tensors=leaves_of(run.model, run.recipe).trained().tensors,
+        ledger,
+        replace(machine, fits=()),
+        tensors=leaves_of(run.model, run.recipe).trained().tensors,
         blocking=run.recipe.launch_blocking,
-    )  # fmt: skip
+    )
     if step.seconds is None:
         raise _PassedOver(f"has no predicted step time: {'; '.join(step.notes)}")
     predicted: dict[str, float] = {}

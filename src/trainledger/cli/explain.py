@@ -66,9 +66,7 @@ def explain(args: Namespace) -> Document:
         if not held.tensors_alone:
             parts += (explained.outside_tensors(held),)
     legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
-    return page(
-        run, kernels_of(run), args.what, parts, symbols=legend, stage=stage, held=held, errors=_errors(run)
-    )  # fmt: skip
+    return page(run, kernels_of(run), args.what, parts, symbols=legend, stage=stage, held=held, errors=_errors(run))
 
 
 def _stage(args: Namespace, run: Run) -> int:

@@ -136,9 +136,12 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
         in_all = sum(each if most is None else min(each, most) for each in counts)
     show, found = while_waiting(), []
     for each in document_losses(
-        trained.model.to(device, TORCH[dtype]), documents, end_id=tokenizer.end_id,
-        context=context, stride=stride,
-    ):  # fmt: skip
+        trained.model.to(device, TORCH[dtype]),
+        documents,
+        end_id=tokenizer.end_id,
+        context=context,
+        stride=stride,
+    ):
         found.append(each)
         show(f"{len(found):,} documents{'' if in_all is None else f' of {in_all:,}'}, the last one {each.place}")
     show("")

@@ -214,9 +214,7 @@ def _text(path: Path) -> str:
 FORMAT = 3  # 1 had no kernels by operation and no matmuls of backward
 READ_FORMATS = (2, 3)  # 2 had no copies to a device, no reading from disk, no loader and no collectives
 ENVIRONMENT = "TRAINLEDGER_CALIBRATION"
-KINDS = (
-    "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update"
-)  # fmt: skip
+KINDS = ("matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update")
 
 
 @frozen(kw_only=True)

@@ -82,9 +82,12 @@ class Fabric:
     def bound(self) -> Fabric:
         """The fabric at its data sheets: no run is faster."""
         return replace(
-            self, node=self.node.bound, network=None if self.network is None else self.network.bound,
-            host=None if self.host is None else self.host.bound, network_share=1.0,
-        )  # fmt: skip
+            self,
+            node=self.node.bound,
+            network=None if self.network is None else self.network.bound,
+            host=None if self.host is None else self.host.bound,
+            network_share=1.0,
+        )
 
 
 # Eight devices that share 100 Mbit/s have 1.6 MB/s each: a smaller number was meant in another unit.

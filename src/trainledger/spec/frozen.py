@@ -100,13 +100,17 @@ class _Signature:
             raise AttributeError("__signature__")
         in_order = [
             Parameter(
-                declared.name, Parameter.KEYWORD_ONLY if declared.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
-                default=Parameter.empty if declared.default is MISSING and declared.default_factory is MISSING
-                else declared.default if declared.default_factory is MISSING else _Made(declared.default_factory),
+                declared.name,
+                Parameter.KEYWORD_ONLY if declared.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
+                default=Parameter.empty
+                if declared.default is MISSING and declared.default_factory is MISSING
+                else declared.default
+                if declared.default_factory is MISSING
+                else _Made(declared.default_factory),
                 annotation=declared.type,
             )
             for declared in fields(cls)
-        ]  # fmt: skip
+        ]
         return Signature(in_order, return_annotation=None)
 
 

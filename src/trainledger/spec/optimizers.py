@@ -17,8 +17,10 @@ def _implementation(*choices: str) -> Any:
     """
     return setting(
         "one kernel for all tensors (fused), one for each line of the rule (foreach), or tensor by tensor (loop)",
-        quantity="text", default=choices[0], choices=choices,
-    )  # fmt: skip
+        quantity="text",
+        default=choices[0],
+        choices=choices,
+    )
 
 
 def _decay_rate(doc: str, default: float) -> Any:
@@ -26,8 +28,10 @@ def _decay_rate(doc: str, default: float) -> Any:
 
 
 _FIRST, _SECOND, _EPSILON = (
-    "decay of the first moment", "decay of the second moment", "added to the root of the second moment",
-)  # fmt: skip
+    "decay of the first moment",
+    "decay of the second moment",
+    "added to the root of the second moment",
+)
 
 
 class _Options:

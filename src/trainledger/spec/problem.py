@@ -63,8 +63,10 @@ class InvalidInput(ValueError):  # noqa: N818
 
     def placed(self) -> list[Problem]:
         """The problems, each with where it was found, to be collected with others."""
-        return [Problem(problem.field, problem.value, problem.rule, problem.nearest, problem.where or self.where)
-                for problem in self.problems]  # fmt: skip
+        return [
+            Problem(problem.field, problem.value, problem.rule, problem.nearest, problem.where or self.where)
+            for problem in self.problems
+        ]
 
 
 InvalidInput.__module__ = "trainledger"  # its public name, with which a traceback ends

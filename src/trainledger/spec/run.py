@@ -136,9 +136,13 @@ class Run:
         axes = (*AXES, "expert")
         spread = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) != getattr(usual, axis)]
         said = [
-            f"{recipe.global_batch} x {recipe.seq_len} tokens a step", recipe.precision.kind, recipe.optimizer.kind,
-            *(["layout auto"] if layout.auto else []), *spread, f"{self.cluster.count} x {self.cluster.device}",
-        ]  # fmt: skip
+            f"{recipe.global_batch} x {recipe.seq_len} tokens a step",
+            recipe.precision.kind,
+            recipe.optimizer.kind,
+            *(["layout auto"] if layout.auto else []),
+            *spread,
+            f"{self.cluster.count} x {self.cluster.device}",
+        ]
         return f"Run({self.model.name}: {', '.join(said)})"
 
     @property

@@ -26,8 +26,12 @@ from trainledger.spec.run import DataSpec, Run
 from trainledger.spec.setting import NONE
 
 SECTIONS: dict[str, type[Any]] = {
-    "model": ModelSpec, "recipe": Recipe, "layout": Layout, "cluster": Cluster, "data": DataSpec,
-}  # fmt: skip
+    "model": ModelSpec,
+    "recipe": Recipe,
+    "layout": Layout,
+    "cluster": Cluster,
+    "data": DataSpec,
+}
 LARGEST_FILE_NBYTES = 2**20
 _NAME = r"(?!.*\.(?:json|toml)$)[\w.-]+"  # such as of a model, not of a file
 _TWO_LAYOUTS = r"(?ms)^layout\s*=.*^\[layout\]"  # the text and the section

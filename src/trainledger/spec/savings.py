@@ -16,9 +16,11 @@ KEEPABLE = (
     "silu", "gelu", "_softmax", "native_layer_norm", "native_dropout",
 )  # fmt: skip
 ATTENTION_KERNELS = (
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-)  # fmt: skip
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
 
 
 def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:

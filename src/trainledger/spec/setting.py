@@ -22,9 +22,13 @@ from trainledger.spec.units import (
 )
 
 _QUANTITY_OF = {
-    "int": "count", "float": "number", "bool": "flag", "str": "text", "tuple[str, ...]": "texts",
+    "int": "count",
+    "float": "number",
+    "bool": "flag",
+    "str": "text",
+    "tuple[str, ...]": "texts",
     "tuple[int, ...]": "counts",
-}  # fmt: skip
+}
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
 LONGEST_LIST = 10_000

@@ -21,9 +21,12 @@ _BYTES = {
 }  # fmt: skip
 _RATES = {
     **{f"{unit}{per}": scale for unit, scale in _BYTES.items() for per in (("", "/s") if unit else ("",))},
-    **{f"{unit}{per}": scale // 8 for unit, scale in
-       (("kbit", KILO), ("mbit", MEGA), ("gbit", GIGA), ("tbit", TERA)) for per in ("", "/s")},
-}  # fmt: skip
+    **{
+        f"{unit}{per}": scale // 8
+        for unit, scale in (("kbit", KILO), ("mbit", MEGA), ("gbit", GIGA), ("tbit", TERA))
+        for per in ("", "/s")
+    },
+}
 _SECONDS = {
     "": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
     "y": 365.25 * 86400.0,

@@ -26,8 +26,11 @@ _CLOSE = 0.05  # relative: an answer of an exercise that is right
 _TRIES = 20  # draws of an exercise
 _NEAR = 2.0  # a factor: the right order of magnitude
 _PARSERS = {
-    "nbytes": parse_nbytes, "seconds": parse_seconds, "share": parse_number, "ratio": parse_number,
-}  # fmt: skip
+    "nbytes": parse_nbytes,
+    "seconds": parse_seconds,
+    "share": parse_number,
+    "ratio": parse_number,
+}
 
 
 def _silent(what: str, done: int, of: int) -> None:
@@ -67,20 +70,27 @@ def answer(
     calculator, query, reply = _asked(calculators, name, given, progress)
     made: dict[str, Any] = finite(
         {
-            "calculator": calculator.name, "query": dict(query.given), "verdict": reply.verdict, "tone": reply.tone,
+            "calculator": calculator.name,
+            "query": dict(query.given),
+            "verdict": reply.verdict,
+            "tone": reply.tone,
             "headlines": [_headline_data(each) for each in reply.headlines],
             "data": dict(reply.document.data()),
             "figures": {each.chart.title: svg(each.chart) for each in reply.drawings},
-            "notes": list(reply.notes), "paste": _paste(reply),
+            "notes": list(reply.notes),
+            "paste": _paste(reply),
         }
-    )  # fmt: skip
+    )
     return made
 
 
 def view(
-    name: str, given: Mapping[str, str], width: int = 960, progress: Progress = _silent,
+    name: str,
+    given: Mapping[str, str],
+    width: int = 960,
+    progress: Progress = _silent,
     calculators: Calculators = CALCULATORS,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables."""
     _, query, reply = _asked(calculators, name, given, progress)
     return {
@@ -102,9 +112,13 @@ def view(
 
 
 def check(
-    name: str, given: Mapping[str, str], of: str, guess: str, progress: Progress = _silent,
+    name: str,
+    given: Mapping[str, str],
+    of: str,
+    guess: str,
+    progress: Progress = _silent,
     calculators: Calculators = CALCULATORS,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Whether a guess of one headline is right, within 5 %; raises `InvalidInput` where it is no such number.
 
     >>> check("time", {"params": "70B", "tokens": "15T", "mfu": "50%"}, "days", "140")["right"]
@@ -204,9 +218,10 @@ def _sections(reply: Reply) -> list[Section]:
     found: list[Section] = []
     for section in reply.document.sections:
         parts = tuple(
-            each for each in section.parts
+            each
+            for each in section.parts
             if not (isinstance(each, Text) and {line.lower().removesuffix(".") for line in each.lines} <= said)
-        )  # fmt: skip
+        )
         if not section.title and found and not found[-1].title:
             found[-1] = Section("", (*found[-1].parts, *parts))
         elif parts:
@@ -222,17 +237,21 @@ def _value_data(field: Field, query: Query, reply: Reply) -> dict[str, Any]:
     """What a field shows: its text, its place among its stops, whether others decide it, and why it does not count."""
     text = reply.values.get(field.name, query[field.name])
     return {
-        "text": text, "at": place(field, text) if field.stops else 0, "follows": field.name in reply.solved,
+        "text": text,
+        "at": place(field, text) if field.stops else 0,
+        "follows": field.name in reply.solved,
         "unused": (reply.unused or {}).get(field.name, ""),
-    }  # fmt: skip
+    }
 
 
 def _remedy_data(each: Remedy) -> dict[str, Any]:
     """A remedy; of another calculator with its name."""
     return {
-        "title": each.title, "fields": dict(each.fields), "calculator": each.calculator,
+        "title": each.title,
+        "fields": dict(each.fields),
+        "calculator": each.calculator,
         "command": _command(each.command),
-    }  # fmt: skip
+    }
 
 
 def _paste(reply: Reply) -> dict[str, str]:

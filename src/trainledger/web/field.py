@@ -99,9 +99,12 @@ def rising(low: str, high: str, units: Iterable[str] = ("", "k", "M", "B", "T"))
     """
     names = list(units)
     every = [
-        f"{float(step) * 10**power:g}{unit}" for unit in names for power in range(3) for step in _SERIES
+        f"{float(step) * 10**power:g}{unit}"
+        for unit in names
+        for power in range(3)
+        for step in _SERIES
         if float(step) * 10**power == int(float(step) * 10**power) or not power
-    ]  # fmt: skip
+    ]
     return tuple(every[every.index(low) : every.index(high) + 1])
 
 

@@ -21,30 +21,42 @@ def of_memory(plan: Plan) -> list[Headline]:
     outside = needed - forecast.peak_nbytes
     found = [
         Headline(
-            name="device_nbytes", title="memory of the peak rank", value=needed, unit="nbytes", asked=True,
+            name="device_nbytes",
+            title="memory of the peak rank",
+            value=needed,
+            unit="nbytes",
+            asked=True,
             formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}"
             f"{between(forecast, 'device_nbytes', format_nbytes)}",
             basis=forecast.basis.get("device_nbytes", "exact"),
             source="live bytes at each operation of a step (ledger.memory.timeline), and predict.device_memory",
         )
-    ]  # fmt: skip
+    ]
     usable = forecast.usable_nbytes
     if usable is None:
         return found
     found.append(
         Headline(
-            name="usable_nbytes", title="usable memory of a device", value=usable, unit="nbytes", basis="assumed",
+            name="usable_nbytes",
+            title="usable memory of a device",
+            value=usable,
+            unit="nbytes",
+            basis="assumed",
             formula=f"what the driver leaves to a process of a {plan.run.cluster.device} = {format_nbytes(usable)}",
             source=plan.run.cluster.device if device is None else device.usable_source,
         )
-    )  # fmt: skip
+    )
     found.append(
         Headline(
-            name="headroom_nbytes", title="headroom", value=usable - needed, unit="nbytes", basis="assumed",
+            name="headroom_nbytes",
+            title="headroom",
+            value=usable - needed,
+            unit="nbytes",
+            basis="assumed",
             formula=f"usable - needed = {format_nbytes(usable)} - {format_nbytes(needed)}",
             source="the two numbers before this one",
         )
-    )  # fmt: skip
+    )
     return found
 
 
@@ -59,11 +71,15 @@ def of_time(plan: Plan) -> list[Headline]:
     basis = forecast.basis.get("step_seconds", "assumed")
     found = [
         Headline(
-            name="step_seconds", title="step", value=forecast.step_seconds, unit="seconds", basis=basis,
+            name="step_seconds",
+            title="step",
+            value=forecast.step_seconds,
+            unit="seconds",
+            basis=basis,
             formula=f"{shown}{less}{between(forecast, 'step_seconds', format_seconds)}",
             source="predict.step: kernels and collectives on their streams",
         )
-    ]  # fmt: skip
+    ]
     if forecast.mfu is None or not forecast.model_flops or not forecast.peak_flops_per_second:
         return found
     rate = format_flops_per_second(forecast.peak_flops_per_second)

@@ -159,9 +159,13 @@ def _any_of_run() -> dict[str, Any]:
     names = {"pattern": r"^(model|recipe|layout|cluster|data)\.[a-z0-9_.]+$"}
     schema = {"type": "object", "propertyNames": names, "additionalProperties": {**_TEXT, "maxLength": LONGEST}}
     return {
-        "name": "fields", "in": "query", "style": "form", "explode": True, "schema": schema,
+        "name": "fields",
+        "in": "query",
+        "style": "form",
+        "explode": True,
+        "schema": schema,
         "description": "any field of a run file by its path, such as recipe.micro_batch",
-    }  # fmt: skip
+    }
 
 
 def _ref(name: str) -> Schema:

@@ -99,6 +99,8 @@ def _search(query: Query, devices: int) -> Remedy:
     fields = {RUN: query[RUN]} | own | {"cluster.device": device, "cluster.count": str(devices)}
     asked = Query(fields, {each.name: each for each in (MODEL, *PASTED)})
     return Remedy(
-        title=f"Search the layouts of {devices:,} devices", fields=fields, calculator="layouts",
+        title=f"Search the layouts of {devices:,} devices",
+        fields=fields,
+        calculator="layouts",
         command=words_of("layouts", asked),
-    )  # fmt: skip
+    )

@@ -22,18 +22,21 @@ RUN, CONFIG = "run", "config"
 _PATHS = ("model.config", "data.path", "data.cache")
 
 MODEL = Field(
-    name=RUN, title="model", default="llama-3-8b", group="Model", about="a model of the catalog",
+    name=RUN,
+    title="model",
+    default="llama-3-8b",
+    group="Model",
+    about="a model of the catalog",
     choices=one_of(catalog.model_names()),
-)  # fmt: skip
+)
 PASTED = (
     Field(name=CONFIG, title="config.json", long=True, group="Model", about="of a Hugging Face model, pasted"),
     Field(name=FILE, title="run file", long=True, group="Model", about="TOML, pasted: model, recipe, layout, cluster"),
 )
 CLUSTER = (
-    of_run("cluster.device", "device", default="h100-sxm", group="Cluster",
-           choices=one_of(catalog.device_names())),
+    of_run("cluster.device", "device", default="h100-sxm", group="Cluster", choices=one_of(catalog.device_names())),
     of_run("cluster.count", "devices", default="1", group="Cluster", stops=powers(1, 16384)),
-)  # fmt: skip
+)
 
 
 def source_of(query: Query) -> Source:
@@ -63,9 +66,12 @@ def spread_of(run: Run) -> str:
     """The layout and the batch of a run that is spread over its devices without a search."""
     layout, recipe = run.layout, run.recipe
     axes = {
-        "sharded over": layout.shard, "replicated": layout.replicate, "tensor ranks": layout.tensor,
-        "pipeline stages": layout.pipeline, "context ranks": layout.context,
-    }  # fmt: skip
+        "sharded over": layout.shard,
+        "replicated": layout.replicate,
+        "tensor ranks": layout.tensor,
+        "pipeline stages": layout.pipeline,
+        "context ranks": layout.context,
+    }
     parts = [f"{name} {size:,}" for name, size in axes.items() if size > 1] or ["alone on one device"]
     batch = f"{recipe.global_batch:,} sequences of {recipe.seq_len:,} tokens in a step"
     return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."

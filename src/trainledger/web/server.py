@@ -29,9 +29,12 @@ from trainledger.web.jobs import Jobs, Working
 Calculators = Mapping[str, Calculator]
 Endpoint = Callable[[Request], Awaitable[Response]]
 KINDS = {
-    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
-    "json": "application/json", "svg": "image/svg+xml",
-}  # fmt: skip
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+}
 MOST_WAITING = 64  # questions at once
 MOST_FIELDS = 200  # of a query
 _JSON = "application/json"
@@ -46,9 +49,13 @@ def page_files() -> dict[str, bytes]:
 def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False) -> FastAPI:
     """The application, to be served behind `guard.Guard`; ``with_token`` only says so in its description."""
     app = FastAPI(
-        title="trainledger", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+        title="trainledger",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
         summary="What a training run costs: the calculators of the page and the command line.",
-    )  # fmt: skip
+    )
     desk = Desk(calculators)
     app.state.jobs = desk.jobs
     listing = encoded(answers.listing(calculators))
@@ -66,15 +73,23 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         return _missing(request, calculators) if getattr(error, "status_code", 0) == 404 else _failed(error)
 
     app.add_api_route(
-        "/calculators.json", calculators_json, response_class=Response, operation_id="calculators",
-        summary="all calculators with their fields, presets and slider stops", openapi_extra=openapi.LISTING,
-    )  # fmt: skip
+        "/calculators.json",
+        calculators_json,
+        response_class=Response,
+        operation_id="calculators",
+        summary="all calculators with their fields, presets and slider stops",
+        openapi_extra=openapi.LISTING,
+    )
     for way in openapi.WAYS:
         for calculator in calculators.values():
             app.add_api_route(
-                f"/{way}/{calculator.name}", desk.endpoint(way, calculator), response_class=Response,
-                operation_id=f"{way}_{calculator.name}", tags=[way], **openapi.operation(way, calculator),
-            )  # fmt: skip
+                f"/{way}/{calculator.name}",
+                desk.endpoint(way, calculator),
+                response_class=Response,
+                operation_id=f"{way}_{calculator.name}",
+                tags=[way],
+                **openapi.operation(way, calculator),
+            )
     for path in ("/", "/{name}"):
         app.add_api_route(path, static, include_in_schema=False)
     app.add_exception_handler(HTTPException, wrong)

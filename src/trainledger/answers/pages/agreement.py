@@ -102,21 +102,29 @@ def page(
             "" if agree(rows) else _WRONG,
         ),
         data=lambda: {
-            "run": run_data(run), "equal": agree(rows), "rows": _data(rows), "operations": operations,
-            "uncounted": dict(traced.uncounted), "by": _data(parts),
+            "run": run_data(run),
+            "equal": agree(rows),
+            "rows": _data(rows),
+            "operations": operations,
+            "uncounted": dict(traced.uncounted),
+            "by": _data(parts),
             **({"tensors": peak_data(traced)} if tensors else {}),
         },
         figures=lambda: figures(traced),
-    )  # fmt: skip
+    )
 
 
 def table_of(rows: Sequence[Row], heading: str = "") -> Table:
     """The rows as a table."""
     cells = tuple(
-        (f"- {each.name}" if each.part_of else each.name, Amount(each.predicted, each.unit),
-         Amount(each.traced, each.unit), difference(each))
+        (
+            f"- {each.name}" if each.part_of else each.name,
+            Amount(each.predicted, each.unit),
+            Amount(each.traced, each.unit),
+            difference(each),
+        )
         for each in rows
-    )  # fmt: skip
+    )
     first = "category at its most" if heading == "category" else heading
     return Table(heading or "totals", (first, "closed form", "trace", "difference"), cells, align="lrrr")
 

@@ -21,20 +21,24 @@ def page(found: AllocatorPeak, predicted: Mapping[str, int] | None = None) -> Do
     rows.append(("in all", found.nbytes, sum(before.values())))
     if predicted is None:
         table = Table(
-            "categories", ("at the peak", "bytes", "share"),
-            tuple((name, nbytes, nbytes / max(found.nbytes, 1)) for name, nbytes, _ in rows), ("", "nbytes", "share"),
-        )  # fmt: skip
+            "categories",
+            ("at the peak", "bytes", "share"),
+            tuple((name, nbytes, nbytes / max(found.nbytes, 1)) for name, nbytes, _ in rows),
+            ("", "nbytes", "share"),
+        )
     else:
         table = Table(
-            "categories", ("at the peak", "measured", "predicted", "difference"),
+            "categories",
+            ("at the peak", "measured", "predicted", "difference"),
             tuple((name, after, before, after - before) for name, after, before in rows),
             ("", "nbytes", "nbytes", "nbytes"),
-        )  # fmt: skip
+        )
     sites = Table(
-        "sites", ("line", "of", "allocations", "bytes"),
+        "sites",
+        ("line", "of", "allocations", "bytes"),
         tuple((each.line or "(no line)", each.category, each.count, each.nbytes) for each in found.sites[:_ROWS]),
         ("", "", "count", "nbytes"),
-    )  # fmt: skip
+    )
     idle = 1 - found.nbytes / max(found.reserved_nbytes, 1)
     reserved, most = shown(found.reserved_nbytes, "nbytes"), shown(found.most_reserved_nbytes, "nbytes")
     facts = (

@@ -59,9 +59,12 @@ def device_table(by_category: Mapping[str, int], device: DeviceMemory | None) ->
     shared = [(name, nbytes, nbytes / total, basis) for name, nbytes, basis in rows]
     whole = ("in all", total, None, "")
     return Table(
-        "device memory", ("at the peak", "bytes", "share", "basis"), (*shared, whole), units=("", "nbytes", "share"),
+        "device memory",
+        ("at the peak", "bytes", "share", "basis"),
+        (*shared, whole),
+        units=("", "nbytes", "share"),
         align="lrrl",
-    )  # fmt: skip
+    )
 
 
 def device_chart(
@@ -113,9 +116,12 @@ def memory_section(plan: Plan) -> Section:
         for name, nbytes in sorted(forecast.peak_by_category.items(), key=lambda each: -each[1])
     ]
     table = Table(
-        "memory", ("at the peak", "bytes", "share"), (*rows, ("peak", forecast.peak_nbytes, None)),
-        units=("", "nbytes", "share"), align="lrr",
-    )  # fmt: skip
+        "memory",
+        ("at the peak", "bytes", "share"),
+        (*rows, ("peak", forecast.peak_nbytes, None)),
+        units=("", "nbytes", "share"),
+        align="lrr",
+    )
     return section("Memory of one device that holds the whole model", table)
 
 
@@ -149,9 +155,12 @@ def _of_ranks(plan: Plan) -> Section:
         rest = peak.nbytes - states - sent
         rows.append((each.title, ranks, each.plan.layers, each.in_flight, states, sent, rest, peak.nbytes))
     table = Table(
-        "memory", ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"), tuple(rows),
-        units=("", *("integer",) * 3, *("nbytes",) * 4), align="lrrrrrrr",
-    )  # fmt: skip
+        "memory",
+        ("at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"),
+        tuple(rows),
+        units=("", *("integer",) * 3, *("nbytes",) * 4),
+        align="lrrrrrrr",
+    )
     lines = [
         f"Shown are the first, the last and the middle stage of highest peak of {len(stages)}; --json has all."
     ] * (len(stages) > len(shown))

@@ -66,11 +66,13 @@ def page(
             ),
         ),
         data=lambda: {
-            "account": what, "run": run_data(run),
-            "symbols": {name: value for name, (value, _) in symbols.items()}, "parts": _parts_data(what, parts),
+            "account": what,
+            "run": run_data(run),
+            "symbols": {name: value for name, (value, _) in symbols.items()},
+            "parts": _parts_data(what, parts),
             **({"forward_flops": forward} if forward else {}),
         },
-    )  # fmt: skip
+    )
 
 
 def _in_all(held: DeviceMemory) -> str:
@@ -127,10 +129,13 @@ def time_document(
             *details("the longest operations", *(_terms(part, "seconds") for part in shown), others),
         ),
         data=lambda: {
-            "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),
+            "account": "time",
+            "run": run_data(run),
+            "symbols": {},
+            "parts": _parts_data("time", parts),
             "roofline": plain(rows),
         },
-    )  # fmt: skip
+    )
 
 
 def envelope_document(run: Run, backend: str, found: Envelope, means: str, *, stage: int = 0) -> Document:

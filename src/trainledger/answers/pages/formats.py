@@ -53,11 +53,14 @@ def _in_formats(number: float, rounded: Sequence[Rounded]) -> Iterator[Content]:
     """What a number becomes in each format, its bits, and what the formats hold."""
     values = tuple(
         (
-            each.format.name, f"{each.value:.9g}", percent(each.relative_error), _FATES.get(each.fate, each.fate),
+            each.format.name,
+            f"{each.value:.9g}",
+            percent(each.relative_error),
+            _FATES.get(each.fate, each.fate),
             f"{each.spacing:.4g}",
         )
         for each in rounded
-    )  # fmt: skip
+    )
     bits = tuple((each.format.name, *each.bits) for each in rounded)
     becomes = Table("rounded", ("format", "becomes", "off by", "", "spacing"), values, align="lrrlr")
     yield section("", f"{number!r} rounded to the nearest value of each format", becomes)

@@ -131,8 +131,10 @@ def _mixture(run: Run) -> Iterator[str]:
     if run.data.mixture:
         tokens = run.recipe.total_steps * run.recipe.tokens_per_step
         shares = [each / BLOCK_ROWS for each in dealt(BLOCK_ROWS, run.data.weights)]
-        said = [f"{name} {format_count(round(share * tokens))} ({format_percent(share)})"
-                for (name, _), share in zip(run.data.mixture, shares, strict=True)]  # fmt: skip
+        said = [
+            f"{name} {format_count(round(share * tokens))} ({format_percent(share)})"
+            for (name, _), share in zip(run.data.mixture, shares, strict=True)
+        ]
         yield f"Tokens of each source: {', '.join(said)}"
 
 
@@ -142,8 +144,11 @@ def _devices(run: Run) -> Iterator[str]:
     if cluster.device != "this-machine" or cluster.count > 1:
         yield f"{cluster.count:,} x {cluster.device}"
     if not layout.alone:
-        said = [f"{each.name} {_folded(getattr(layout, each.name))}" for each in fields(layout)
-                if getattr(layout, each.name) != each.default]  # fmt: skip
+        said = [
+            f"{each.name} {_folded(getattr(layout, each.name))}"
+            for each in fields(layout)
+            if getattr(layout, each.name) != each.default
+        ]
         yield f"Layout: {', '.join(said)}"
 
 

@@ -17,9 +17,10 @@ _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
 _UNITS = f" {ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
 _TIMED_BY = {
-    "own": "", "other": " by the constants of another device (no step on this one is published)",
+    "own": "",
+    "other": " by the constants of another device (no step on this one is published)",
     "bound": " by the data sheet alone (no constants of this device are known)",
-}  # fmt: skip
+}
 
 
 def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str:

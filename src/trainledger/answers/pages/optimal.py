@@ -84,11 +84,14 @@ def _each(ratio: float) -> str:
 def _laws(answer: Optimal) -> Table:
     rows = tuple(
         (
-            SHORT.get(each.law.name, each.law.name), _count(each.parameters), format_count(short(each.tokens)),
-            f"{each.ratio:.3g}", _loss(each.loss),
+            SHORT.get(each.law.name, each.law.name),
+            _count(each.parameters),
+            format_count(short(each.tokens)),
+            f"{each.ratio:.3g}",
+            _loss(each.loss),
         )
         for each in answer.choices
-    )  # fmt: skip
+    )
     return Table("laws", ("law", "parameters N", "tokens D", "D/N", "loss"), rows, align="lrrrr")
 
 
@@ -132,9 +135,13 @@ def _off(answer: Optimal) -> Section:
 
 def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:
     return (
-        f"{before}{each.tokens / each.parameters:,.4g}", format_count(short(each.parameters)),
-        format_count(short(each.tokens)), f"{each.loss:.3f}", f"+{each.penalty:.3f}", format_percent(each.overhead),
-    )  # fmt: skip
+        f"{before}{each.tokens / each.parameters:,.4g}",
+        format_count(short(each.parameters)),
+        format_count(short(each.tokens)),
+        f"{each.loss:.3f}",
+        f"+{each.penalty:.3f}",
+        format_percent(each.overhead),
+    )
 
 
 def _served(answer: Optimal, found: Served) -> tuple[str, ...]:
@@ -174,16 +181,21 @@ def _field(value: object) -> str:
 def _affordable(answer: Optimal, found: Affordable) -> Section:
     run = found.run
     spec, recipe = run.model, run.recipe
-    changed = [f"{each.name} {_field(getattr(run.layout, each.name))}" for each in fields(run.layout)
-               if getattr(run.layout, each.name) != each.default]  # fmt: skip
+    changed = [
+        f"{each.name} {_field(getattr(run.layout, each.name))}"
+        for each in fields(run.layout)
+        if getattr(run.layout, each.name) != each.default
+    ]
     rows = tuple(
         (
-            f"{at + 1}", format_count(short(each.wanted)), format_count(short(each.parameters)),
+            f"{at + 1}",
+            format_count(short(each.wanted)),
+            format_count(short(each.parameters)),
             "not known" if each.mfu is None else format_percent(each.mfu),
             "" if each.tokens is None else format_count(short(each.tokens)),
         )
         for at, each in enumerate(found.iterations)
-    )  # fmt: skip
+    )
     lines = []
     if found.best not in (-1, len(found.iterations) - 1):
         lines.append(
@@ -241,8 +253,9 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
 
 
 def _sources(answer: Optimal) -> Section:
-    lines = [f"{SHORT.get(each.law.name, each.law.name)}: {each.law.source}, read {each.law.date}"
-             for each in answer.choices]  # fmt: skip
+    lines = [
+        f"{SHORT.get(each.law.name, each.law.name)}: {each.law.source}, read {each.law.date}" for each in answer.choices
+    ]
     if answer.loss_law.covariance_source:
         lines.append(f"Ranges of the refit: covariance {answer.loss_law.covariance_source}")
     return section("Sources", notes(lines))

@@ -15,10 +15,14 @@ from trainledger.report.document import Table
 from trainledger.spec.units import format_count
 
 SHORT = {
-    "rule-20": "20 tokens/parameter", "chinchilla-1": "Chinchilla 1: curves", "chinchilla-2": "Chinchilla 2: IsoFLOP",
-    "chinchilla-3": "Chinchilla 3: as published", "besiroglu": "Chinchilla 3: refitted", "kaplan": "Kaplan 2020",
+    "rule-20": "20 tokens/parameter",
+    "chinchilla-1": "Chinchilla 1: curves",
+    "chinchilla-2": "Chinchilla 2: IsoFLOP",
+    "chinchilla-3": "Chinchilla 3: as published",
+    "besiroglu": "Chinchilla 3: refitted",
+    "kaplan": "Kaplan 2020",
     "muennighoff": "Muennighoff 2023",
-}  # fmt: skip
+}
 _LOSS = "loss (nats per token)"
 
 
@@ -104,9 +108,7 @@ def _plane(answer: Optimal) -> Chart:
              said=[f"{each.title}: {each.parameters:.3g} parameters, {each.tokens:.3g} tokens" for each in trained])
     )  # fmt: skip
     name = f"best by {SHORT.get(chosen.law.name, chosen.law.name)}"
-    marks.append(
-        Line([chosen.parameters.value], [chosen.tokens], name, COLOURS[5], width=0, symbol="star", size=12)
-    )  # fmt: skip
+    marks.append(Line([chosen.parameters.value], [chosen.tokens], name, COLOURS[5], width=0, symbol="star", size=12))
     marks += _markers(answer, lambda each: (each.parameters, each.tokens))
     x, y = (
         Axis(title, log=True, ends=(min(ends), max(ends)))

@@ -16,7 +16,7 @@ from trainledger.spec.units import counted, format_nbytes
 NO_TENSORS = (
     "This ledger has bytes by category and not single tensors: it is a closed form, a trace that multiplies its "
     "blocks, or a file that was stored without them. A full trace has them (blocks all)."
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,13 @@ def tensors_at_peak(ledger: Ledger) -> PeakOfTensors:
     for each in live:
         uncounted[each.category] = uncounted.get(each.category, 0) - each.nbytes
     return PeakOfTensors(
-        peak.nbytes, peak.index, peak.entry, _ordered(peak.by_category), tuple(_alike(live, ledger)),
+        peak.nbytes,
+        peak.index,
+        peak.entry,
+        _ordered(peak.by_category),
+        tuple(_alike(live, ledger)),
         {category: nbytes for category, nbytes in _ordered(uncounted).items() if nbytes},
-    )  # fmt: skip
+    )
 
 
 def _ordered(nbytes: dict[str, int]) -> dict[str, int]:

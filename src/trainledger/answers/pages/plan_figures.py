@@ -17,9 +17,13 @@ from trainledger.report.document import Table
 from trainledger.spec.units import format_percent, format_seconds
 
 _COLOUR_OF = {
-    "forward": COLOURS[0], "backward": COLOURS[2], "weights": COLOURS[4], "update": COLOURS[3],
-    "communication": COLOURS[1], "more": PALE,
-}  # fmt: skip
+    "forward": COLOURS[0],
+    "backward": COLOURS[2],
+    "weights": COLOURS[4],
+    "update": COLOURS[3],
+    "communication": COLOURS[1],
+    "more": PALE,
+}
 _NAME_OF = {"weights": "gradients of weights", "more": "more rounds, of several kinds"}
 _PALER = 0.5  # opacity of a bar for many rounds
 _WAITING = "waiting, anywhere in the step"

@@ -134,9 +134,11 @@ def _of_the_slowest(before: Ranks, after: Ranks) -> str:
         return "No rank's own work stands out, neither before nor after."
     said = [
         f"rank {each.rank} ({shown(each.own_ns, 'nanoseconds')} of its own in a step, where the median over ranks is "
-        f"{shown(some.own_ns, 'nanoseconds')})" if each else "none stands out"
+        f"{shown(some.own_ns, 'nanoseconds')})"
+        if each
+        else "none stands out"
         for each, some in zip(slowest, (before, after), strict=True)
-    ]  # fmt: skip
+    ]
     return f"The slowest rank before: {said[0]}; after: {said[1]}."
 
 

@@ -17,11 +17,13 @@ from trainledger.report.chart import AXIS, COLOURS, FAINT, PALE, Area, Axis, Ban
 from trainledger.spec.units import GIGA, TERA, format_flops_per_second, format_percent
 
 GROUPS = (
-    ("matmuls, attention, convolutions", COLOURS[0], COMPUTE_PARTS), (RECOMPUTATION, COLOURS[2], (RECOMPUTATION,)),
-    (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY), ("communication and copies", COLOURS[1], (times.EXPOSED, times.COPY)),
+    ("matmuls, attention, convolutions", COLOURS[0], COMPUTE_PARTS),
+    (RECOMPUTATION, COLOURS[2], (RECOMPUTATION,)),
+    (MEMORY_BOUND, COLOURS[4], MOVING_MEMORY),
+    ("communication and copies", COLOURS[1], (times.EXPOSED, times.COPY)),
     ("data, evaluation, checkpoints", COLOURS[3], (times.WAIT_FOR_DATA, times.EVALUATION, times.CHECKPOINTS)),
     (LAUNCH, FAINT, (times.LAUNCH_GAPS, times.HOST, times.AFTER_SYNC, times.OUTSIDE, CALLS)),
-)  # fmt: skip
+)
 _ROOM = 4  # a factor around the matmuls of a roofline
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -100,10 +102,11 @@ def _memory(found: Profile, title: str) -> Chart | None:
     marks: list[Mark] = [
         Line(at, [each / GIGA for each in nbytes], name, colour)
         for name, nbytes, colour in (
-            ("allocated", memory.allocated_nbytes, COLOURS[0]), ("reserved", memory.reserved_nbytes, COLOURS[1])
+            ("allocated", memory.allocated_nbytes, COLOURS[0]),
+            ("reserved", memory.reserved_nbytes, COLOURS[1]),
         )
         if any(nbytes)
-    ]  # fmt: skip
+    ]
     marks.append(Band("y", memory.peak_nbytes / GIGA, colour=AXIS, dash="dot"))
     return Chart(title, tuple(marks), Axis("milliseconds of the step, on the host"), Axis("GB", zero=True))
 

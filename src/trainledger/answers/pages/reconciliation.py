@@ -52,11 +52,14 @@ def operations(ledger: Ledger) -> list[Operation]:
         found.setdefault((each.name, each.phase, each.kind, each.shape), []).append(each)
     summed = [
         Operation(
-            *key, sum(each.times for each in some), sum(each.flops * each.times for each in some),
-            sum((each.read + each.written) * each.times for each in some), sum(each.seconds or 0.0 for each in some),
+            *key,
+            sum(each.times for each in some),
+            sum(each.flops * each.times for each in some),
+            sum((each.read + each.written) * each.times for each in some),
+            sum(each.seconds or 0.0 for each in some),
         )
         for key, some in found.items()
-    ]  # fmt: skip
+    ]
     return sorted(summed, key=lambda each: (-each.seconds, -each.flops, -each.nbytes))
 
 

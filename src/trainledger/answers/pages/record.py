@@ -18,9 +18,13 @@ from trainledger.spec.plain import is_amount, read_json
 from trainledger.spec.problem import InvalidInput
 
 FILES = (
-    "run.toml", "forecast.json", "predicted-ledger.json.gz", "metrics.jsonl", "measured.json",
+    "run.toml",
+    "forecast.json",
+    "predicted-ledger.json.gz",
+    "metrics.jsonl",
+    "measured.json",
     "measured-ledger.json.gz",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

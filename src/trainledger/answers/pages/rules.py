@@ -28,14 +28,16 @@ def page(plan: Plan, backend: str) -> Document:
             *details("sources", (sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values())),
         ),
         data=lambda: {
-            "run": run_data(run), "rules_of_thumb": plain(plan.rules, more={RuleOfThumb: ("error",)}),
-            "step": plain(facts), "tokens": ledger.tokens,
+            "run": run_data(run),
+            "rules_of_thumb": plain(plan.rules, more={RuleOfThumb: ("error",)}),
+            "step": plain(facts),
+            "tokens": ledger.tokens,
             "conventions": [
                 {"name": name, "formula": each.formula, "source": each.source, "flops": counted[name]}
                 for name, each in CONVENTIONS.items()
             ],
         },
-    )  # fmt: skip
+    )
 
 
 def _why(rule: RuleOfThumb) -> str:

@@ -90,11 +90,15 @@ def storage_chart(one: Strided, title: str) -> Chart:
     numbers = {index: str(number) for number, index in enumerate(_indices(one))}
     cells = [
         Cell(
-            place % wide, place // wide, _colour(one, found), _numbers([numbers[e] for e in found]),
+            place % wide,
+            place // wide,
+            _colour(one, found),
+            _numbers([numbers[e] for e in found]),
             f"place {place}, byte {place * one.itemsize}: {_named(found)}",
         )
-        for place in range(size) for found in [inside.get(place, [])]
-    ]  # fmt: skip
+        for place in range(size)
+        for found in [inside.get(place, [])]
+    ]
     ticks = {row: str(row * wide) for row in range(ceil_div(size, wide))}
     return cell_chart(title, "in memory order; next to each row its first place", cells, wide, ticks)
 

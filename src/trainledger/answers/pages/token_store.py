@@ -38,10 +38,14 @@ def _rows(sources: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
     for source, facts in sources.items():
         for name, each in facts["splits"].items():
             yield (
-                f"{source} {name}".lstrip(), str(each["documents"]), each["tokens"], each["text_nbytes"],
-                f"{each['bytes_per_token']:.3f}", str(each["sequences"]),
+                f"{source} {name}".lstrip(),
+                str(each["documents"]),
+                each["tokens"],
+                each["text_nbytes"],
+                f"{each['bytes_per_token']:.3f}",
+                str(each["sequences"]),
                 f"{facts['epochs']:.3g}" if name == "train" else "",
-            )  # fmt: skip
+            )
 
 
 def _made_of(sources: dict[str, Any]) -> Iterator[str]:
@@ -75,9 +79,11 @@ def _data(mixture: Mixture, recipe: Recipe) -> dict[str, Any]:
     if len(sources) == 1:
         return next(iter(sources.values()))
     return {
-        "fingerprint": mixture.fingerprint, "seq_len": recipe.seq_len,
-        "unigram_entropy_nats": mixture.unigram_entropy_nats, "sources": sources,
-    }  # fmt: skip
+        "fingerprint": mixture.fingerprint,
+        "seq_len": recipe.seq_len,
+        "unigram_entropy_nats": mixture.unigram_entropy_nats,
+        "sources": sources,
+    }
 
 
 def _of_store(store: TokenStore, seq_len: int) -> dict[str, Any]:

@@ -301,10 +301,13 @@ class _Walk:
         """The fields of a break at an index that say where it is."""
         values = self.sweep.values
         return {
-            "axis": self.axis, "field": self.sweep.field, "start": values[0],
-            "holds": values[index - 1] if index else 0, "breaks": values[index],
+            "axis": self.axis,
+            "field": self.sweep.field,
+            "start": values[0],
+            "holds": values[index - 1] if index else 0,
+            "breaks": values[index],
             "changes": overrides(self.run, self._at(index)),
-        }  # fmt: skip
+        }
 
     def _why(self, limit: Limit, index: int) -> str:
         if limit.name != MEMORY:

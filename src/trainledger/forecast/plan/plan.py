@@ -84,13 +84,21 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     blocks = thumb.block_parameters(d, L)
     table = spec.vocab_size * d
     yield RuleOfThumb(
-        "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
+        "parameters",
+        "12 d^2 L + V d",
+        "count",
+        blocks + table,
+        count.total,
         "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
-    )  # fmt: skip
+    )
     yield RuleOfThumb(
-        "parameters", "12 d^2 L", "count", blocks, count.total - count.outside,
+        "parameters",
+        "12 d^2 L",
+        "count",
+        blocks,
+        count.total - count.outside,
         "layers alone; the same assumptions, and no norms or biases",
-    )  # fmt: skip
+    )
     flops = ledger.by("phase", "model_flops")
     per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
     kept = ledger.kept_nbytes
@@ -98,23 +106,38 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     six = thumb.training_flops(count.active, 1)
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
     yield RuleOfThumb(
-        "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
+        "FLOPs per token",
+        f"2 {n}, forward",
+        "flops",
+        thumb.forward_flops_per_token(count.active),
+        forward,
         "no attention scores; counts the input embedding as a matmul",
-    )  # fmt: skip
+    )
     yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield RuleOfThumb(
-        "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
+        "FLOPs per token",
+        f"6 {n} + 12 L d T",
+        "flops",
+        six + attention,
+        per_token,
         f"counts the input embedding as a matmul; assumes n_heads x head size = d_model{idle}",
-    )  # fmt: skip
+    )
     yield RuleOfThumb(
-        "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
-        thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads), kept,
+        "kept for backward",
+        "L B T d (34 + 5 H T / d)",
+        "nbytes",
+        thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads),
+        kept,
         "assumes 16-bit activations, unfused attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
-    )  # fmt: skip
+    )
     yield RuleOfThumb(
-        "kept for backward", "2 B T d L", "nbytes",
-        thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
-    )  # fmt: skip
+        "kept for backward",
+        "2 B T d L",
+        "nbytes",
+        thumb.activation_nbytes_napkin(L, run.device_batch, T, d),
+        kept,
+        "counts one tensor of each block",
+    )
     static = dict(ledger.resident)
     gradients = nbytes_in(N, recipe.precision.gradients)
     states = sum(static.get(each, 0) for each in ("frozen weights", "parameters", "optimizer state")) + gradients
@@ -122,13 +145,21 @@ def _rows(account: RunAccount, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         rule, nbytes = _static(account)
         frozen_too = "; frozen weights in 16 bits" if recipe.lora is not None else ""
         yield RuleOfThumb(
-            "static state", rule, "nbytes", nbytes, states,
+            "static state",
+            rule,
+            "nbytes",
+            nbytes,
+            states,
             f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments{frozen_too}; no step counters",
-        )  # fmt: skip
+        )
         yield RuleOfThumb(
-            "memory at the peak", rule, "nbytes", nbytes, peak_nbytes,
+            "memory at the peak",
+            rule,
+            "nbytes",
+            nbytes,
+            peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",
-        )  # fmt: skip
+        )
 
 
 def _static(account: RunAccount) -> tuple[str, int]:

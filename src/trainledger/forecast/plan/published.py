@@ -24,10 +24,14 @@ _SIZES = {
 _KINDS = {"bits": 4.0, "experts": 4.0, "adapters": 4.0, "recomputation": 1.0}
 _COMPARED = len(_SIZES) + len(_KINDS)
 _WORDS = {
-    "active_parameters": "parameters", "seq_len": "tokens of a sequence", "tokens_per_device": "tokens for each device",
-    "tensor": "tensor ranks", "pipeline": "pipeline stages", "context": "context ranks",
+    "active_parameters": "parameters",
+    "seq_len": "tokens of a sequence",
+    "tokens_per_device": "tokens for each device",
+    "tensor": "tensor ranks",
+    "pipeline": "pipeline stages",
+    "context": "context ranks",
     "micro_batch": "sequences of a micro-batch",
-}  # fmt: skip
+}
 _NAMED = 2  # differences that a sentence names
 
 

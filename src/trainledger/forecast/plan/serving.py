@@ -266,10 +266,14 @@ def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batc
     time = _time(run, ledger, machine, [])
     nbytes: int = ledger.peak().nbytes if memory_use is None else memory_use.nbytes
     return BatchRow(
-        batch, nbytes, dict(ledger.resident)["cache"], _fits(memory_use, ledger, machine), time,
+        batch,
+        nbytes,
+        dict(ledger.resident)["cache"],
+        _fits(memory_use, ledger, machine),
+        time,
         _tokens_per_second(chosen, None if time is None else time.bound_seconds),
         _tokens_per_second(chosen, None if time is None else time.expected_seconds),
-    )  # fmt: skip
+    )
 
 
 def _fits(memory_use: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:

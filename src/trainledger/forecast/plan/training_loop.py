@@ -145,9 +145,11 @@ def _formulas(made: TrainingLoop, state: Mapping[str, int]) -> Iterator[Formula]
     recipe, layout = made.run.recipe, made.run.layout
     batch, length = recipe.global_batch, recipe.seq_len
     yield Formula(
-        "tokens_per_step", "global batch x sequence length", f"{batch:,} x {length:,} = {made.tokens_per_step:,}",
+        "tokens_per_step",
+        "global batch x sequence length",
+        f"{batch:,} x {length:,} = {made.tokens_per_step:,}",
         "arithmetic",
-    )  # fmt: skip
+    )
     parts = f"{batch:,} / ({made.run.device_batch:,} x {layout.data_ranks:,}) = {made.micro_batches:,}"
     yield Formula("micro_batches", "global batch / (micro-batch x data ranks)", parts, "arithmetic")
     if recipe.steps is None and recipe.tokens is not None:
@@ -175,9 +177,11 @@ def _of_times(made: TrainingLoop) -> Iterator[Formula]:
             "one at the end" if made.checkpoint_every is None else f"{made.checkpoint_every:,} steps of {short(step)} s"
         )
         yield Formula(
-            "checkpoint_every", "sqrt(2 x pause x mtbf) (1 + ...) - pause, over the seconds of a step",
-            f"{best}: {steps}", DALY,
-        )  # fmt: skip
+            "checkpoint_every",
+            "sqrt(2 x pause x mtbf) (1 + ...) - pause, over the seconds of a step",
+            f"{best}: {steps}",
+            DALY,
+        )
     if step is not None and rate is not None and made.loader_nbytes_per_second is not None:
         numbers = f"{made.tokens_per_step:,} / {short(step)} s = {short(rate)} tokens/s"
         yield Formula("loader_tokens_per_second", "tokens of a step / its seconds", numbers, "the forecast of the step")

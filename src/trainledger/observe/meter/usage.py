@@ -113,8 +113,12 @@ class Speed:
         step, peak = step_time(ledger, self._machine), self._peaks.get(matmul_dtype(ledger))
         share = mfu(ledger.model_flops, step.seconds, peak) if step.seconds and peak else None
         return Forecast(
-            model_flops=ledger.model_flops, step_seconds=step.seconds, step_seconds_by_phase=step.by_phase,
-            tokens_per_second=ledger.tokens / step.seconds if step.seconds else None, mfu=share,
-            peak_flops_per_second=peak, basis={"step_seconds": step.basis},
+            model_flops=ledger.model_flops,
+            step_seconds=step.seconds,
+            step_seconds_by_phase=step.by_phase,
+            tokens_per_second=ledger.tokens / step.seconds if step.seconds else None,
+            mfu=share,
+            peak_flops_per_second=peak,
+            basis={"step_seconds": step.basis},
             notes=("the forecast is of the operations of the recorded step, at the rates of this machine", *step.notes),
-        )  # fmt: skip
+        )

@@ -199,10 +199,14 @@ class _Taken:
     def is_free(self, box: Box) -> bool:
         """Whether a box is free and within the edges."""
         left, top, wide, high = box
-        return left >= 0 and left + wide <= self.width and not any(
-            left < x + width + _APART and x < left + wide + _APART and top < y + height and y < top + high
-            for x, y, width, height in self.boxes
-        )  # fmt: skip
+        return (
+            left >= 0
+            and left + wide <= self.width
+            and not any(
+                left < x + width + _APART and x < left + wide + _APART and top < y + height and y < top + high
+                for x, y, width, height in self.boxes
+            )
+        )
 
     def free(self, boxes: Sequence[Box]) -> Box:
         """Takes the first box that is free, else the first of all."""
@@ -282,7 +286,7 @@ def _upright_words(title: str, ticks: Sequence[Tick], y: Scale, left: float) -> 
     """The words at the upright axis, and its title."""
     words = (
         text(left - _TICK, tick.at + 0.35 * SMALL - LINE * (len(tick.lines) - 1) / 2, tick.lines) for tick in ticks
-    )  # fmt: skip
+    )
     yield element("g", "".join(words), text_anchor="end", font_size=SMALL, **paint(GREY))
     if title:
         middle, at = (y.start + y.end) / 2, _EDGE + SIZE - 2

@@ -63,9 +63,7 @@ def element(name: str, inside: str = "", /, **attributes: object) -> str:
 
 def rectangle(x: float, y: float, width: float, height: float, said: str = "", **attributes: Any) -> str:
     """A rectangle, and what it says under the pointer."""
-    return element(
-        "rect", hover(said), x=float(x), y=float(y), width=float(width), height=float(height), **attributes
-    )  # fmt: skip
+    return element("rect", hover(said), x=float(x), y=float(y), width=float(width), height=float(height), **attributes)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: Any) -> str:

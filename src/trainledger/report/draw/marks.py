@@ -186,10 +186,11 @@ def strips(chart: Chart, x: Scale, y: Scale) -> str:
     point of the last of them.
     """
     quiet: list[Line | Area] = [
-        mark for mark in chart.marks
+        mark
+        for mark in chart.marks
         if (isinstance(mark, Line) and not mark.symbol and mark.width and (mark.said is None or mark.said))
         or (isinstance(mark, Area) and mark.said)
-    ]  # fmt: skip
+    ]
     top, height, parts = min(y.start, y.end), abs(y.end - y.start), []
     while quiet:
         xs = quiet[0].xs

@@ -8,15 +8,21 @@ from typing import Any
 from trainledger.spec.problem import Problem
 
 _DEEPSPEED = (
-    "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
     "wall_clock_breakdown",
-)  # fmt: skip
+)
 _TORCHTITAN = ("job", "training", "parallelism", "activation_checkpoint", "lr_scheduler")
 _AXES = {
-    "data_parallel_replicate_degree": "replicate", "data_parallel_shard_degree": "shard",
-    "tensor_parallel_degree": "tensor", "pipeline_parallel_degree": "pipeline", "context_parallel_degree": "context",
+    "data_parallel_replicate_degree": "replicate",
+    "data_parallel_shard_degree": "shard",
+    "tensor_parallel_degree": "tensor",
+    "pipeline_parallel_degree": "pipeline",
+    "context_parallel_degree": "context",
     "expert_parallel_degree": "expert",
-}  # fmt: skip
+}
 
 
 def foreign_problem(table: Mapping[str, Any]) -> Problem | None:
@@ -27,8 +33,9 @@ def foreign_problem(table: Mapping[str, Any]) -> Problem | None:
     ('is a config of DeepSpeed, not a run file', '--set layout.zero=2 --set recipe.micro_batch=4')
     """
     programs: tuple[tuple[str, tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[str]]], ...] = (
-        ("DeepSpeed", _DEEPSPEED, _deepspeed), ("torchtitan", _TORCHTITAN, _torchtitan),
-    )  # fmt: skip
+        ("DeepSpeed", _DEEPSPEED, _deepspeed),
+        ("torchtitan", _TORCHTITAN, _torchtitan),
+    )
     for program, keys, meant in programs:
         if sum(key in table for key in keys) >= 2:
             sets = " ".join(f"--set {override}" for override in meant(table))

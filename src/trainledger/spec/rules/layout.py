@@ -220,8 +220,12 @@ def _context(run: Run) -> Iterator[Problem]:
     else:
         heads = gcd(run.model.attention.n_heads // layout.tensor, max(1, run.model.kv_heads // layout.tensor))
         if recipe.seq_len % ranks:
-            yield Problem("layout.context", ranks, f"must divide recipe.seq_len = {recipe.seq_len}",
-                          nearest_divisor(recipe.seq_len, ranks))  # fmt: skip
+            yield Problem(
+                "layout.context",
+                ranks,
+                f"must divide recipe.seq_len = {recipe.seq_len}",
+                nearest_divisor(recipe.seq_len, ranks),
+            )
         elif heads % ranks:
             rule = f"must divide the {heads} key-value heads of a tensor rank, which all-to-all splits"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))

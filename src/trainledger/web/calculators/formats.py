@@ -27,9 +27,13 @@ from trainledger.web.field import Field, Query, one_of
 
 _HEADED = ("fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1")  # in the headlines where no format is chosen
 _TITLES = {
-    "largest": "largest of", "smallest_normal": "smallest normal of", "smallest_subnormal": "smallest subnormal of",
-    "epsilon": "epsilon of", "zero_up_to": "largest that becomes 0 in", "overflows_from": "smallest that overflows",
-}  # fmt: skip
+    "largest": "largest of",
+    "smallest_normal": "smallest normal of",
+    "smallest_subnormal": "smallest subnormal of",
+    "epsilon": "epsilon of",
+    "zero_up_to": "largest that becomes 0 in",
+    "overflows_from": "smallest that overflows",
+}
 _BEYOND_DOUBLES = {"zero_up_to": "2^-1075", "overflows_from": "2^1024 - 2^970"}  # of fp64
 _LOST = ("overflow", "underflow")
 _VALUES = (
@@ -66,9 +70,11 @@ def _reply(query: Query, progress: Progress) -> Reply:
     number = None if query.get("value") is None else read_number(query["value"], "value")
     floating = [each for each in chosen if not isinstance(each, Whole)]
     whole = [each for each in chosen if isinstance(each, Whole)] or ([] if named else [WHOLE["int8"]])
-    inside = [] if number is None or query.get("largest") is None else [
-        in_block(each, number, read_number(query["largest"], "largest"), "largest") for each in blocks
-    ]  # fmt: skip
+    inside = (
+        []
+        if number is None or query.get("largest") is None
+        else [in_block(each, number, read_number(query["largest"], "largest"), "largest") for each in blocks]
+    )
     rounded = [] if number is None else [each.rounded(number) for each in floating]
     return Reply(
         document=report.formats(chosen, number, named, inside),
@@ -94,9 +100,11 @@ def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[
     if number is None or not rounded:
         return ", ".join(each.name for each in chosen) or "elements under a scale of their block"
     kinds = {
-        "is exact in": ("exact",), "is rounded in": ("rounded", "subnormal"), "underflows to zero in": ("underflow",),
+        "is exact in": ("exact",),
+        "is rounded in": ("rounded", "subnormal"),
+        "underflows to zero in": ("underflow",),
         "overflows in": ("overflow",),
-    }  # fmt: skip
+    }
     fates = {each.format.name: each.fate for each in rounded}
     if len(fates) > 1 and report.in_fp64(number):
         fates.pop("fp64", None)  # the number is read in it: what was rounded then is no part of the others' errors
@@ -105,9 +113,12 @@ def _verdict(number: float | None, rounded: Sequence[Rounded], chosen: Sequence[
 
 
 def _headlines(
-    number: float | None, rounded: Sequence[Rounded], floating: Sequence[NumberFormat], inside: Sequence[InBlock],
+    number: float | None,
+    rounded: Sequence[Rounded],
+    floating: Sequence[NumberFormat],
+    inside: Sequence[InBlock],
     named: Sequence[str],
-) -> Iterator[Headline]:  # fmt: skip
+) -> Iterator[Headline]:
     if number is None:
         for one in floating if named else []:
             yield from _limits(one)
@@ -136,12 +147,13 @@ def _limits(one: NumberFormat) -> Iterator[Headline]:
         "largest": (one.largest, report.largest_written(one)),
         "smallest_normal": (one.smallest_normal, f"2^(1 - bias) = 2^(1 - {one.bias})"),
         "smallest_subnormal": (
-            one.smallest_subnormal, f"2^(1 - bias - mantissa) = 2^(1 - {one.bias} - {one.mantissa_bits})",
+            one.smallest_subnormal,
+            f"2^(1 - bias - mantissa) = 2^(1 - {one.bias} - {one.mantissa_bits})",
         ),
         "epsilon": (one.epsilon, f"2^-mantissa = 2^-{one.mantissa_bits}"),
         "zero_up_to": (zero_up_to(one), f"half the smallest value = {one.smallest_subnormal:.6g} / 2"),
         "overflows_from": (overflows_from(one), "half a step above the largest value"),
-    }  # fmt: skip
+    }
     for name, (value, formula) in found.items():
         held = math.isfinite(value) and value != 0  # by a double, in which this is worked out
         said = f"{value:.9g}" if held else _BEYOND_DOUBLES[name]

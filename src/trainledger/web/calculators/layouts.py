@@ -47,9 +47,12 @@ def _reply(query: Query, progress: Progress) -> Reply:
     flags = [word for name, text in fixed.items() for word in ("--fix", f"{name}={text}")]
     more: dict[str, Any] = {"fixed": _values(fixed)} if fixed else {}
     made = Reply(
-        document=Document("", ()), values={}, unused=of_pasted(query), words=words_of("layouts", free, *flags),
+        document=Document("", ()),
+        values={},
+        unused=of_pasted(query),
+        words=words_of("layouts", free, *flags),
         python=python_of("layouts", free, **more),
-    )  # fmt: skip
+    )
     if find_spec("numpy") is None:
         return replace(
             made, verdict="The search of layouts needs numpy, which is not here: copy the command and run it."
@@ -128,10 +131,14 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
     parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
     outside = format_nbytes(chosen.device_nbytes - chosen.peak_nbytes)
     memory = Headline(
-        name="device_nbytes", title="memory of the peak rank", value=chosen.device_nbytes, unit="nbytes",
-        basis=forecast.basis.get("device_nbytes", "exact"), formula=f"{parts} + {outside} outside of the tensors",
+        name="device_nbytes",
+        title="memory of the peak rank",
+        value=chosen.device_nbytes,
+        unit="nbytes",
+        basis=forecast.basis.get("device_nbytes", "exact"),
+        formula=f"{parts} + {outside} outside of the tensors",
         source="ledger.memory.timeline: live bytes at each operation; predict.device_memory",
-    )  # fmt: skip
+    )
     found_lines = [step, memory]
     if chosen.mfu is not None and forecast.model_flops and forecast.peak_flops_per_second:
         rate = f"({chosen.seconds:.4g} s x {found.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
@@ -143,11 +150,15 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
             )
         )  # fmt: skip
     searched = Headline(
-        name="searched", title="layouts searched", value=found.searched, unit="integer", basis="exact",
+        name="searched",
+        title="layouts searched",
+        value=found.searched,
+        unit="integer",
+        basis="exact",
         formula=f"{found.searched:,} in the grid, {found.allowed:,} obey the rules, {found.fitting:,} may fit, "
-                f"{found.accounted:,} accounted for in full",
+        f"{found.accounted:,} accounted for in full",
         source="plan.layouts: every layout has a bound of its time and its memory",
-    )  # fmt: skip
+    )
     return (*found_lines, searched)
 
 
@@ -162,8 +173,11 @@ def _with_chosen(found: Layouts, chosen: ScoredLayout, plan: Plan) -> Document:
 def _of_chosen(plan: Plan) -> list[Drawing]:
     """Where the time of the chosen layout's step goes, its memory, and its timeline."""
     document = plan.document()
-    causes = tuple((each.cause, each.seconds, each.seconds / (plan.forecast.step_seconds or 1))
-                   for each in plan.forecast.waterfall if each.nanoseconds)  # fmt: skip
+    causes = tuple(
+        (each.cause, each.seconds, each.seconds / (plan.forecast.step_seconds or 1))
+        for each in plan.forecast.waterfall
+        if each.nanoseconds
+    )
     time = Table("time", ("cause", "seconds", "share"), causes, units=("", "seconds", "share"))
     memory = document.tables["memory"]
     return [

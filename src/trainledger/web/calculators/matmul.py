@@ -122,10 +122,14 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
     reached = time.flops_per_second / peak
     terms = " + ".join(f"{format_seconds(each.seconds)} ({each.cause})" for each in time.bars if each.nanoseconds)
     yield Headline(
-        name="seconds", title=f"predicted on {time.device}", value=time.seconds, unit="seconds", basis="assumed",
+        name="seconds",
+        title=f"predicted on {time.device}",
+        value=time.seconds,
+        unit="seconds",
+        basis="assumed",
         formula=f"{terms} = {format_seconds(time.seconds)}, {format_percent(reached)} of the peak",
         source=_TILES,
-    )  # fmt: skip
+    )
     for cut in time.tilings[:1]:
         yield Headline(
             name="waves", title="waves of tiles", value=cut.waves, unit="integer", basis="assumed", source=_TILES,

@@ -227,8 +227,10 @@ def _at_the_peak(plan: Plan) -> str:
 
 
 _SHARDED = (
-    ("1", "optimizer state (ZeRO-1)"), ("2", "and gradients (ZeRO-2)"), ("3", "and parameters (ZeRO-3, FSDP)"),
-)  # fmt: skip
+    ("1", "optimizer state (ZeRO-1)"),
+    ("2", "and gradients (ZeRO-2)"),
+    ("3", "and parameters (ZeRO-3, FSDP)"),
+)
 
 
 def _axis(name: str, title: str, most: int) -> Field:

@@ -151,11 +151,15 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
     if spec.attention.window is None and not spec.n_mtp_layers:
         found.append(
             Headline(
-                name="half_at", title="tokens at which scores are half", value=tokens * (forward - scores) // scores,
-                unit="integer", formula=f"T x rest / scores = {tokens:,} x {format_flops(forward - scores)} / "
-                f"{format_flops(scores)}", basis="exact", source="scores grow with T^2, all other matmuls with T",
+                name="half_at",
+                title="tokens at which scores are half",
+                value=tokens * (forward - scores) // scores,
+                unit="integer",
+                formula=f"T x rest / scores = {tokens:,} x {format_flops(forward - scores)} / {format_flops(scores)}",
+                basis="exact",
+                source="scores grow with T^2, all other matmuls with T",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -185,10 +189,14 @@ def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Le
             section("FLOPs of a step, line by line", *account_terms("flops", explained.flops(account))),
         ),
         data=lambda: {
-            "run": run_data(run), "parameters": plain(count), "tokens": run.recipe.seq_len, "forward_flops": flops,
-            "matmul_flops": _matmuls(ledger), "model_flops": ledger.by("phase", "model_flops"),
+            "run": run_data(run),
+            "parameters": plain(count),
+            "tokens": run.recipe.seq_len,
+            "forward_flops": flops,
+            "matmul_flops": _matmuls(ledger),
+            "model_flops": ledger.by("phase", "model_flops"),
         },
-    )  # fmt: skip
+    )
 
 
 def _drawings(run: Run, count: ParameterCount, flops: dict[str, int]) -> list[Drawing]:
@@ -246,8 +254,9 @@ _WIDTHS = steps(64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072,
                 10240, 12288, 14336, 16384, 18432, 20480, 24576, 28672, 32768)  # fmt: skip
 _HEADS = steps(1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256)
 _INNER = steps(*(int(each) for each in _WIDTHS[2:]), 36864, 40960, 49152, 53248, 65536, 81920)
-_VOCABULARY = steps(256, 1000, 4096, 8192, 16384, 32000, 32768, 50257, 50304, 65536, 100352, 128256, 151936, 200064,
-                    256000, 262144)  # fmt: skip
+_VOCABULARY = steps(
+    256, 1000, 4096, 8192, 16384, 32000, 32768, 50257, 50304, 65536, 100352, 128256, 151936, 200064, 256000, 262144
+)
 
 MODEL_CALCULATOR = Calculator(
     name="model",

@@ -14,8 +14,11 @@ from trainledger.web.headlines import SIX_ND_MFU
 from trainledger.web.run import CLUSTER
 
 _BUDGETS = {
-    "flops": ("flops",), "device_hours": ("device_hours",), "days": ("count", "days"), "money": ("money", "price"),
-}  # fmt: skip
+    "flops": ("flops",),
+    "device_hours": ("device_hours",),
+    "days": ("count", "days"),
+    "money": ("money", "price"),
+}
 _IN = {"days": "days of devices", "device_hours": "device-hours", "money": "money", "flops": "FLOPs"}
 _COMMON = ("law", "loss_law", "params", "ratio", "inference", "unique")
 _OF_DEVICES = ("device", "mfu")
@@ -100,21 +103,29 @@ def _headlines(answer: Optimal) -> list[Headline]:
     if (asked := answer.asked) is not None:
         found.append(
             Headline(
-                name="penalty", title="loss above the best", value=asked.penalty, unit="ratio", basis="assumed",
+                name="penalty",
+                title="loss above the best",
+                value=asked.penalty,
+                unit="ratio",
+                basis="assumed",
                 formula=f"{asked.loss:.4f} with N = {asked.parameters:.3g} and D = {asked.tokens:.3g}; the same loss "
-                        f"could cost {format_flops(asked.same_loss_flops)}",
+                f"could cost {format_flops(asked.same_loss_flops)}",
                 source=by.source,
             )
-        )  # fmt: skip
+        )
     if (served := answer.served) is not None:
         found.append(
             Headline(
-                name="saved", title="saved by a smaller model", value=served.saved, unit="share", basis="assumed",
+                name="saved",
+                title="saved by a smaller model",
+                value=served.saved,
+                unit="share",
+                basis="assumed",
                 formula=f"6 N D + 2 N D_inference = {format_flops(served.total_flops)} with N = "
-                        f"{served.parameters:.3g}, not {format_flops(served.optimal_total_flops)}",
+                f"{served.parameters:.3g}, not {format_flops(served.optimal_total_flops)}",
                 source="Sardana et al. 2023 (arXiv 2401.00448), equation 3",
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -111,10 +111,14 @@ def _headlines(record: RunRecord) -> list[Headline]:
 def _headline(row: Row) -> Headline:
     ratio = "" if row.ratio is None else f"; measured / forecast = {row.ratio:.3f}"
     return Headline(
-        name=row.quantity, title=row.title, value=row.measured, unit=row.unit, basis="measured",
+        name=row.quantity,
+        title=row.title,
+        value=row.measured,
+        unit=row.unit,
+        basis="measured",
         formula=f"forecast {shown(row.predicted, row.unit) or 'unknown'}{ratio}",
         source="metrics.jsonl of the run, its disturbed steps left out; forecast.json",
-    )  # fmt: skip
+    )
 
 
 def _drawings(record: RunRecord) -> list[Drawing]:

@@ -99,12 +99,16 @@ def _headlines(served: Inference) -> list[Headline]:
         rest = served.memory.nbytes - weights.nbytes - served.cache_nbytes
         found.append(
             Headline(
-                name="device_nbytes", title="memory of a device", value=served.memory.nbytes, unit="nbytes",
+                name="device_nbytes",
+                title="memory of a device",
+                value=served.memory.nbytes,
+                unit="nbytes",
                 formula=f"{format_nbytes(weights.nbytes)} weights + {format_nbytes(served.cache_nbytes)} KV cache + "
-                        f"{format_nbytes(rest)} activations, buffers, and what lies outside the tensors",
-                basis="bound" if served.memory.tensors_alone else "assumed", source="predict.device_memory",
+                f"{format_nbytes(rest)} activations, buffers, and what lies outside the tensors",
+                basis="bound" if served.memory.tensors_alone else "assumed",
+                source="predict.device_memory",
             )
-        )  # fmt: skip
+        )
     return [*found, *_speed(served)]
 
 
@@ -123,10 +127,14 @@ def _speed(served: Inference) -> list[Headline]:
     moved, flops = sum(served.moved_nbytes.values()), served.ledger.matmul_flops
     ridge = "" if served.ridge is None else f"; the ridge of {served.device} is {served.ridge:.4g}"
     intensity = Headline(
-        name="intensity", title="FLOPs per byte", value=served.intensity, unit="ratio", basis="exact",
+        name="intensity",
+        title="FLOPs per byte",
+        value=served.intensity,
+        unit="ratio",
+        basis="exact",
         formula=f"{format_flops(flops)} / {format_nbytes(moved)} moved{ridge}",
         source="Williams et al. 2009, Roofline (doi 10.1145/1498765.1498785)",
-    )  # fmt: skip
+    )
     time = served.time
     if time is None:
         return [intensity]

@@ -89,13 +89,19 @@ def _headlines(chained: Chain, index: Sequence[int], found: Sequence[int | None]
     written = [(each.word, each.written_nbytes) for each in chained.steps]
     terms = " + ".join(f"{nbytes:,} ({word})" for word, nbytes in written) or "no operation"
     yield _headline(
-        "written_nbytes", "bytes that the chain writes", chained.written_nbytes, "nbytes",
+        "written_nbytes",
+        "bytes that the chain writes",
+        chained.written_nbytes,
+        "nbytes",
         f"the sum of its steps, a view writing none: {terms} = {chained.written_nbytes:,} B",
-    )  # fmt: skip
+    )
     yield _headline(
-        "nbytes", "bytes of the tensor", last.nbytes, "nbytes",
+        "nbytes",
+        "bytes of the tensor",
+        last.nbytes,
+        "nbytes",
         f"elements x bytes of one = {last.elements:,} x {last.itemsize} = {last.nbytes:,} B",
-    )  # fmt: skip
+    )
     if found and found[-1] is not None:
         yield _headline(
             "byte", f"byte of element {list_text(index)}", last.byte(index), "integer", _address(last, index)
@@ -141,8 +147,9 @@ def _drawings(one: Strided, name: str) -> Iterator[Drawing]:
     if why_not_drawn(one):
         return
     for title, chart, table in (
-        (f"The storage {name}", storage_chart, storage_table), (f"The tensor {name}", elements_chart, elements_table),
-    ):  # fmt: skip
+        (f"The storage {name}", storage_chart, storage_table),
+        (f"The tensor {name}", elements_chart, elements_table),
+    ):
         yield Drawing(chart=chart(one, f"{title}: {one.title}"), table=table(one))
 
 

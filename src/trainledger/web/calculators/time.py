@@ -129,18 +129,22 @@ def _tokens(query: Query, made: Plan) -> Reply:
         f"{SIX_ND_MFU} is predicted: {mfu} of the peak, attention not counted. Checkpoints and failures are left out."
     )
     return replace(
-        found, values={**found.values, "params": format_count(int(params)), "mfu": mfu},
-        solved=(*found.solved, "params", "mfu"), unused=_unused_by_prediction(("days",)),
+        found,
+        values={**found.values, "params": format_count(int(params)), "mfu": mfu},
+        solved=(*found.solved, "params", "mfu"),
+        unused=_unused_by_prediction(("days",)),
         notes=(spread_of(made.run), note, *found.notes),
-    )  # fmt: skip
+    )
 
 
 def _unused_by_prediction(known: Collection[str]) -> dict[str, str]:
     """The fields that a prediction does not take, but for those whose values it gives or asks for."""
     reasons = {
-        "dtype": "the peak is that of the precision", "params": "the model below has its own",
-        "mfu": "it is predicted", "days": "they follow from the prediction",
-    }  # fmt: skip
+        "dtype": "the peak is that of the precision",
+        "params": "the model below has its own",
+        "mfu": "it is predicted",
+        "days": "they follow from the prediction",
+    }
     return {name: reason for name, reason in reasons.items() if name not in known}
 
 

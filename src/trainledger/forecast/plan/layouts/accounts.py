@@ -73,11 +73,13 @@ def rescore(run: Run, machine: Device, *, backend: str, untimed: bool = True) ->
     assert memory is not None
     ranks = [
         RankAccount(
-            plan=replace(plans[part], stage=each.stage), count=layout.devices // layout.pipeline,
-            ledger=ledgers[part], alike=first[part],
+            plan=replace(plans[part], stage=each.stage),
+            count=layout.devices // layout.pipeline,
+            ledger=ledgers[part],
+            alike=first[part],
         )
         for each, part in zip(every, parts, strict=True)
-    ]  # fmt: skip
+    ]
     tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]

@@ -153,10 +153,11 @@ def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: boo
         before=_wide(vars(found.before).values(), size),
         layers=_wide([_wide(vars(each).values(), size) for each in layers], size).swapaxes(0, 1),
         after=_wide(vars(found.after).values(), size),
-        stream=_wide(stream, size), received=_wide(found.received, size),
+        stream=_wide(stream, size),
+        received=_wide(found.received, size),
         gather=_wide([_wide(each, size) for each in gather], size).swapaxes(0, 1),
         reduce=_wide([_wide(each, size) for each in reduce], size).swapaxes(0, 1),
-    )  # fmt: skip
+    )
     if segments:
         # A stage may have a part of a segment. What is recomputed ends before the last matmul: of a segment that of its
         # last layer, of a layer alone its own; so its backward takes no longer than alone.

@@ -96,9 +96,12 @@ class Constraints:
         return self._problem(shape, stages, Sharding(1, 2, zero_mode), micro_batches=2)
 
     def _problem(
-        self, shape: Shape, stages: Stages = _WHOLE, sharding: Sharding = Sharding(1, 1, UNSHARDED),  # noqa: B008
+        self,
+        shape: Shape,
+        stages: Stages = _WHOLE,
+        sharding: Sharding = Sharding(1, 1, UNSHARDED),  # noqa: B008
         micro_batches: int | None = 1,
-    ) -> Problem | None:  # fmt: skip
+    ) -> Problem | None:
         """The first rule that is broken; ``micro_batches`` None keeps the batch of the run."""
         run = run_of(self.run, shape, stages, sharding)
         if micro_batches is not None:
@@ -233,12 +236,15 @@ class Blocks:
             start = len(self.shapes)
             self.shapes += [
                 Shape(tensor, parallel, context, kind, expert, size, again)
-                for parallel, kind in self._axes[tensor, context] for size in sizes for again in self._again
-            ]  # fmt: skip
+                for parallel, kind in self._axes[tensor, context]
+                for size in sizes
+                for again in self._again
+            ]
             some = self.shapes[start:]
             found[expert] = (
-                np.arange(start, len(self.shapes)), np.array([each.micro_batch for each in some], np.int64),
-            )  # fmt: skip
+                np.arange(start, len(self.shapes)),
+                np.array([each.micro_batch for each in some], np.int64),
+            )
         return found
 
     def _add(self, corner: Corner) -> None:

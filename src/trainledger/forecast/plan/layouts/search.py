@@ -193,9 +193,13 @@ def _room(run: Run, machine: Device) -> Callable[[Block, Sharding], float]:
         if usable is None:
             return float("inf")
         layout = Layout(
-            replicate=sharding.replicate, shard=sharding.shard, context=block.context, tensor=block.tensor,
-            pipeline=block.pipeline, expert=block.expert,
-        )  # fmt: skip
+            replicate=sharding.replicate,
+            shard=sharding.shard,
+            context=block.context,
+            tensor=block.tensor,
+            pipeline=block.pipeline,
+            expert=block.expert,
+        )
         groups = layout.communicators
         key = len(groups), groups.count(2)
         if key not in known:

@@ -64,9 +64,12 @@ class StageKind:
 def layout_of(stages: Stages, *, paired: bool = False) -> Layout:
     """A layout with nothing but these stages; ``paired`` says that experts' tokens overlap another micro-batch."""
     return Layout(
-        pipeline=stages.pipeline, schedule=stages.schedule, virtual_stages=stages.virtual_stages,
-        stage_layers=stages.layers, overlap=("gradients", "experts") if paired else ("gradients",),
-    )  # fmt: skip
+        pipeline=stages.pipeline,
+        schedule=stages.schedule,
+        virtual_stages=stages.virtual_stages,
+        stage_layers=stages.layers,
+        overlap=("gradients", "experts") if paired else ("gradients",),
+    )
 
 
 def kinds_of(stages: Stages, runs: Sequence[int]) -> tuple[StageKind, ...]:
@@ -208,15 +211,23 @@ class States:
         tensor, expert, shared, several = (_sizes([each[at] for each in self.ranks]) for at in range(4))
         zero, reshard = ZERO_MODES[zero_mode]
         layout = Layout(
-            zero=zero, reshard_after_forward=reshard, prefetch=self.run.layout.prefetch,
-            pipeline=1 if cut is None else 3, stage_layers=cut,
-        )  # fmt: skip
+            zero=zero,
+            reshard_after_forward=reshard,
+            prefetch=self.run.layout.prefetch,
+            pipeline=1 if cut is None else 3,
+            stage_layers=cut,
+        )
         if interleaved and cut is not None:  # a second chunk without layers: buffers are what makes the difference
-            layout = replace(layout, schedule="interleaved", virtual_stages=2,
-                             stage_layers=(*cut, 0, 0, 0) if stage < 2 else (0, 0, 0, *cut))  # fmt: skip
+            layout = replace(
+                layout,
+                schedule="interleaved",
+                virtual_stages=2,
+                stage_layers=(*cut, 0, 0, 0) if stage < 2 else (0, 0, 0, *cut),
+            )
         shard = 1 if zero_mode == UNSHARDED else np.maximum(np.maximum(shared, 2), expert)
-        vars(layout).update(tensor=tensor, expert=1 if zero_mode == UNSHARDED else expert, shard=shard,
-                            replicate=1 + several * 1)  # fmt: skip
+        vars(layout).update(
+            tensor=tensor, expert=1 if zero_mode == UNSHARDED else expert, shard=shard, replicate=1 + several * 1
+        )
         recipe = replace(self.run.recipe, micro_batch=1)
         vars(recipe).update(global_batch=shard * (1 + several * 1))
         run = replace(self.run, recipe=recipe, layout=layout)
