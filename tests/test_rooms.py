@@ -144,9 +144,9 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8984, 1027),
+    "answers": (71, 8987, 1027),
     "catalog": (1, 222, 14),
-    "cli": (18, 2129, 376),
+    "cli": (17, 2066, 360),
     "engine": (60, 9123, 950),
     "forecast": (53, 9261, 817),
     "ledger": (44, 6730, 502),
@@ -155,10 +155,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (39, 6021, 341),
     "tensors": (10, 1929, 108),
     "trace": (47, 8576, 694),
-    "web": (27, 3696, 458),
+    "web": (27, 3697, 459),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 89314, 152, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 89314, 152, 3
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from trainledger.answers.cost import predicted
 from trainledger.answers.load import model
+from trainledger.answers.question import Progress, number, question, silent, text
+from trainledger.answers.question import count as whole
 from trainledger.forecast.plan import optimal as laws_of
 from trainledger.forecast.plan.affordable import SEQ_LEN, affordable
 from trainledger.forecast.plan.optimal import Optimal
-from trainledger.forecast.plan.quantity import read, read_budget
+from trainledger.forecast.plan.quantity import read_budget
 from trainledger.forecast.plan.scaling_law import FixedSize, Law, RatioLaw
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.units import parse_count, parse_number
 
 
+@question("Plan", "the best model and data for a budget")
 def optimal(
     *,
-    flops: Any = None,
-    device: Any = None,
-    device_hours: Any = None,
-    count: Any = None,
-    days: Any = None,
-    money: Any = None,
-    price: Any = None,
-    mfu: Any = 0.5,
-    dtype: str | None = None,
-    law: str | None = None,
-    loss_law: str | None = None,
-    params: Any = None,
-    ratio: Any = None,
-    inference: Any = None,
-    unique: Any = None,
-    family: str | None = "llama-3-8b",
-    seq_len: Any = None,
-    tokens_per_step: Any = None,
-    say: Callable[[str], None] = lambda _: None,
+    flops: Annotated[Any, text('training FLOPs, such as "6e23"')] = None,
+    device: Annotated[Any, text("a device of the catalog")] = None,
+    count: Annotated[Any, text("how many devices")] = None,
+    days: Annotated[Any, text('days, or a time such as "2w"')] = None,
+    device_hours: Annotated[Any, text("hours of one device, summed over all")] = None,
+    money: Annotated[Any, text("money, in the currency of the price")] = None,
+    price: Annotated[Any, text("money for an hour of one device")] = None,
+    mfu: Annotated[Any, text("share of the peak that the rule assumes")] = 0.5,
+    dtype: Annotated[str | None, text("whose peak counts; bf16 where the device has it, else fp16")] = None,
+    law: Annotated[str, text("the law to follow; --json lists them all")] = laws_of.FOLLOWED_LAW,
+    loss_law: Annotated[str, text("the law that predicts losses")] = laws_of.LOSS_LAW,
+    params: Annotated[int | None, whole('the loss and cost of a model of this size instead, such as "8B"')] = None,
+    ratio: Annotated[
+        float | None, number("those of so many tokens per parameter instead", least=1e-3, most=1e6)
+    ] = None,
+    inference: Annotated[int | None, whole('tokens that will be served, such as "2T"')] = None,
+    unique: Annotated[int | None, whole("tokens that exist; more are repetitions")] = None,
+    family: Annotated[str | None, text("model whose shape is scaled; none = the rules alone")] = "llama-3-8b",
+    seq_len: Annotated[int, whole("tokens of a sequence", most=10**9)] = SEQ_LEN,
+    tokens_per_step: Annotated[
+        int | None,
+        whole("about so many tokens in a step", most=10**12, default_text="4M; 16M from 1e24 FLOP, fewer below 7e21"),
+    ] = None,
+    progress: Progress = silent,
 ) -> Optimal:
-    """The compute-optimal N and D for a budget, and the run that it affords (`trainledger.forecast.plan.optimal`).
+    """The compute-optimal model and data for a budget, by every published law; and what the budget really pays for.
 
-    The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
-    may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, and that is what is
-    afforded; ``inference`` is the tokens that will be served, ``unique`` those that exist. ``family`` is the model of
-    the catalog whose shape that run has; None leaves it out, as does a budget without devices and days. ``say`` hears
-    what is being looked at. Raises `InvalidInput`.
+    The budget is one of --flops, --device-hours, --days with --count, or --money with --price. With devices and days
+    the rule's model gets a shape, a layout that fits and a predicted speed, and the rule is applied again at that
+    speed.
+
+    ``params`` or ``ratio`` asks for one model off the optimum, and that is what is afforded. ``family`` None or "none"
+    leaves the run out, as does a budget without devices and days. Raises `InvalidInput`.
 
     >>> best = optimal(device="h100-sxm", count=32, days="2w", family=None)
     >>> best.parameters // 10**8, best.tokens // 10**9
     (126, 252)
     """
     problems: list[Problem] = []
-    named = {"params": params, "inference": inference, "unique": unique}
-    numbers = {name: read(name, each, parse_count, problems, least=1) for name, each in named.items()}
-    per = read("ratio", ratio, parse_number, problems, least=1e-3, most=1e6)
-    tokens = read("seq_len", seq_len, parse_count, problems, least=1, most=10**9) or SEQ_LEN
-    step = read("tokens_per_step", tokens_per_step, parse_count, problems, least=1, most=10**12)
     base = None
     try:
-        base = None if family is None else model(family)
+        base = None if family in (None, "none") else model(str(family))
     except InvalidInput as error:
-        problems += [replace(each, field="family") for each in error.placed()]
+        problems += [replace(problem, field="family") for problem in error.placed()]
     try:
         budget = read_budget(
             flops=flops, device=device, device_hours=device_hours, count=count, days=days, money=money, price=price,
@@ -72,19 +74,19 @@ def optimal(
     if problems:
         raise InvalidInput(problems)
     answer = laws_of.optimal(
-        budget, law=law or laws_of.FOLLOWED_LAW, loss_law=loss_law or laws_of.LOSS_LAW, parameters=numbers["params"],
-        tokens_per_parameter=per, inference_tokens=numbers["inference"], unique_tokens=numbers["unique"],
+        budget, law=law, loss_law=loss_law, parameters=params, tokens_per_parameter=ratio, inference_tokens=inference,
+        unique_tokens=unique,
     )  # fmt: skip
     if base is None or budget.seconds is None or budget.device is None:
         return answer
     follow: Law = answer.chosen.law
-    if numbers["params"] is not None:
-        follow = FixedSize(name="asked", title="the requested size", size=numbers["params"])
-    elif per is not None:
+    if params is not None:
+        follow = FixedSize(name="asked", title="the requested size", size=params)
+    elif ratio is not None:
         title = "the requested tokens per parameter"
-        follow = RatioLaw(name="asked", title=title, tokens_per_parameter=per)
+        follow = RatioLaw(name="asked", title=title, tokens_per_parameter=ratio)
     found = affordable(
-        budget, follow, base, budget.device, predicted, seq_len=tokens, tokens_per_step=step,
-        loss=answer.loss_law.loss if answer.asked is None else None, say=say,
+        budget, follow, base, budget.device, predicted, seq_len=seq_len, tokens_per_step=tokens_per_step,
+        loss=answer.loss_law.loss if answer.asked is None else None, say=lambda what: progress(what, 0, 0),
     )  # fmt: skip
     return replace(answer, affordable=found)

@@ -88,6 +88,11 @@ def count(help: str, *, least: int = 1, most: float = LARGEST, **more: Any) -> O
     return Option(help=help, parse=parse_count, least=least, most=most, **more)
 
 
+def number(help: str, *, least: float, most: float, **more: Any) -> Option:
+    """A number within bounds."""
+    return Option(help=help, parse=parse_number, least=least, most=most, **more)
+
+
 def share(help: str, **more: Any) -> Option:
     """A share from 0 to 1, also in percent."""
     return Option(help=help, parse=parse_number, least=0, most=1, **more)

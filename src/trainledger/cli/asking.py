@@ -65,7 +65,10 @@ def while_searching() -> Callable[[str, int, int], None]:
     show = while_waiting()
 
     def progress(what: str, done: int, of: int) -> None:
-        full = 20 * done // max(1, of)
+        if not of:
+            show(what)
+            return
+        full = 20 * done // of
         show("" if done >= of or of == 1 else f"[{'#' * full:.<20}] {what}: {done:,} of {of:,}")
 
     return progress

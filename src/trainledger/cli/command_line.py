@@ -39,7 +39,7 @@ COMMANDS: dict[str, str | tuple[str, str, str]] = {
     "advise": "answers.advise",
     "layouts": "answers.layouts",
     "fit": "answers.fit",
-    "optimal": ("Plan", "the best model and data for a budget", "search"),
+    "optimal": "answers.budget",
     "catalog": ("Plan", "the models and devices that are known", "numbers"),
     "serve": ("Plan", "the calculators as a page", "serve"),
     "trace": ("Your code", "the account of a step of real modules, on fake tensors", "code"),

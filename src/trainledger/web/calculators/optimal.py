@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import trainledger as tl
 from trainledger import catalog
 from trainledger.answers.pages.optimal_figures import SHORT, trained_table
@@ -31,8 +33,8 @@ def _reply(query: Query, progress: Progress) -> Reply:
     devices = () if query["budget"] == "flops" else _OF_DEVICES
     given = query.chosen(*own, *devices, *_COMMON)
     follow = query["follow"] == "yes" and query["budget"] == "days"
-    options: dict[str, str | None] = {**given, "family": query["family"] if follow else None}
-    answer = tl.optimal(**options, say=lambda what: progress(what, 0, 1))
+    options: dict[str, Any] = {**given, "family": query["family"] if follow else None}
+    answer = tl.optimal(**options, progress=lambda what, done, of: progress(what, 0, 1))
     document = answer.document()
     tables = document.tables
     named = given | {"family": query["family"] if follow else "none"}
