@@ -155,10 +155,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (39, 6021, 341),
     "tensors": (10, 1929, 108),
     "trace": (47, 8576, 694),
-    "web": (27, 3697, 459),
+    "web": (26, 3691, 453),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 89314, 152, 3
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 421, 89615, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -24,7 +24,7 @@ from trainledger.web import answers, guard, listening
 from trainledger.web.calculator import Calculator, Progress, Reply
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import Field, Query
-from trainledger.web.jobs import Jobs
+from trainledger.web.server import Jobs
 from trainledger.web.server import make_app
 
 
@@ -322,7 +322,7 @@ def test_a_long_answer_is_that_of_its_own_width_and_guess(port: int) -> None:
 
 
 def test_work_that_nobody_asks_for_any_more_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainledger.web.jobs.FORGOTTEN_SECONDS", 0.05)
+    monkeypatch.setattr("trainledger.web.server.FORGOTTEN_SECONDS", 0.05)
     ended = threading.Event()
 
     def endless(query: Query, progress: Progress) -> Reply:
