@@ -24,8 +24,7 @@ from trainledger.web import answers, guard, listening
 from trainledger.web.calculator import Calculator, Progress, Reply
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import Field, Query
-from trainledger.web.server import Jobs
-from trainledger.web.server import make_app
+from trainledger.web.server import Jobs, make_app
 
 
 @frozen
