@@ -144,21 +144,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8987, 1027),
+    "answers": (71, 8953, 992),
     "catalog": (1, 222, 14),
-    "cli": (17, 2066, 360),
-    "engine": (60, 9123, 950),
-    "forecast": (53, 9261, 817),
+    "cli": (16, 2059, 347),
+    "engine": (60, 9122, 950),
+    "forecast": (53, 9254, 810),
     "ledger": (44, 6730, 502),
     "observe": (39, 5254, 575),
     "report": (12, 1515, 128),
     "spec": (39, 6021, 341),
     "tensors": (10, 1929, 108),
     "trace": (47, 8576, 694),
-    "web": (26, 3691, 453),
+    "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 421, 89615, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89650, 152, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
