@@ -148,7 +148,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (1, 222, 14),
     "cli": (16, 2059, 347),
     "engine": (60, 9122, 950),
-    "forecast": (53, 9254, 810),
+    "forecast": (53, 9279, 810),
     "ledger": (44, 6730, 502),
     "observe": (39, 5254, 575),
     "report": (12, 1515, 128),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89650, 152, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89600, 150, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -62,7 +62,8 @@ def test_what_is_looked_at_is_heard() -> None:
 
 def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
     heard: list[str] = []
-    paid = tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=heard.append).affordable
+    budget = {"device": "h100-sxm", "count": 128, "days": 1, "family": "gpt2"}
+    paid = tl.optimal(**budget, progress=lambda what, *_: heard.append(what)).affordable
     assert [each for each in heard if ":" not in each] == [
         *(f"iteration {at}, {format_count(one.wanted)} parameters" for at, one in enumerate(paid.iterations, 1)),
         "the run with evaluation, checkpoints and failures",
@@ -71,12 +72,12 @@ def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
 
 
 def test_ctrl_c_ends_the_whole_question_of_a_budget() -> None:
-    def stop(what: str) -> None:
+    def stop(what: str, done: int, of: int) -> None:
         if "accounts" in what:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=stop)
+        tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", progress=stop)
 
 
 def test_what_is_wrong_takes_the_place_of_the_waiting_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,10 +110,15 @@ class MemoryModel:
         peak = ledgers[stage].peak()
         moment = f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}"
         return MemoryUse(
-            nbytes=self._in_all(run, ledgers[stage]), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
-            by_category=peak.by_category, stage=stage, stages=stages, moment=moment,
+            nbytes=self._in_all(run, ledgers[stage]),
+            usable_nbytes=self.usable_nbytes,
+            peak_nbytes=peak.nbytes,
+            by_category=peak.by_category,
+            stage=stage,
+            stages=stages,
+            moment=moment,
             reserved=ledgers[stage].reserved,
-        )  # fmt: skip
+        )
 
     def _in_all(self, run: Run, ledger: Ledger) -> int:
         return int(memory_of_device(run, peak_nbytes(ledger), self.machine, ledger.reserved).nbytes)

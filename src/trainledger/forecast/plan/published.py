@@ -18,9 +18,14 @@ _SAME_MAKER, _GENERATION, _UNKNOWN_GENERATION = 1.0, 2.0, 4.0
 # Compared in addition to device and active parameters: the weight of the square of a difference of logarithms, and of
 # a difference. The columns of the table begin with device, maker, capability, active parameters and these.
 _SIZES = {
-    "devices": 1.0, "seq_len": 1.0, "tokens_per_device": 1.0, "tensor": 0.25, "pipeline": 0.25, "context": 0.25,
+    "devices": 1.0,
+    "seq_len": 1.0,
+    "tokens_per_device": 1.0,
+    "tensor": 0.25,
+    "pipeline": 0.25,
+    "context": 0.25,
     "micro_batch": 0.25,
-}  # fmt: skip
+}
 _KINDS = {"bits": 4.0, "experts": 4.0, "adapters": 4.0, "recomputation": 1.0}
 _COMPARED = len(_SIZES) + len(_KINDS)
 _WORDS = {

@@ -220,9 +220,14 @@ class Accounts:
     def _found(self, run: Run, score: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
         assert score.seconds is not None
         return ScoredLayout(
-            run=run, seconds=score.seconds, device_nbytes=score.device_nbytes, peak_nbytes=score.peak_nbytes,
-            mfu=self._mfu(score), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
-        )  # fmt: skip
+            run=run,
+            seconds=score.seconds,
+            device_nbytes=score.device_nbytes,
+            peak_nbytes=score.peak_nbytes,
+            mfu=self._mfu(score),
+            bound_seconds=bound_seconds,
+            bound_nbytes=bound_nbytes,
+        )
 
     def _mfu(self, score: Score) -> float | None:
         """Of the whole step on all devices."""

@@ -121,9 +121,14 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
     """What decides which operations run; shapes that agree in it go into one account."""
     several = shape.micro_batch > 1 and shape.sequence_parallel  # then tokens are brought together by copies
     return (
-        shape.tensor > 1, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1, several,
+        shape.tensor > 1,
+        shape.sequence_parallel,
+        shape.context > 1,
+        shape.context_kind,
+        shape.expert > 1,
+        several,
         shape.checkpointing,
-    )  # fmt: skip
+    )
 
 
 def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: bool, backend: str) -> BlockCosts:

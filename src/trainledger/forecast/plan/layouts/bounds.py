@@ -287,12 +287,17 @@ class _Part:
             # Of a single micro-batch the first stage's reductions are launched as a part of its backward.
             end = np.maximum(0.0, end[:, 0] - (count == 1) * (backwards - back)[:, 0])
             path = critical_path(
-                forwards, backwards, weights * ways.zero_bubble[:, None, None, None],
-                ahead=lambda seconds: _ahead(ways, seconds), micro_batches=count,
-                chunks=ways.chunks[:, None, None, None], stages=ways.pipeline,
+                forwards,
+                backwards,
+                weights * ways.zero_bubble[:, None, None, None],
+                ahead=lambda seconds: _ahead(ways, seconds),
+                micro_batches=count,
+                chunks=ways.chunks[:, None, None, None],
+                stages=ways.pipeline,
                 sends=2 * ways.place[:, :, None, None] * self._send_seconds(),
-                alone=(saved, saved_back), rounds_alone=ways.alone[:, :, None, None],
-            ).max(axis=1)  # fmt: skip
+                alone=(saved, saved_back),
+                rounds_alone=ways.alone[:, :, None, None],
+            ).max(axis=1)
         else:
             # The streams of a rank on its own go on from one micro-batch to the next.
             path = count * perfectly_overlapped((ahead + back)[:, 0], (gather + again + reduce)[:, 0], contention)
