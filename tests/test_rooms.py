@@ -144,7 +144,7 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8953, 992),
+    "answers": (71, 8981, 992),
     "catalog": (1, 222, 14),
     "cli": (16, 2059, 347),
     "engine": (60, 9122, 950),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89600, 150, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89600, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

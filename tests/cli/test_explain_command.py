@@ -54,7 +54,9 @@ def test_the_longest_operations_are_reported_and_how_many_more_there_are(capsys:
 
 def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(printed(capsys, "explain", "memory", "gpt2", "--full").split())
-    assert out.startswith("gpt2 on this-machine, with the kernels of a CPU: 1 sequence of 1,024 tokens a step")
+    assert out.startswith(
+        "2.741 GB of tensors at the peak. gpt2 on this-machine, with the kernels of a CPU: 1 sequence"
+    )
     assert out.count("what autograd saves for the backward") == 1
     on = printed(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
     assert on.startswith("gpt2 on 8 x h100-sxm: 4,096 sequences")

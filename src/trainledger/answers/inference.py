@@ -107,6 +107,7 @@ def page(found: Inference) -> Document:
     """The whole account of one forward."""
     return Document(
         title=f"{found.run.model.name}, served",
+        verdict=_verdict(found),
         sections=sections(
             head(found),
             _memory(found),
@@ -119,6 +120,17 @@ def page(found: Inference) -> Document:
         data=lambda: _data(found),
         figures=lambda: figures(found),
     )
+
+
+def _verdict(found: Inference) -> str:
+    """Whether the model and its batch fit, and the expected time of one forward."""
+    says = {True: "Fits", False: "Does NOT fit", None: ""}[found.fits]
+    time, rate = found.time, found.expected_tokens_per_second
+    expected = ""
+    if time is not None and time.expected_seconds is not None and rate is not None:
+        what = "a forward" if found.serving.phase == "prefill" else "a token of each sequence"
+        expected = f"{what} is expected to take {format_seconds(time.expected_seconds)}, {_rate(rate)} tokens/s"
+    return sentence("; ".join(filter(None, (says, expected)))) if says or expected else ""
 
 
 def head(found: Inference) -> Iterator[str]:

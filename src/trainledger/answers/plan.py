@@ -147,6 +147,12 @@ def verdict(plan: Plan) -> str:
     forecast = plan.forecast
     if forecast.impossible:
         return f"Impossible {impossible(plan.run, forecast)}."
+    if forecast.fits is False and forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
+        needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+        return f"Does NOT fit: a device needs {needed} and has {usable} usable."
+    if forecast.fits is None and forecast.step_seconds is None:
+        peak = format_nbytes(forecast.peak_nbytes or 0)
+        return f"Needs {peak} of tensors at the peak; --device NAME says whether that fits, and how long a step takes."
     says = [] if forecast.fits is None else [fits(forecast).removesuffix(":")]
     if forecast.total_seconds is not None:
         says.append(format_seconds(forecast.total_seconds))

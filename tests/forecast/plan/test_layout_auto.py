@@ -83,7 +83,7 @@ def test_recomputation_that_is_written_is_kept_and_named_where_nothing_fits() ->
              "precision": "bf16-sharded"}, "cluster": {"device": "a100-sxm-40gb", "count": 16}}  # fmt: skip
     given = {"layout.context": 1, "layout.tensor": 1, "layout.pipeline": 1}
     assert load(table, given).recipe.activation_checkpointing.kind != "none"
-    with pytest.raises(InvalidInput, match="activation_checkpointing = 'none': too large are activations"):
+    with pytest.raises(InvalidInput, match="activation_checkpointing = 'none': too large: activations"):
         load(table, {**given, "recipe.activation_checkpointing": "none"})
 
 

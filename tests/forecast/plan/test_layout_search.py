@@ -478,7 +478,7 @@ def test_what_is_said_with_auto_is_kept() -> None:
 
 def test_where_rules_allow_a_layout_and_memory_none_it_is_memory_that_is_named() -> None:
     large = {**AUTO, "model": {"preset": "llama-3-70b"}, "cluster": {"device": "h100-sxm", "count": 2}}
-    rule = "fits 2 x h100-sxm: too large are parameters, gradients and optimizer state alone"
+    rule = "fits 2 x h100-sxm: too large: parameters, gradients and optimizer state alone"
     with pytest.raises(InvalidInput, match=rule):
         load(large, ["layout=auto"])
     one = {**AUTO, "cluster": {"device": "h100-sxm", "count": 1}}

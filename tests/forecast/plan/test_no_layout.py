@@ -142,7 +142,7 @@ def test_what_keeps_the_layouts_out_that_come_nearest_is_said() -> None:
     run = run_for(8, {"preset": "llama-3-8b"}, seq_len=8192, global_batch=64)
     fixed = {"micro_batch": 8, "tensor": 1, "context": 1, "pipeline": 1, "activation_checkpointing": "none"}
     found = why(run, fixed)
-    assert "too large are activations and gathered parameters, on top of the states" in found.rule
+    assert "too large: activations and gathered parameters, on top of the states" in found.rule
 
 
 def test_nothing_fixed_is_said_as_it_is_written() -> None:

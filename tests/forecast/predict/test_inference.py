@@ -354,9 +354,7 @@ def test_prefill_of_a_windowed_model(capsys):
 def test_flags_without_a_phase_and_a_figure_of_no_kind_are_refused(capsys):
     code, out, err = call(capsys, "plan", "gpt2", "--weights", "int4")
     assert (code, out) == (2, "")
-    assert (
-        err == "trainledger plan: unrecognized arguments: --weights int4; trainledger plan --help lists its arguments\n"
-    )
+    assert err == "--weights = 'int4': is for a served model; give --phase too; nearest that works: --phase decode\n"
     code, out, err = call(capsys, *DECODE, "--plot", "x.pdf")
     assert (code, out) == (2, "")
     assert err.endswith("must be one of .html, .png, .svg; nearest that works: x.html\n")

@@ -134,7 +134,8 @@ def _sure(found: Ratio) -> str:
     pairs = f"pairs of published runs on {'one device' if found.one_device else 'two devices'}"
     said = "larger" if found.decided else "smaller"
     between = ends(found.interval, lambda value: f"{value:.3g}")
-    return f"this difference is {said} than its uncertainty: {found.predicted:.3g} of a's time ({between}; {pairs})"
+    times = f"b takes {found.predicted:.3g} times as long as a"
+    return f"this difference is {said} than its uncertainty: {times} ({between}; {pairs})"
 
 
 def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:

@@ -19,10 +19,10 @@ from trainledger.report.document import Amount, Cell, Document, Table, Term, Ter
 from trainledger.report.table import sentence
 from trainledger.spec.device import ErrorModel
 from trainledger.spec.run import Run
-from trainledger.spec.units import counted, format_nbytes, format_seconds
+from trainledger.spec.units import counted, format_count, format_flops, format_nbytes, format_seconds
 
 UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
-_LINES = 22  # of the short answer
+_LINES = 20  # of the short answer
 _KEYS = UNITS | {"parameters": "parameters"}
 
 
@@ -54,6 +54,7 @@ def page(
         by_component = section(f"Of the model, and of a forward of {run.recipe.seq_len:,} tokens", of_model)
     return Document(
         title=f"{what} of {run.model.name}",
+        verdict=_verdict(run, what, parts, held),
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
             by_component,
@@ -73,6 +74,20 @@ def page(
             **({"forward_flops": forward} if forward else {}),
         },
     )
+
+
+def _verdict(run: Run, what: str, parts: Sequence[Part], held: DeviceMemory | None) -> str:
+    """The number that is explained."""
+    if what == "memory":
+        if held is None or held.usable_nbytes is None:
+            return f"{format_nbytes(int(parts[-1].total))} of tensors at the peak."
+        fits = "Fits" if held.fits else "Does NOT fit"
+        return f"{fits}: {format_nbytes(held.nbytes)} of {format_nbytes(held.usable_nbytes)} usable."
+    if what == "parameters":
+        count = parameters(run.model)
+        active = "" if count.active == count.total else f", {format_count(count.active)} of them active for a token"
+        return f"{format_count(count.total)} parameters{active}."
+    return f"{format_flops(sum(part.total for part in parts))} in a step of a rank."
 
 
 def _in_all(held: DeviceMemory) -> str:

@@ -103,7 +103,7 @@ def _memory(found: Layouts) -> str:
     sentences = {BY_ACCOUNT: "all are too large by their account, though not by their bound", NO_NETWORK: NO_NETWORK}
     for each in (BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE):
         if each in reasons:
-            return sentences.get(each, f"too large are {each.partition(': ')[2]}")
+            return sentences.get(each, f"too large: {each.partition(': ')[2]}")
     return "; ".join(found.notes) or "none can be timed"
 
 
