@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89600, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 89650, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

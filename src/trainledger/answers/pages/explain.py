@@ -22,7 +22,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_count, format_flops, format_nbytes, format_seconds
 
 UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
-_LINES = 20  # of the short answer
+_LINES = 16  # of the short answer
 _KEYS = UNITS | {"parameters": "parameters"}
 
 
