@@ -225,7 +225,7 @@ def test_pages_hold_verdicts_and_tables_lie_beside_them() -> None:
     assert lines_of(docs.glob("*.md")) <= 3000
 
 
-MOST_TEST_LINES = 63_100
+MOST_TEST_LINES = 63_010
 
 
 def test_tests_keep_below_their_ceiling() -> None:
