@@ -16,7 +16,7 @@ RECIPE = ["--set", "recipe.global_batch=64", "--set", "recipe.micro_batch=1", "-
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
+    assert main([*words, "--full"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     return " ".join(out.split())
