@@ -75,7 +75,7 @@ def page(fit: Fit) -> Document:
         sections=sections(
             _table(fit),
             changes,
-            section("", _devices(fit)),
+            section("", about(fit)[2 + len(of_run(fit.run)) :], _devices(fit)),
             section("", model, step, needs.partition(". ")[2], detail="the run"),
             *(replace(_limits(fit.run, row), detail="what limits each") for row in detailed),
             section(
