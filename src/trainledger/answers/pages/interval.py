@@ -29,9 +29,14 @@ def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str
     >>> from trainledger.spec.units import format_seconds
     >>> between(Forecast(intervals={"step_seconds": Interval(1.2134, 1.718)}), "step_seconds", format_seconds)
     ' (80 %: 1.21 to 1.72 s)'
+
+    A prediction below its interval is a bound, or of a kind whose published figures are higher.
     """
-    found = forecast.intervals.get(name)
-    return "" if found is None else f" ({ends(found, write)})"
+    found, value = forecast.intervals.get(name), getattr(forecast, name)
+    if found is None:
+        return ""
+    more = "likely more; " if value is not None and value < found.low else ""
+    return f" ({more}{ends(found, write)})"
 
 
 def ends(found: Interval, write: Callable[[float], str]) -> str:
