@@ -15,9 +15,9 @@ import pytest
 import trainledger as tl
 from drawn import marks
 from trainledger.answers.layout import with_layout
+from trainledger.answers.layouts import figures
 from trainledger.answers.load import load
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.pages.plan_figures import figures
 from trainledger.cli import main
 from trainledger.forecast.plan.layouts.accounts import pareto, rescore
 from trainledger.forecast.plan.layouts.blocks import Blocks
@@ -365,7 +365,7 @@ def test_an_interrupted_search_gives_what_it_has() -> None:
 
     def stop(what: str, done: int, of: int) -> None:
         seen.append(what)
-        if what == "accounts" and done == 2:
+        if what == "accounts" and done >= 2:
             raise KeyboardInterrupt
 
     run = run_for(4, {"preset": "gpt2"}, seq_len=1024, global_batch=8)
@@ -456,7 +456,7 @@ def test_uneven_stages_are_not_chosen_for_a_tenth_of_a_percent(capsys: pytest.Ca
     assert best["layout"]["stage_layers"]
     assert "stage_layers" not in simplest["layout"]
     assert best["step_seconds"] < simplest["step_seconds"] < 1.01 * best["step_seconds"]
-    assert main(words) == 0
+    assert main([*words, "--full"]) == 0
     said = capsys.readouterr().out
     assert "Within 3.0 % of the quickest, and simpler" in said
     assert '[layout]\npipeline = 2\nschedule = "interleaved"\nvirtual_stages = 8\ncontext = 4\n' in said
