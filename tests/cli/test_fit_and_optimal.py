@@ -77,7 +77,7 @@ def test_optimal_in_json(capsys):
         (["optimal"], "budget: is given in exactly one way"),
         (["optimal", "--flops", "lots"], "flops = 'lots': is not a count"),
         (["optimal", "--days", "3", "--device", "l5", "--count", "2"], "device = 'l5': is not in the catalog"),
-        (["optimal", "--flops", "1e22", "--params", "8B", "--ratio", "20"], "not allowed with argument"),
+        (["optimal", "--flops", "1e22", "--params", "8B", "--ratio", "20"], "give one of them"),
         (["fit", "gpt-2"], "is not in the catalog"),
         (["fit", "gpt2", "--device", "h100-sxm", "--of", "speed"], "--of = 'speed': must be one of model, sequence"),
         (["fit", "gpt2", "--device", "h100-sxm", "--count", "many"], "cluster.count = 'many': is not a count"),
