@@ -144,7 +144,7 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8984, 992),
+    "answers": (71, 8988, 992),
     "catalog": (1, 222, 14),
     "cli": (16, 2059, 347),
     "engine": (60, 9122, 950),

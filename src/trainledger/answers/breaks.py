@@ -160,13 +160,20 @@ def page(found: Breaks) -> Document:
 def verdict(found: Breaks) -> str:
     """What is broken as planned, or the nearest limit of all."""
     if found.already:
-        return f"Broken as planned: {', '.join(broken.limit for broken in found.already)}."
+        return f"Broken as planned: {', '.join(map(_amounts, found.already))}."
     limits = [limit for along in found.along for limit in along.breaks]
     if not limits:
         return f"No limit along {', '.join(along.axis for along in found.along)}, up to where it was looked."
     nearest = min(limits, key=lambda limit: limit.factor)
     times = f"{nearest.factor:.4g} times the plan"
     return f"The first limit is {nearest.limit}, from {nearest.field} = {nearest.breaks:,} on, {times}."
+
+
+def _amounts(broken: Break) -> str:
+    """A limit with its number and the most that it may be."""
+    if broken.after is None or not broken.most:
+        return broken.limit
+    return f"{broken.limit} ({shown(broken.after, broken.unit)}, at most {shown(broken.most, broken.unit)})"
 
 
 def _nearest(found: Breaks) -> tuple[Break, ...]:

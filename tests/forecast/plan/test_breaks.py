@@ -176,7 +176,7 @@ def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     found = tl.breaks(tl.load(TOO_LARGE), along=["width"])
     assert "device memory" in [each.limit for each in found.already]
     assert "device memory" not in [each.limit for each in found.along[0].breaks]
-    assert str(found).startswith("Broken as planned: device memory.")
+    assert str(found).startswith("Broken as planned: device memory (")
 
 
 def test_micro_batches_that_shrink_as_devices_are_added_are_named() -> None:
