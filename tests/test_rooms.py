@@ -230,3 +230,9 @@ MOST_TEST_LINES = 63_010
 
 def test_tests_keep_below_their_ceiling() -> None:
     assert lines_of(Path(__file__).parent.rglob("*.py")) <= MOST_TEST_LINES
+
+
+@pytest.mark.parametrize("room", ["ledger", "forecast.predict", "trace", "engine"])
+def test_reasons_stand_beside_hard_code(room: str) -> None:
+    size = house.total(module for module in house.sizes() if f"{module}.".startswith(f"trainledger.{room}."))
+    assert size.comments >= 0.03 * size.code
