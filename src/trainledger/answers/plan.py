@@ -60,11 +60,18 @@ def why_impossible(plan: Plan) -> Problem | None:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
         near = None if plan.run.recipe.lora is not None else "layout=auto"
         return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
-    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
+    if not (needs := _too_large(forecast)):
         return None
-    needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
-    rule = f"does not fit: a device needs {needed} and has {usable} usable"
-    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
+    return Problem("memory", None, f"does not fit: {needs}; trainledger advise ranks changes that need less")
+
+
+def _too_large(forecast: Forecast) -> str:
+    """What a device of a run that does not fit needs and has; empty where it fits, or where that is not known."""
+    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
+        return ""
+    return (
+        f"a device needs {format_nbytes(forecast.device_nbytes)} and has {format_nbytes(forecast.usable_nbytes)} usable"
+    )
 
 
 @question("Plan", "what a run will cost, from closed forms", impossible=why_impossible)
@@ -107,16 +114,17 @@ def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> P
 def page(plan: Plan) -> Document:
     """The verdict, the cost, where the time goes and the memory; rules of thumb, sources and notes are details."""
     forecast, found = plan.forecast, nearest(plan.run)
+    large = _large(forecast.waterfall)
     return Document(
         title=f"The plan of {plan.run.model.name}",
         verdict=verdict(plan),
         sections=sections(
             section("", run_line(plan.run)),
             section("", Facts(tuple(_costs(plan)))),
-            section(_waterfall_title(plan), bars(_large(forecast.waterfall))) if forecast.waterfall else None,
+            section(_waterfall_title(plan), bars(large)) if forecast.waterfall else None,
             section("", _heading(plan), Facts((("work", _work(plan)),)), detail="the run"),
             section(_waterfall_title(plan), bars(forecast.waterfall), detail="the whole waterfall")
-            if _large(forecast.waterfall) != forecast.waterfall
+            if large != forecast.waterfall
             else None,
             replace(memory_section(plan), detail="memory"),
             section("", memory_lines(plan), detail="memory"),
@@ -147,9 +155,8 @@ def verdict(plan: Plan) -> str:
     forecast = plan.forecast
     if forecast.impossible:
         return f"Impossible {impossible(plan.run, forecast)}."
-    if forecast.fits is False and forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
-        needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
-        return f"Does NOT fit: a device needs {needed} and has {usable} usable."
+    if needs := _too_large(forecast):
+        return f"Does NOT fit: {needs}."
     if forecast.fits is None and forecast.step_seconds is None:
         peak = format_nbytes(forecast.peak_nbytes or 0)
         return f"Needs {peak} of tensors at the peak; --device NAME says whether that fits, and how long a step takes."
@@ -179,12 +186,9 @@ def bars(waterfall: Iterable[Bar]) -> Bars:
 
 
 def _waterfall_title(plan: Plan) -> str:
-    name = "step_seconds" if plan.forecast.total_seconds is None else "total_seconds"
-    return f"Where the time {_of(plan)} goes{between(plan.forecast, name, format_seconds)}"
-
-
-def _of(plan: Plan) -> str:
-    return "of a step" if plan.forecast.total_seconds is None else "of the run"
+    whole = plan.forecast.total_seconds is not None
+    within = between(plan.forecast, "total_seconds" if whole else "step_seconds", format_seconds)
+    return f"Where the time of {'the run' if whole else 'a step'} goes{within}"
 
 
 def _heading(plan: Plan) -> list[str]:

@@ -31,7 +31,7 @@ class Option:
 
     ``parse`` reads a number from text, from ``least`` to ``most``; ``choices`` are the only texts that it may have.
     ``several`` may be given again. ``default_text`` is what the help says of a default that is decided later. ``flag``
-    is the name on the command line where that is not the parameter's; ``title`` that on a form.
+    is the name on the command line where that is not the parameter's.
     """
 
     help: str
@@ -43,7 +43,6 @@ class Option:
     default_text: str = ""
     flag: str = ""
     metavar: str = ""
-    title: str = ""
     name: str = ""
     default: Any = None
 
@@ -128,11 +127,6 @@ class Question:
     options: Mapping[str, Option]
     takes: tuple[str, ...]
     trains: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of the verb."""
-        return self.ask.__name__
 
     def read(self, given: Mapping[str, Any], label: Callable[[str], str] = str) -> dict[str, Any]:
         """Options that were given, texts read; raises `InvalidInput` with every problem, named by ``label``."""
