@@ -125,8 +125,9 @@ def test_overrides_that_are_none_are_sentences(overrides: Any) -> None:
     ("measured", "capability", "asked", "kernels"),
     [
         ("cuda", 9.0, "auto", "sm90"), ("cuda", 10.0, "cuda", "sm100"), ("cuda", 8.9, "auto", "cuda"),
-        ("cuda", None, "cuda", "cuda"), ("cpu", None, "auto", "cpu"), ("cpu", None, "cuda", "cuda"),
-        ("cuda", 9.0, "cpu", "cpu"), ("cuda", 9.0, "mps", "cuda"), ("mps", None, "auto", "cuda"),
+        ("cuda", None, "cuda", "other"), ("cpu", None, "auto", "cpu"), ("cpu", None, "cuda", "cuda"),
+        ("cuda", 9.0, "cpu", "cpu"), ("cuda", 9.0, "mps", "cuda"), ("mps", None, "auto", "other"),
+        ("cuda", 7.5, "auto", "sm70"),
     ],
 )  # fmt: skip
 def test_kernels_are_those_of_what_was_measured_if_that_is_asked_for(

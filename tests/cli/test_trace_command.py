@@ -165,7 +165,7 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
             "changes a field of a run file, which code does not have",
         ),
         (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = '0': must be at least 1"),
-        (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda, sm90 or sm100"),
+        (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda, sm70, sm90, sm100 or other"),
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
         (["traced_net:Net", "--input", "fp32[4,8]"], "nearest that works: --loss cross_entropy --label int64[4], "),
         (["traced_net:unknown_size"], "RUN = 'traced_net:unknown_size': must be a module"),

@@ -242,3 +242,49 @@ def test_cudnns_kernel_takes_masks_and_every_query_has_its_own_key_then(attentio
     assert kernels == {("_scaled_dot_product_cudnn_attention", 0)}
     heads, mask = 2 * 4 * 64 * 8, 64 * 64
     assert {each.read for each in fused(ledger)} == {2 * (3 * heads + mask)}
+
+
+# What a device lacks
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "framework", "kernel"),
+    [
+        ("cuda", "fp16-mixed", "torch", "_scaled_dot_product_flash_attention"),
+        ("other", "bf16-mixed", "torch", "_scaled_dot_product_flash_attention"),
+        ("sm70", "fp16-mixed", "torch", "_scaled_dot_product_efficient_attention"),
+        ("sm70", "fp32", "torch", "_scaled_dot_product_efficient_attention"),
+        ("sm70", "bf16-mixed", "torch", None),
+        ("sm70", "fp16", "megatron-core", None),
+        ("cuda", "fp16", "megatron-core", "_scaled_dot_product_flash_attention"),
+    ],
+)
+def test_sdpa_is_a_kernel_that_the_device_has_or_unfused(
+    backend: str, precision: str, framework: str, kernel: str | None
+) -> None:
+    run = run_of(HEADS, precision=precision, framework=framework)
+    ledger = account(run, backend=backend)
+    assert {each.name for each in fused(ledger)} == ({kernel} if kernel else set())
+    if kernel is None:
+        same = replace(run, recipe=replace(run.recipe, attention="math"))
+        assert ledger.peak() == account(same, backend=backend).peak()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "backend", "precision", "nearest"),
+    [
+        ("flash", "sm70", "fp16-mixed", "sdpa"),
+        ("cudnn", "sm70", "fp16-mixed", "sdpa"),
+        ("efficient", "sm70", "bf16-mixed", "sdpa"),
+        ("cudnn", "other", "bf16-mixed", "sdpa"),
+        ("efficient", "cpu", "bf16-mixed", "sdpa"),
+    ],
+)
+def test_a_kernel_that_a_device_lacks_is_refused_with_one_that_works(
+    kernel: str, backend: str, precision: str, nearest: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        account(run_of(HEADS, attention=kernel, precision=precision), backend=backend)
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.nearest) == ("recipe.attention", nearest)
+    account(run_of(HEADS, attention=nearest, precision=precision), backend=backend)

@@ -19,6 +19,7 @@ from trainledger.answers.source import Overrides, by_field, config_notes, known_
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
+from trainledger.spec.device import fused_attention
 from trainledger.spec.layout import AXES, NOT_SEARCHED
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
@@ -61,7 +62,8 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
     table = {"model": section, "recipe": recipe, "layout": layout}
     run = parsed(table, overrides)
-    more = _attention(run, "cuda" if spread else kernels_of(run))
+    kernels = kernels_of(run)
+    more = _attention(run, "cuda" if spread and kernels == "cpu" else kernels)
     if spread and "recipe.global_batch" not in given:
         more["global_batch"] = default_batch(run)
     if more:
@@ -128,7 +130,7 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
     """
     if not run.model.attention.custom_scores:
         return {}
-    return {"attention": "flash" if kernels != "cpu" and run.recipe.precision.low else "math"}
+    return {"attention": "flash" if "flash" in fused_attention(kernels) and run.recipe.precision.low else "math"}
 
 
 def default_batch(run: Run) -> int:

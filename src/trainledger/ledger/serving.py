@@ -20,6 +20,7 @@ from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.optimizers.states import set_formats
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
+from trainledger.spec.device import fused_attention
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
@@ -73,7 +74,7 @@ def _attention(run: Run, backend: str, compute: str) -> str:
     """Serving kernels of accelerators have windows and all kinds of scores in 16 bits; other attention is unfused."""
     if run.recipe.attention == "math":
         return "math"
-    if backend != "cpu" and compute != "fp32":
+    if "flash" in fused_attention(backend) and compute != "fp32":
         return "flash"
     return "math" if run.model.attention.custom_scores else "sdpa"
 

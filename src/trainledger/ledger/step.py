@@ -139,13 +139,13 @@ def batch_nbytes(rank: RankPlan) -> Int:
     return 28 * tokens + tokens * run.recipe.seq_len
 
 
-def _buffers(rank: RankPlan) -> Int:
+def _buffers(rank: RankPlan, attention: str) -> Int:
     """The model's own, and of Megatron-LM without Transformer Engine one for the scores of attention, which stays.
 
     (core/transformer/dot_product_attention.py, ``get_global_memory_buffer``.)
     """
     run, nbytes = rank.run, buffers_nbytes(rank.run.model)
-    if run.recipe.framework != "megatron-local" or run.recipe.attention != "math":
+    if run.recipe.framework != "megatron-local" or attention != "math":
         return nbytes
     scores = run.device_batch * run.model.attention.n_heads * run.rank_tokens * run.recipe.seq_len
     return nbytes + nbytes_in(scores, run.recipe.precision.compute)
@@ -162,7 +162,7 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
         ("batch", batch_nbytes(rank) if recipe.of_megatron else 16 * tokens),
         ("communication", 0 if recipe.of_megatron else bucket_nbytes(rank, owned, precision.gradients)),
-        ("buffers", _buffers(rank) + sum(each.copies_nbytes for each in works)),
+        ("buffers", _buffers(rank, works[0].sizes.attention) + sum(each.copies_nbytes for each in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))
 

@@ -9,9 +9,11 @@ from trainledger.spec.cluster import Fabric
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 
-# A CPU's; CUDA's, for any accelerator; CUDA's where PyTorch takes cuDNN's attention before FlashAttention.
-KERNELS = ("cpu", "cuda", "sm90", "sm100")
+# A CPU's; CUDA's; before compute capability 8.0; where PyTorch takes cuDNN's attention before FlashAttention; an
+# accelerator's that is not NVIDIA's.
+KERNELS = ("cpu", "cuda", "sm70", "sm90", "sm100", "other")
 _CUDNN_FIRST = {9: "sm90", 10: "sm100"}  # generations: Hopper, and Blackwell but for GeForce
+_FUSED = {"cpu": (), "sm70": ("efficient",), "other": ("flash", "efficient")}
 
 
 def kernels_of_capability(compute_capability: float | None) -> str:
@@ -22,10 +24,36 @@ def kernels_of_capability(compute_capability: float | None) -> str:
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Left out: TORCH_CUDNN_SDPA_DEPRIORITIZED and builds with an
     older cuDNN, whose kernels are ``cuda``'s.
 
-    >>> [kernels_of_capability(each) for each in (8.0, 9.0, 10.3, 12.0, None)]
-    ['cuda', 'sm90', 'sm100', 'cuda', 'cuda']
+    >>> [kernels_of_capability(each) for each in (7.5, 8.0, 9.0, 10.3, 12.0, None)]
+    ['sm70', 'cuda', 'sm90', 'sm100', 'cuda', 'other']
     """
-    return "cuda" if compute_capability is None else _CUDNN_FIRST.get(int(compute_capability), "cuda")
+    if compute_capability is None:
+        return "other"
+    return "sm70" if compute_capability < 8 else _CUDNN_FIRST.get(int(compute_capability), "cuda")
+
+
+def fused_attention(kernels: str, dtype: str = "fp16") -> tuple[str, ...]:
+    """The values of ``recipe.attention`` that name a kernel which a device has.
+
+    FlashAttention and cuDNN's need compute capability 8.0, as bf16 does in the memory-efficient kernel
+    (check_flash_attention_hardware_support, check_cudnn_hardware_support and less_than_sm80_mem_efficient_dtypes in
+    the same file), and cuDNN is NVIDIA's.
+    """
+    if (kernels, dtype) == ("sm70", "bf16"):
+        return ()
+    return _FUSED.get(kernels, ("flash", "efficient", "cudnn"))
+
+
+def attention_run(attention: str, kernels: str, dtype: str, *, of_megatron: bool) -> str:
+    """A recipe's attention as it runs: ``sdpa`` is unfused where a device before 8.0 has no kernel for it.
+
+    Transformer Engine has none there (its dot_product_attention/utils.py).
+
+    >>> [attention_run("sdpa", "sm70", dtype, of_megatron=False) for dtype in ("fp16", "bf16", "fp32")]
+    ['sdpa', 'math', 'sdpa']
+    """
+    lacks = kernels == "sm70" and (of_megatron or not fused_attention(kernels, dtype))
+    return "math" if attention == "sdpa" and lacks else attention
 
 
 def cudnn_takes(kernels: str, dtype: str, head_dim: int, value_dim: int, *, deterministic: bool = False) -> bool:

@@ -205,7 +205,7 @@ class Recipe:
     )
     attention: str = setting(
         "sdpa = the fused kernel that PyTorch selects (on compute capability 9 and 10 cuDNN's where possible, else "
-        "flash), math = unfused; accelerators: flash, efficient, cudnn",
+        "flash; before 8.0 efficient), math = unfused; accelerators: flash, efficient, cudnn",
         "sdpa",
         choices=ATTENTIONS,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.spec.device import fused_attention
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import AXES, SCHEDULES, Layout, overlaps
 from trainledger.spec.optimizers import IMPLEMENTATIONS
@@ -163,11 +164,10 @@ def _micro_batch(run: Run) -> Iterator[Change]:
 
 
 def _kernels(run: Run, backend: str) -> Iterator[Change]:
-    kernels = ["sdpa"]
-    if backend != "cpu":
-        kernels += ["flash", "efficient"] if run.recipe.precision.low else ["efficient"]  # flash has no fp32
-    for kernel in kernels:
-        if kernel != run.recipe.attention:
+    own = fused_attention(backend)
+    for kernel in ("sdpa", "flash", "efficient"):
+        has = kernel == "sdpa" or (kernel in own and (kernel != "flash" or run.recipe.precision.low))  # flash: no fp32
+        if has and kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
     if not run.recipe.compile and not run.recipe.of_megatron:
         cost = "compiles at every start"

@@ -27,7 +27,7 @@ from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RunAccount, account_run
 from trainledger.ledger.rules_of_thumb import training_flops
-from trainledger.spec.device import Device
+from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.run import Run
 from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
@@ -41,6 +41,7 @@ CUDNN_FIRST = (
     "sdpa selects cuDNN's attention on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "
     "CUDA 13); otherwise it selects {other}"
 )
+BEFORE_FLASH = "FlashAttention needs compute capability 8.0, and the device has less: attention is {kernel}"
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 ALONE = "one device that does all of it alone"
@@ -85,7 +86,7 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
         step = step_time(ledger, machine, tensors=account.tensors, blocking=run.recipe.launch_blocking)
     notes += step.notes
     if isinstance(machine, Device) and run.recipe.attention == "sdpa":
-        notes += _of_attention(ledger)
+        notes += _of_attention(ledger, kernels_of_capability(machine.compute_capability))
     if step.seconds:
         around = conditions(run, machine)
         whole = _whole(account, machine, step, around)
@@ -112,8 +113,11 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
     return replace(_alone(run, made), impossible=impossible) if impossible else made
 
 
-def _of_attention(ledger: Ledger) -> Iterator[str]:
-    """A note on cuDNN's attention where sdpa takes it, with what takes its place in other builds of PyTorch."""
+def _of_attention(ledger: Ledger, kernels: str) -> Iterator[str]:
+    """A note on what sdpa selects on older and newest devices, with what it selects in other builds of PyTorch."""
+    if kernels == "sm70":
+        efficient = any("efficient_attention" in each.name for each in ledger)
+        yield BEFORE_FLASH.format(kernel="the memory-efficient kernel" if efficient else "unfused")
     shapes = [each.shape for each in ledger if each.kind == "attention" and "cudnn" in each.name]
     if not shapes:
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from trainledger.ledger.entry import Int
+from trainledger.spec.device import attention_run
 from trainledger.spec.frozen import frozen
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -152,4 +153,7 @@ def sizes_of(run: Run, backend: str) -> Sizes:
     facts |= {"capacity_factor": recipe.expert_dispatch.factor, "balance": recipe.load_balance_loss > 0}
     facts |= {"attention_again": recipe.activation_checkpointing.kind == "attention"}
     facts |= {"documents": recipe.documents is not None, "layout": run.layout, "backend": backend}
+    if not run.model.attention.custom_scores:  # with those the recipe's own kernel is refused
+        dtype = recipe.precision.compute
+        facts["attention"] = attention_run(recipe.attention, backend, dtype, of_megatron=recipe.of_megatron)
     return Sizes(run.model, run.device_batch, recipe.seq_len, **facts)

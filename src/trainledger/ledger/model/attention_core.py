@@ -17,6 +17,7 @@ from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
 from trainledger.spec.device import cudnn_takes
+from trainledger.spec.device import fused_attention as fused_kernels
 from trainledger.spec.layers import kinds_again
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -29,15 +30,23 @@ EFFICIENT_ROWS = 32
 # Numbers of 8 bytes that a kernel keeps of the random generator's state, with dropout or without.
 GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2, "cudnn_attention": 2}
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
+_LACKS = {
+    "cpu": "is a kernel of accelerators, not of a CPU",
+    "sm70": "needs compute capability 8.0 (in fp16 and fp32 efficient does not), and the device has less",
+    "other": "is NVIDIA's, and the device is not",
+}
 
 
 def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     """What the recipe's attention cannot do for this model with this backend in ``dtype``, with a kernel that can."""
     spec, given = sizes.spec, sizes.attention
     cpu = sizes.backend == "cpu"
-    if given in KERNELS and cpu:
-        rule = "is a kernel of accelerators, not of a CPU"
-        yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "sdpa")
+    unfused = spec.attention.custom_scores or (sizes.of_megatron and sizes.backend == "sm70")
+    if given in KERNELS and given not in fused_kernels(sizes.backend, dtype):
+        yield Problem("recipe.attention", given, _LACKS[sizes.backend], "math" if unfused else "sdpa")
+    elif given == "math" and sizes.backend == "sm70" and not is_one(sizes.layout.context):
+        rule = "combines fused attention from parts, which a device before compute capability 8.0 does not have here"
+        yield Problem("layout.context", sizes.layout.context, rule, 1)
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
         yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "efficient")
@@ -67,16 +76,16 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
         return _transformer_engines(sizes)
     if cudnn_takes(sizes.backend, dtype, head, value, deterministic=sizes.deterministic):
         return "cudnn_attention"
-    return "efficient_attention" if masked or head != value or dtype == "fp32" else "flash_attention"
+    flash = not masked and head == value and dtype != "fp32" and "flash" in fused_kernels(sizes.backend)
+    return "flash_attention" if flash else "efficient_attention"
 
 
 def _transformer_engines(sizes: Sizes) -> str:
     """The kernel that Transformer Engine selects: cuDNN's from Hopper on, FlashAttention before."""
     # On Blackwell cuDNN has no backward with dropout that gives the same bits each time
     # (transformer_engine/pytorch/attention/dot_product_attention/utils.py, and cuDNN's support matrix).
-    if sizes.backend == "cuda" or (sizes.backend == "sm100" and sizes.deterministic and sizes.attention_dropout > 0):
-        return "flash_attention"
-    return "cudnn_attention"
+    same_bits = sizes.backend == "sm100" and sizes.deterministic and sizes.attention_dropout > 0
+    return "cudnn_attention" if sizes.backend in ("sm90", "sm100") and not same_bits else "flash_attention"
 
 
 def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
