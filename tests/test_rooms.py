@@ -154,7 +154,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (12, 1515, 128),
     "spec": (40, 6200, 350),
     "tensors": (10, 1929, 108),
-    "trace": (47, 8576, 694),
+    "trace": (47, 8650, 696),
     "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 63_300
+MOST_TEST_LINES = 63_400
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,58 @@ def test_a_layer_norm_in_half_precision_keeps_its_statistics_in_fp32() -> None:
         assert norm.written == 16 * 64 * 2 + 2 * 16 * nbytes
 
 
+_FRESH = """
+import sys, torch, torch.nn.functional as F, trainledger as tl
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear, self.dropout = nn.RMSNorm(64), nn.Linear(64, 64), nn.Dropout(0.1)
+    def forward(self, x):
+        if sys.argv[1] == "relu":
+            return F.relu(self.linear(x))
+        q = self.linear(self.dropout(self.norm(x))).view(4, 128, 4, 16).transpose(1, 2)
+        return attend(q, q, q, is_causal=True) + F.one_hot(x.argmax(-1), 16).view(4, 1, 128, 16)
+
+found = tl.trace(torch.compile(Model()), torch.zeros(512, 64), loss=lambda y: y.mean(), kernels="cuda")
+print(found.kept_nbytes, found.notes, "_scaled_dot_product_efficient_attention" in [entry.name for entry in found])
+torch.compile(Model(), fullgraph=True, backend="eager")(torch.zeros(512, 64))
+"""
+
+
+# Of all: attention's q and output and the matmul's input in fp32, a mask in bytes, the kernels' sums and seeds.
+_OF_ALL = 3 * 4 * 512 * 64 + 512 * 64 + 4 * (4 * 512 + 512) + 20
+
+
+@pytest.mark.parametrize(("functions", "printed"), [("relu", "32772 () False"), ("all", f"{_OF_ALL} () True")])
+def test_a_first_compiled_step_for_a_gpu_is_one_graph_and_leaves_torch_as_it_was(functions: str, printed: str) -> None:
+    # In a process of its own: torch makes its tables of functions once, when Dynamo first asks for them.
+    ran = subprocess.run([sys.executable, "-c", _FRESH, functions], capture_output=True, text=True, timeout=600)
+    assert (ran.stdout.strip(), ran.returncode) == (printed, 0), ran.stderr
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
+def test_a_forward_in_inference_mode_has_the_flops_of_one_without_gradients(kernels: str) -> None:
+    class Model(nn.Sequential):
+        without: Any = torch.no_grad
+
+        def forward(self, x_BD: Tensor) -> Tensor:
+            with self.without():
+                y_BD = super().forward(x_BD)
+                q_1HTK = y_BD.view(1, 8, 4, 16).transpose(1, 2)
+                return torch.matmul(y_BD, F.scaled_dot_product_attention(q_1HTK, q_1HTK, q_1HTK).reshape(1, 64, 8))
+
+    model = Model(nn.RMSNorm(64), nn.Linear(64, 64), nn.Dropout(0.1))
+    ledgers = [tl.trace(model, torch.zeros(8, 64), backward=False, kernels=kernels)]
+    model.without = torch.inference_mode
+    ledgers.append(tl.trace(model, torch.zeros(8, 64), backward=False, kernels=kernels))
+    without, inference = ({kind: ledger.by("kind")[kind] for kind in ("matmul", "attention")} for ledger in ledgers)
+    assert without == inference == {"matmul": 2 * 8 * 64 * (64 + 8), "attention": 4 * 4 * 8 * 8 * 16}
+    assert [ledger.uncounted for ledger in ledgers] == [(), ()]
+
+
 def test_dropout_keeps_one_byte_an_element() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1))
     x_BD = torch.zeros(16, 64)
@@ -301,7 +355,7 @@ def test_what_autocast_of_cuda_takes_in_fp32_is_what_torch_s_own_header_says() -
         assert set(ours) <= theirs
         left = theirs - set(ours)
         named = {each for each in left if "dimname" in each.lower()}  # of tensors with named dims, until torch 2.12
-        for each in left - named - {"rms_norm"}:
+        for each in left - named:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{each}", "AutocastCPU"), each
 
 

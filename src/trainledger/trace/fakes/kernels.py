@@ -11,7 +11,8 @@ dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.device import KERNELS
-from trainledger.trace.patches import Args, Kwargs, all_replaced, answering, around, replaced
+from trainledger.trace.patches import Args, Kwargs, all_replaced, answering
 
 # What remains different from a step on CUDA:
 # - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
@@ -38,13 +39,14 @@ _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
 _CUDNN_WIDTHS = {"sm90": 256, "sm100": 128}  # of cuDNN's, and on the latter 192 with values of 128
 _ALIGNED = 8  # elements that kernels of attention load at once
-# What both lists have in fp32, losses above all, is left to the CPU's own; rms_norm is below.
+# What both lists have in fp32, losses above all, is left to the CPU's own.
 _IN_FP32 = """
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm
-    nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
-    upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
-    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+    upsample_bicubic2d _upsample_bicubic2d_aa
 """
 # Their result is fp32 unless the call has a dtype.
 _TO_FP32 = """
@@ -72,9 +74,7 @@ def kernels_of(backend: str) -> Iterator[None]:
         devices = answering(["cpu", "cuda"])
         with (
             autocast_as_on_cuda(),
-            replaced(F, "scaled_dot_product_attention", lambda _: attention),
-            replaced(torch, "rms_norm", around(_rms_norm_on_cuda)),
-            replaced(F, "dropout", around(_dropout_on_cuda)),
+            decomposed_as({"scaled_dot_product_attention": attention, "rms_norm": _rms_norm, "dropout": _dropout}),
             all_replaced(*((each, "_get_foreach_kernels_supported_devices", devices) for each in owners)),
         ):
             yield
@@ -98,11 +98,6 @@ def attention_on_cuda(
     (`spec.device.kernels_of_capability`).
     """
     aten = torch.ops.aten
-    if torch.is_autocast_enabled("cpu"):
-        low = torch.get_autocast_dtype("cpu")
-        query, key, value = (each.to(low) for each in (query, key, value))
-        if attn_mask is not None and attn_mask.is_floating_point():
-            attn_mask = attn_mask.to(low)
     width = value.shape[-1]
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if _cudnn_takes(query, key, value, dropout_p, enable_gqa, cudnn_width):
@@ -185,18 +180,11 @@ def _same_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(q.shape[1] == k.shape[1] == v.shape[1])
 
 
-def _rms_norm_on_cuda(
-    before: Callable[..., Tensor],
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor:
-    if torch.is_autocast_enabled("cpu"):
-        input, weight = widened(input), widened(weight)
-    if weight is not None and weight.dtype != input.dtype:
-        return before(input, normalized_shape, weight, eps)
-    return FusedRMSNorm.apply(input, weight, tuple(normalized_shape), eps)  # type: ignore[no-any-return, no-untyped-call]
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    if weight is not None and weight.dtype != x.dtype:
+        parts: Tensor = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]
+        return parts
+    return FusedRMSNorm.apply(x, weight, tuple(shape), eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FusedRMSNorm(torch.autograd.Function):
@@ -220,13 +208,28 @@ class FusedRMSNorm(torch.autograd.Function):
         return gx if wanted[0] else None, gw if wanted[1] else None, None, None
 
 
-def _dropout_on_cuda(
-    before: Callable[..., Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    if not training or inplace or not 0 < p < 1:
-        return before(input, p, training, inplace)
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0 or not x.numel():
+        return x
     # Keeps a mask of one byte an element
-    return torch.native_dropout(input, p, True)[0]
+    return x * 0 if p == 1 else torch.native_dropout(x, p, True)[0]
+
+
+@contextmanager
+def decomposed_as(parts: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, operators that torch composes of others are these functions, whoever calls them: a compiler too.
+
+    Replaced by name (``F.dropout``) they would break Dynamo's graphs, and who imported the name would not see it.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for name, function in parts.items():
+                library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def widened(value: Any) -> Any:

@@ -35,6 +35,7 @@ from trainledger.trace.recorder.source_lines import Lines, notes_of, plain_name,
 from trainledger.trace.recorder.storages import AssumedSizes, Storages, has_no_memory, tensors_in, touched_nbytes
 
 _DEVICE = torch.ops.prim.device.default
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 MODEL_PHASES = ("forward", "backward", "other")  # whose matmuls are the model's own
 RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_")  # in place, of memory that is another afterwards
 GATHERS = ("embedding", "index_select", "gather")
@@ -186,6 +187,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if not isinstance(func, OpOverload):
             return self._higher_order(func, args, kwargs)
+        if torch.is_inference_mode_enabled() and func._can_decompose() and operator_of(func).kind == "unknown":
+            # Without autograd's keys what torch composes of others (matmul) comes whole: its parts are dispatched here
+            with dispatching(self):
+                return func._op_dk(_COMPOSED, *args, **kwargs)
         into = added_into(func, args) if self._adds_in_place else None
         if not self._clocked:
             out, seconds = func(*args, **kwargs), None
