@@ -72,6 +72,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def text_sha256(text: str) -> str:
+    """The SHA-256 of a text in UTF-8, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def is_full(error: Exception) -> bool:
     """An error says that the disk, the quota or the size limit of files is reached."""
     if isinstance(error, OSError):

@@ -99,6 +99,16 @@ def test_a_flipped_bit_is_found_and_located(store: TokenStore) -> None:
     open_store(store.directory).verify()
 
 
+@pytest.mark.parametrize("name", ["00000.train.ends.u64", "00000.train.places.u64"])
+def test_where_documents_come_from_is_compared_when_it_is_read(name: str, store: TokenStore) -> None:
+    assert list(store.train.documents_in(0, 10))
+    data = bytearray((store.directory / name).read_bytes())
+    data[8] ^= 1
+    (store.directory / name).write_bytes(data)
+    with pytest.raises(InvalidInput, match=f"{name} is corrupt: its CRC-32"):
+        list(open_store(store.directory).train.documents_in(0, 10))
+
+
 def test_every_damaged_file_is_reported(store: TokenStore) -> None:
     paths = [store.directory / each for each in ("00000.train.ends.u64", "00001.validation.u16", "00001.counts.u64")]
     for path in paths:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tiny_run import CountingFeed, tiny_run
 
+from trainledger.answers.pages.record import read_run
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import cut_back, read_lines
 
@@ -35,3 +37,20 @@ def test_a_resumed_run_says_what_its_curve_lost(tmp_path: Path) -> None:
     assert train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append).step == 6
     assert any(each.startswith("Damaged lines of") and each.endswith(": 1.") for each in said)
     assert all(isinstance(each["step"], int) for each in read_lines(path))
+
+
+@pytest.mark.parametrize(("kept", "lacking"), [(None, 4), (0, 4), (2, 2)])
+def test_a_curve_that_was_cut_at_the_end_of_a_line_is_said(kept: int | None, lacking: int, tmp_path: Path) -> None:
+    whole = train(tiny_run(), tmp_path, open_feed=CountingFeed)
+    (whole.checkpoint / "model.safetensors").unlink()
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    if kept is None:
+        path.unlink()
+    else:
+        steps = [at for at, each in enumerate(lines) if '"loss"' in each]
+        path.write_text("".join(lines[: steps[kept]] if kept else []))
+    assert any(f"metrics.jsonl lacks {lacking + 2} of the 6 steps" in each for each in read_run(tmp_path).missing)
+    said: list[str] = []
+    train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
+    assert sum(f"metrics.jsonl lacks {lacking} of the 4 steps that were done" in each for each in said) == 1

@@ -24,9 +24,10 @@ from trainledger.engine.train import run_directory, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines as read_metrics
 from trainledger.engine.train.trained import byte_level, load_trained, write_start
+from trainledger.spec.durable import text_sha256
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.runfile import parse, to_toml
+from trainledger.spec.runfile import digest, parse, to_toml
 
 RUN = parse(
     {
@@ -101,8 +102,39 @@ def test_what_holds_no_model_is_said(run_dir, tmp_path):
         load_trained(tmp_path / "gone", hush)
     for each in run_directory.all_checkpoints(run_dir):
         (each / "manifest.json").unlink()
-    with pytest.raises(InvalidInput, match="tiny: has no valid checkpoint yet"):
+    with pytest.raises(InvalidInput, match="tiny: has no valid checkpoint"):
         load_trained(run_dir, print)
+
+
+@pytest.mark.parametrize("field", ["positions.theta = 1e5", "norm.eps = 1e-3", "attention.n_heads = 2"])
+def test_a_run_file_that_was_changed_by_hand_is_not_that_of_the_checkpoints(field, run_dir):
+    facts = {"digest": digest(RUN)}
+    saving.save(run_dir, 6, model_of(6), torch.optim.SGD(model_of(6).parameters(), lr=1.0), facts)
+    assert load_trained(run_dir, hush).weights.parent.name == "step-00000006"
+    name, _, value = field.partition(" = ")
+    (run_dir / "run.toml").write_text(to_toml(replace(RUN, model=with_fields(RUN.model, {name: json.loads(value)}))))
+    said = []
+    for each in run_directory.all_checkpoints(run_dir)[:-1]:  # they know of no run
+        shutil.rmtree(each)
+    with pytest.raises(InvalidInput, match="has no valid checkpoint"):
+        load_trained(run_dir, said.append)
+    assert "step-00000006 is a checkpoint of run" in said[0]
+    with pytest.raises(InvalidInput, match=r"is a checkpoint of run .*, not of"):
+        load_trained(run_dir / "checkpoints" / "step-00000006", hush)
+
+
+def test_a_tokenizer_with_two_tokens_exchanged_is_refused(run_dir):
+    definition = byte_level(ByteTokenizer())
+    (run_dir / "tokenizer.json").write_text(definition)
+    facts = {"digest": digest(RUN), "tokenizer": text_sha256(definition)}
+    saving.save(run_dir, 6, model_of(6), torch.optim.SGD(model_of(6).parameters(), lr=1.0), facts)
+    assert load_trained(run_dir, hush).tokenizer is not None
+    content = json.loads(definition)
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (run_dir / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidInput, match="is not the tokenizer that the run was trained with"):
+        load_trained(run_dir, hush)
 
 
 @pytest.mark.parametrize("tied", [False, True])

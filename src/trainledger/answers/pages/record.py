@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainledger.engine.train.facts import steps_without_line
+from trainledger.engine.train.run_directory import all_checkpoints, step_of
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.ledger import Ledger, read_ledger
 from trainledger.ledger.measured import Measured, measured_run
@@ -89,6 +91,10 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
     if not (folder / "run.toml").is_file() and "loop" not in state:  # a metered loop has none
         missing.append("run.toml is not there")
     lines = tuple(attempt("metrics.jsonl", read_metrics) or ())
+    if "loop" not in state and (
+        lacking := steps_without_line((each for each in lines if "loss" in each), _done(folder, state))
+    ):
+        missing.append(f"metrics.jsonl {lacking}")
     measured = attempt("measured.json", lambda file: read_json(Measured, file))
     return RunRecord(
         path=folder,
@@ -101,6 +107,12 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
         missing=tuple(missing),
         ranks=read_ranks(folder),
     )
+
+
+def _done(folder: Path, state: dict[str, Any]) -> int:
+    """The steps that a run has done for certain."""
+    steps = [step_of(each) for each in all_checkpoints(folder)]
+    return max([*steps, step if isinstance(step := state.get("step"), int) else 0])
 
 
 def is_run(path: Path) -> bool:

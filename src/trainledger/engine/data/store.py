@@ -116,10 +116,14 @@ class Split:
 
     def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
         """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
-        path = self._directory / ends_file(shard, self.name)
-        ends = np.fromfile(path, dtype="<u8")
-        Blocks(path, self._records[path.name], self._verified).check(ends, 0, len(ends))
-        return ends
+        return self._numbers(ends_file(shard, self.name))
+
+    def _numbers(self, name: str) -> npt.NDArray[np.uint64]:
+        """A whole file of the index beside the tokens; InvalidInput where it is not as it was written."""
+        path = self._directory / name
+        numbers = np.fromfile(path, dtype="<u8")
+        Blocks(path, self._records[name], self._verified).check(numbers, 0, len(numbers))
+        return numbers
 
     def documents_in(self, start: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """Every document with tokens ``start`` to ``start + count`` of the stream: its number in the split (the first
@@ -129,7 +133,7 @@ class Split:
             shard, offset = self._place(start + done)
             length = min(count - done, self._tokens_before[shard + 1] - start - done)
             ends = self.document_ends(shard)
-            places = np.fromfile(self._directory / places_file(shard, self.name), dtype="<u8").reshape(-1, 3)
+            places = self._numbers(places_file(shard, self.name)).reshape(-1, 3)
             first, last = np.searchsorted(ends, [offset, offset + length - 1], side="right").tolist()
             for each in range(first, last + 1):
                 source, *at = places[each].tolist()

@@ -16,6 +16,7 @@ from trainledger.engine.nn.lora import adapt, draw
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.remarks import unheard
 from trainledger.engine.train import run_directory
+from trainledger.engine.train.checkpoint_contents import of_another_run, unlike, unusable
 from trainledger.engine.train.device import arithmetic, refuse_launches, refuse_workspace
 from trainledger.engine.train.loop import TrainingLoop
 from trainledger.engine.train.observer import Finished, Observer, TrainingState
@@ -42,7 +43,6 @@ from trainledger.engine.train.trained import refuse_other_weights, start_from
 from trainledger.spec.durable import write_atomically
 from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import digest
 
 
 def train(
@@ -114,11 +114,10 @@ def _begin(
         refuse_other_weights(run_dir, earlier.get("initial_weights"))
     if begun and not resume:
         raise InvalidInput([already(run_dir, earlier)])
-    if earlier is not None and earlier["state"] == "finished":
-        damaged = run_directory.damage(Finished.of(run_dir, earlier).checkpoint)
-        if damaged is None:
-            say(f"{run_dir} is already finished.")
-            return {"finished": earlier}
+    finished = earlier if earlier is not None and earlier["state"] == "finished" else None
+    if finished is not None and unusable(Finished.of(run_dir, finished).checkpoint, run) is None:
+        say(f"{run_dir} is already finished.")
+        return {"finished": earlier}
     if earlier is not None and "exit_code" in earlier:
         if again:
             asked = earlier["state"] == "interrupted"
@@ -207,24 +206,18 @@ def _newest(run: Run, run_dir: Path, feed: Feed, say: Say) -> str | None:
     """The name of the newest valid checkpoint, which must be of this run and its text."""
     others: list[Problem] = []
 
-    def of_another_run(path: Path) -> str | None:
-        its = run_directory.read_facts(path)["digest"]
-        if its == digest(run):
-            return None
-        rule = f"is a checkpoint of run {its[:8]}, not of {digest(run)[:8]}"
-        others.append(Problem("checkpoint", str(path), rule))
+    def refused(path: Path) -> str | None:
+        if (rule := of_another_run(path, run)) is not None:
+            others.append(Problem("checkpoint", str(path), rule))
+        elif (rule := unlike(path, run)) is None and run_directory.read_facts(path)["data"] != feed.fingerprint:
+            rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
+            others.append(_of_text(run, rule))
         return rule
 
-    path = run_directory.latest_valid(run_dir, say, of_another_run)
-    if path is None:
-        if others:  # somebody has put them there, and the run's own may lie elsewhere
-            raise InvalidInput(others)
-        return None
-    facts = run_directory.read_facts(path)
-    if facts["data"] != feed.fingerprint:
-        rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
-        raise InvalidInput([_of_text(run, rule)], str(run_dir))
-    return path.name
+    path = run_directory.latest_valid(run_dir, say, refused)
+    if path is None and others:  # somebody has put them there, and the run's own may lie elsewhere
+        raise InvalidInput(others[-1:], str(run_dir))
+    return None if path is None else path.name
 
 
 def _of_text(run: Run, rule: str) -> Problem:

@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.engine.train import run_directory
+from trainledger.engine.train.checkpoint_contents import unusable
 from trainledger.engine.train.observer import TrainingState
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.records import MOST_KEPT, Records, listed
-from trainledger.engine.train.run_directory import TEMPORARY, Say, all_checkpoints, damage, step_of
+from trainledger.engine.train.run_directory import TEMPORARY, Say, all_checkpoints, step_of
 from trainledger.engine.train.saving import restore
 from trainledger.engine.train.stop import STOP_SIGNALS, Diverged
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Stop, learning_rate
+from trainledger.spec.run import Run
 
 
 class NotFinite(Exception):  # noqa: N818 - the loop decides what it leads to
@@ -68,16 +70,17 @@ def not_finite(loss: float, grad_norm: float | None) -> bool:
 
 # PaLM (Chowdhery et al. 2022, section 5.1) went back some 100 steps and left out 200 to 500 batches. The same batches,
 # from weights of another moment, gave no spike.
-def to_go_back_to(run_dir: Path, first_bad: int, every: int | None) -> Path | None:
+def to_go_back_to(run_dir: Path, first_bad: int, run: Run) -> Path | None:
     """The newest checkpoint from before the first bad step, or where that is deleted by now, the oldest that is kept.
 
-    Every file of it has its hash, and it is one of those that are due ``every`` so many steps: a run that was not
-    stopped has no others.
+    The run can go on from it, and it is one of those that are due ``recipe.checkpoints.every`` so many steps: a run
+    that was not stopped has no others.
     """
+    every = run.recipe.checkpoints.every
     due = [each for each in all_checkpoints(run_dir) if every and step_of(each) % every == 0]
     before = [each for each in due if step_of(each) < first_bad]
     after = [each for each in due if step_of(each) >= first_bad]
-    return next((each for each in (*reversed(before), *after) if damage(each) is None), None)
+    return next((each for each in (*reversed(before), *after) if unusable(each, run) is None), None)
 
 
 def forget_after(run_dir: Path, step: int) -> None:
@@ -202,13 +205,13 @@ class NonFiniteSteps:
     def go_back(self, why: str) -> None:
         """Take up a checkpoint from before the steps that were left out, past their data, or raise `Diverged`."""
         state, recipe = self.state, self.state.run.recipe
-        beyond, every = recipe.guard.beyond, recipe.checkpoints.every
+        beyond = recipe.guard.beyond
         if isinstance(beyond, Stop):
             raise self._diverged(why)
         if state.guard.roll_backs >= beyond.times:
             raise self._diverged(f"{why}, after {state.guard.roll_backs} roll-backs (recipe.guard.beyond.times)")
         first = min(state.guard.recent, default=state.step + 1)
-        name = self.ranks.of_first(lambda: Path(to_go_back_to(state.run_dir, first, every) or "").name)
+        name = self.ranks.of_first(lambda: Path(to_go_back_to(state.run_dir, first, state.run) or "").name)
         if not name:
             raise self._diverged(f"{why}, and there is no checkpoint to go back to")
         step, seconds, guard = state.step, state.seconds, state.guard

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from trainledger.engine.train.facts import steps_without_line
 from trainledger.engine.train.observer import EvaluationRecord, StepRecord, TrainingState
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.run_directory import Say, write_state
 from trainledger.engine.train.step import Feed
-from trainledger.spec.durable import parse_json, sync, write_atomically
+from trainledger.spec.durable import parse_json, sync, text_sha256, write_atomically
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Watch
@@ -231,7 +232,7 @@ class Records:
     def __init__(self, state: TrainingState, feed: Feed, ranks: Ranks, say: Say) -> None:
         self.metrics: Metrics = NoMetrics()
         self._state, self._ranks = state, ranks
-        self._watch = SpikeWatch(state.run.recipe.watch, feed, say)
+        self._watch, self._say = SpikeWatch(state.run.recipe.watch, feed, say), say
 
     def open(self) -> None:
         """Go on with the file of the curve after the run's step, and know again what was usual by then."""
@@ -239,7 +240,10 @@ class Records:
             return
         self.metrics.close()
         self.metrics = Metrics(self._state.run_dir, after=self._state.step)
-        self._watch.remember(each for each in read_lines(self.metrics.path) if "loss" in each)
+        known = [each for each in read_lines(self.metrics.path) if "loss" in each]
+        self._watch.remember(known)
+        if lacking := steps_without_line(known, self._state.step):
+            self._say(f"{self.metrics.path} {lacking}.")
 
     def watch(self, record: StepRecord) -> None:
         """Compare a step with what is usual; a spike is a sentence and an event."""
@@ -280,6 +284,8 @@ def figures_to_go_on(state: TrainingState, feed: Feed) -> dict[str, Any]:
     """What a run goes on with, beside its tensors."""
     found = {**figures(state), "digest": digest(state.run), "data": feed.fingerprint}
     found |= {"threads": torch.get_num_threads(), "guard": state.guard.facts()}
+    definition = feed.tokenizer_definition
+    found["tokenizer"] = None if definition is None else text_sha256(definition)
     if state.scaler is not None:
         found["loss_scale"] = state.scaler.facts()
     return found

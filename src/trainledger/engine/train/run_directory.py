@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
+from trainledger.engine.train.facts import CHECKPOINT_NAME, STATES, wrong_in_state, wrong_in_training
 from trainledger.spec.durable import held, parse_json, sha256, write_atomically, write_json
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import Difference, differences
 from trainledger.spec.runfile import digest, is_of_the_machine, read, to_toml
@@ -41,17 +40,6 @@ Say = Callable[[str], None]
 FORMAT = 1
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
-_NAME = re.compile(r"step-(\d{8,})")
-_LOSS = (int, float, NoneType)
-# What a run needs of training.json to go on, as it is written.
-_FACTS: dict[str, type | tuple[type, ...]] = {
-    "digest": str,
-    "data": str,
-    "threads": int,
-    "seconds": (int, float),
-    "loss": _LOSS,
-    "validation_loss": _LOSS,
-}
 
 
 def checkpoints_dir(run_dir: Path) -> Path:
@@ -60,21 +48,23 @@ def checkpoints_dir(run_dir: Path) -> Path:
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
-    found = _NAME.fullmatch(path.name)
+    found = CHECKPOINT_NAME.fullmatch(path.name)
     assert found is not None, f"{path} is not named like a checkpoint"
     return int(found[1])
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is named and placed as a run's checkpoint is."""
-    return _NAME.fullmatch(path.name) is not None and path.parent.name == checkpoints_dir(Path()).name
+    return CHECKPOINT_NAME.fullmatch(path.name) is not None and path.parent.name == checkpoints_dir(Path()).name
 
 
 def all_checkpoints(run_dir: Path) -> list[Path]:
     """Every checkpoint directory of a run, valid or not, oldest first."""
     if not checkpoints_dir(run_dir).is_dir():
         return []
-    return sorted((each for each in checkpoints_dir(run_dir).iterdir() if _NAME.fullmatch(each.name)), key=step_of)
+    return sorted(
+        (each for each in checkpoints_dir(run_dir).iterdir() if CHECKPOINT_NAME.fullmatch(each.name)), key=step_of
+    )
 
 
 def file_names(rank: int, ranks: int) -> tuple[str, str]:
@@ -143,15 +133,11 @@ def other_file(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None
 
 def _other_facts(facts: object, path: Path) -> str | None:
     """What training.json says that the run which wrote it would not have said."""
-    if not isinstance(facts, dict):
-        return "has a training.json that is no table"
-    named = _NAME.fullmatch(path.resolve().name)
-    if named is not None and facts.get("step") != int(named[1]):
+    named = CHECKPOINT_NAME.fullmatch(path.resolve().name)
+    if isinstance(facts, dict) and named is not None and facts.get("step") != int(named[1]):
         return f"has a training.json of step {facts.get('step')}"
-    for name, kinds in _FACTS.items():
-        if name in facts and (not isinstance(facts[name], kinds) or isinstance(facts[name], bool)):
-            return f"has a training.json in which {name} is a {type(facts[name]).__name__}"
-    return None
+    wrong = wrong_in_training(facts)
+    return None if wrong is None else f"has a training.json {wrong}"
 
 
 def latest_valid(run_dir: Path, say: Say, refused: Callable[[Path], str | None] = lambda path: None) -> Path | None:
@@ -199,9 +185,6 @@ def clean(run_dir: Path) -> None:
         for each in checkpoints_dir(run_dir).iterdir():
             if each.name.startswith(TEMPORARY):
                 shutil.rmtree(each)
-
-
-STATES = ("running", "finished", "interrupted", "failed")
 
 
 @contextmanager
@@ -317,7 +300,7 @@ def read_state(run_dir: Path) -> dict[str, Any] | None:
     """The state of a run, None where none was begun; `InvalidInput` where the file is not what was written."""
     try:
         state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
-        wrong = _wrong_in(state)
+        wrong = wrong_in_state(state)
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
@@ -327,49 +310,3 @@ def read_state(run_dir: Path) -> dict[str, Any] | None:
         raise InvalidInput([Problem("state.json", str(run_dir / "state.json"), rule)])
     found: dict[str, Any] = state
     return found
-
-
-def _wrong_in(state: object) -> str | None:
-    """What in a state.json is not as it was written, or None."""
-    if not isinstance(state, dict):
-        return "not a table"
-    if state.get("state") not in STATES:
-        return "no state that a run has" if state.get("state") is None else f"unknown state {shown(state['state'])}"
-    of_engine = "loop" not in state  # a metered loop has no checkpoints of ours
-    for name in _NEEDED if state["state"] == "finished" and of_engine else ("step",):
-        if name not in state:
-            return f"lacks {name}"
-    for name, (what, fits) in _STATE_FACTS.items():
-        if name in state and not fits(state[name]):
-            return f"{name} = {shown(state[name])} is not {what}"
-    return None
-
-
-def _is_amount(value: Any, *types: type) -> bool:
-    return type(value) in types and bool(value >= 0)
-
-
-def _is_loss(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _is_weights(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and all(isinstance(value.get(k), str) for k in ("file", "sha256")))
-
-
-# What the result of a finished run is made of.
-_NEEDED = ("step", "tokens", "seconds", "loss", "validation_loss", "unigram_entropy", "checkpoint")
-_STATE_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "step": ("a number of steps", lambda value: _is_amount(value, int)),
-    "tokens": ("a number of tokens", lambda value: _is_amount(value, int)),
-    "seconds": ("a time", lambda value: _is_amount(value, int, float)),
-    "loss": ("a loss", _is_loss),
-    "validation_loss": ("a loss", _is_loss),
-    "unigram_entropy": ("a loss", _is_loss),
-    "checkpoint": (
-        "the name of a checkpoint",
-        lambda value: isinstance(value, str) and is_checkpoint(checkpoints_dir(Path()) / value),
-    ),
-    "initial_weights": ("a file and its sha256", _is_weights),
-    "why": ("a text", lambda value: isinstance(value, str)),
-}

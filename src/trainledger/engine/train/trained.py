@@ -31,6 +31,7 @@ from trainledger.engine.nn.weights import (
     write_spec,
     write_weights,
 )
+from trainledger.engine.train.checkpoint_contents import unlike
 from trainledger.engine.train.optimizer import AVERAGE
 from trainledger.engine.train.precision import TORCH, build_model, hold_in
 from trainledger.engine.train.quantized import (
@@ -43,9 +44,17 @@ from trainledger.engine.train.quantized import (
     read_quantized,
     write_quantized,
 )
-from trainledger.engine.train.run_directory import MANIFEST, damage, is_checkpoint, latest_valid, model_files
+from trainledger.engine.train.run_directory import (
+    MANIFEST,
+    all_checkpoints,
+    damage,
+    is_checkpoint,
+    latest_valid,
+    model_files,
+    read_facts,
+)
 from trainledger.spec.convert.huggingface import left_out, read_json
-from trainledger.spec.durable import sha256
+from trainledger.spec.durable import sha256, text_sha256
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
@@ -77,7 +86,7 @@ def load_trained(path: Path, say: Callable[[str], None], *, averaged: bool = Fal
     ``averaged``: with the moving average of its weights. ``say`` gets a sentence for each damaged checkpoint. Raises
     InvalidInput where there is no model, or no average.
     """
-    if (found := _run_and_checkpoint(path, say)) is not None:
+    if (found := _run_and_checkpoint(path, say, averaged=averaged)) is not None:
         return _of_run(*found, averaged=averaged)
     if averaged:
         raise _refusal(path, "is no run or checkpoint of one, so there is no average of its weights")
@@ -222,17 +231,18 @@ def config_notes(directory: Path) -> list[str]:
     return left_out(read_json(directory / CONFIG), for_weights=True)
 
 
-def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, Path] | None:
+def _run_and_checkpoint(path: Path, say: Callable[[str], None], *, averaged: bool = False) -> tuple[Path, Path] | None:
     """A run directory and its newest valid checkpoint, or the run of a checkpoint and that; None for another path."""
     if (path / RUN_FILE).is_file():
-        newest = latest_valid(path, say)
+        run = read(path / RUN_FILE)
+        newest = latest_valid(path, say, lambda each: unlike(each, run, to_train=averaged))
         if newest is None:
-            raise _refusal(path, "has no valid checkpoint yet")
+            raise _refusal(path, "has no valid checkpoint" + ("" if all_checkpoints(path) else " yet"))
         return path, newest
     run_dir = path.resolve().parent.parent
     if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and model_files(path)):
         return None
-    if wrong := damage(path):
+    if wrong := damage(path) or unlike(path, read(run_dir / RUN_FILE), to_train=averaged):
         raise _refusal(path, wrong)
     return run_dir, path
 
@@ -245,7 +255,10 @@ def _of_run(run_dir: Path, checkpoint: Path, *, averaged: bool) -> Trained:
     else:
         model = read_weights(run.model, *files)
         _take(averages, held(model))
-    return Trained(model, _tokenizer(run, run_dir), files[0] if len(files) == 1 else checkpoint, run)
+    tokenizer, trained_with = _tokenizer(run, run_dir), read_facts(checkpoint).get("tokenizer")
+    if trained_with not in (None, text_sha256(tokenizer.definition)):
+        raise _refusal(run_dir / TOKENIZER, "is not the tokenizer that the run was trained with; put that one back")
+    return Trained(model, tokenizer, files[0] if len(files) == 1 else checkpoint, run)
 
 
 def _of_quantized(directory: Path) -> Trained:
