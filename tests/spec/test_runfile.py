@@ -495,8 +495,9 @@ def test_the_digest_sees_what_is_computed_and_not_where():
         {"recipe.micro_batch": 1},
     ):
         assert digest(parse(table(), elsewhere)) == digest(run), elsewhere
-    with_dropout = parse(table(), {"recipe.dropout": 0.1})
-    assert digest(parse(table(), {"recipe.dropout": 0.1, "recipe.micro_batch": 1})) != digest(with_dropout)
+    for schedule in ("constant", "cosine"):
+        longer = digest(parse(table(), {"recipe.schedule": schedule, "recipe.steps": 1234}))
+        assert (longer == digest(parse(table(), {"recipe.schedule": schedule}))) == (schedule == "constant")
     assert digest(parse(table({"vocab_size": "256"}, {"dropout": -0.0}))) == digest(run)
 
 

@@ -313,16 +313,14 @@ def to_toml(run: Run) -> str:
 
 
 def is_of_the_machine(field: str, run: Run) -> bool:
-    """A field says where and how a run is trained or what is reported of it, and not what it computes but for
-    rounding.
+    """A field may change when a run goes on: it says where and how a run is trained or what is reported of it, or how
+    long at a rate that does not depend on that.
 
-    Dropout draws per micro-batch, so with it ``recipe.micro_batch`` is what a run computes.
+    What it changes of the bits, `engine.train.run_directory.begin_or_match` says: rounding, and draws of dropout.
     """
-    recipe = run.recipe
-    draws = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
-    if field == "recipe.micro_batch":
-        return not draws
-    return field.startswith(("layout.", "cluster.", "recipe.watch")) or field == "data.cache"
+    if field in ("recipe.steps", "recipe.tokens"):
+        return run.recipe.schedule.kind == "constant"
+    return field in ("recipe.micro_batch", "data.cache") or field.startswith(("layout.", "cluster.", "recipe.watch"))
 
 
 def digest(run: Run) -> str:

@@ -16,8 +16,10 @@ from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import Finished, Observer, StepRecord
 from trainledger.engine.train.records import read_lines
 from trainledger.engine.train.stop import Interrupted
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import OPTIMIZERS
 from trainledger.spec.run import Run
+from trainledger.spec.runfile import run_name
 
 
 class StopAfter(Observer):
@@ -82,6 +84,34 @@ def test_a_resumed_run_ends_in_the_same_bits(case: str, tmp_path: Path) -> None:
     assert (sha(parts), sha(parts, "optimizer.safetensors")) == (sha(whole), sha(whole, "optimizer.safetensors"))
     assert (parts.loss, parts.validation_loss) == (whole.loss, whole.validation_loss)
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+
+
+def test_a_run_goes_on_to_more_steps_where_its_rate_does_not_depend_on_them(tmp_path: Path) -> None:
+    recipe = {"schedule": "constant", "dropout": 0.1}
+    whole = train(tiny_run(**recipe, steps=10), tmp_path / "whole", open_feed=CountingFeed)
+    train(tiny_run(**recipe), tmp_path / "parts", open_feed=CountingFeed)
+    said: list[str] = []
+    again = {"open_feed": CountingFeed, "resume": True, "say": said.append}
+    assert sha(train(tiny_run(**recipe, steps=10), tmp_path / "parts", **again)) == sha(whole)
+    assert said[0] == "recipe.steps is now 10, before 6: the steps are the same."
+    with pytest.raises(InvalidInput, match=r"recipe\.steps = 8: is less than the run has done; nearest .*: 10"):
+        train(tiny_run(**recipe, steps=8), tmp_path / "parts", **again)
+    assert run_name(tiny_run(steps=10)) != run_name(tiny_run()), "a cosine ends with the run"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_run_goes_on_with_smaller_micro_batches(dropout: float, tmp_path: Path) -> None:
+    whole = train(tiny_run(micro_batch=2, dropout=dropout), tmp_path / "whole", open_feed=CountingFeed)
+    run_dir = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        train(tiny_run(micro_batch=2, dropout=dropout), run_dir, open_feed=CountingFeed, observers=[StopAfter(3)])
+    said: list[str] = []
+    smaller = tiny_run(micro_batch=1, dropout=dropout)
+    parts = train(smaller, run_dir, open_feed=CountingFeed, resume=True, say=said.append)
+    effect = "sums are rounded otherwise" + (", dropout draws other masks" if dropout else "")
+    assert said[0] == f"recipe.micro_batch is now 1, before 2: {effect}."
+    assert parts.loss is not None
+    assert parts.loss == pytest.approx(whole.loss, rel=0.1 if dropout else 1e-5)
 
 
 def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:

@@ -121,6 +121,20 @@ def test_a_signal_to_one_rank_ends_all_for_good(tmp_path: Path, rank: int, signu
     assert_saved(run_dir, code, err, signum)
 
 
+@pytest.mark.process
+def test_the_ranks_of_a_launcher_that_is_killed_save_and_end(tmp_path: Path) -> None:
+    write(tmp_path, layout="shard = 2", ranks=2)
+    run_dir = until_step(tmp_path, 3, process := start(tmp_path, ranks=2))
+    ranks = children(process)
+    assert len(ranks) == 2
+    process.kill()
+    _, _, err = end(process)  # until no rank has its standard error open any more
+    assert "Traceback" not in err
+    assert state_of(run_dir)["state"] == "interrupted"
+    assert damage(all_checkpoints(run_dir)[-1]) is None
+    assert len(lines_with(err, ["Stopped after step"])) == 1, err
+
+
 def assert_saved(run_dir: Path, code: int, err: str, signum: signal.Signals) -> None:
     """All that a stopped run promises."""
     assert code == CODES[signum], err

@@ -299,7 +299,9 @@ def test_training_starts_from_imported_weights(imported, tmp_path):
     # A checkpoint and a run are starts as well.
     for number, source in enumerate((finished.checkpoint, finished.run_dir)):
         again = tiny_run(initial_weights=str(source), steps=1, learning_rate=1e-12, **{"schedule.warmup_steps": 0})
-        train(again, tmp_path / f"again-{number}", open_feed=CountingFeed)
+        said = []
+        train(again, tmp_path / f"again-{number}", open_feed=CountingFeed, say=said.append)
+        assert ["weights alone; optimizer state is new" in each for each in said] == [True]
         weights = load_trained(tmp_path / f"again-{number}", hush).model
         assert torch.allclose(weights.lm_head.weight, load_trained(finished.checkpoint, hush).model.lm_head.weight)
 

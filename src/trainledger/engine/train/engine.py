@@ -115,7 +115,8 @@ def _begin(
     if begun and not resume:
         raise InvalidInput([already(run_dir, earlier)])
     finished = earlier if earlier is not None and earlier["state"] == "finished" else None
-    if finished is not None and unusable(Finished.of(run_dir, finished).checkpoint, run) is None:
+    more = finished is not None and finished["step"] < run.recipe.total_steps
+    if finished is not None and not more and unusable(Finished.of(run_dir, finished).checkpoint, run) is None:
         say(f"{run_dir} is already finished.")
         return {"finished": earlier}
     if earlier is not None and "exit_code" in earlier:

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainledger.engine.train.ranks import refuse_other_count
-from trainledger.engine.train.stop import ENDED_FILE, STOP_SIGNALS, left_end
+from trainledger.engine.train.stop import ENDED_FILE, LIFELINE, STOP_SIGNALS, left_end
 from trainledger.spec.run import Run
 
 # A run that is told to stop finishes its step and saves; torchrun kills after 30 s by default.
@@ -26,8 +26,8 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     """Run ``trainledger`` with these words in ``ranks`` processes here; the exit code of the run.
 
     After a lost rank all are started again, up to ``restarts`` times, but not after an end that one leaves
-    (`stop.leave_end`). A signal reaches every rank once, and they have an hour to save. Threads of a CPU are divided
-    among the ranks where ``OMP_NUM_THREADS`` does not say how many.
+    (`stop.leave_end`). A signal reaches every rank once, and they have an hour to save; ranks whose launcher is killed
+    save and end. Threads of a CPU are divided among the ranks where ``OMP_NUM_THREADS`` does not say how many.
     """
     refuse_other_count(run, ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
@@ -46,11 +46,14 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     )
     with tempfile.TemporaryDirectory(prefix="trainledger-ranks-") as folder:
         os.environ[ENDED_FILE] = str(Path(folder) / "ended")
+        os.mkfifo(Path(folder) / LIFELINE)
+        lifeline = os.open(Path(folder) / LIFELINE, os.O_RDWR)
         try:
             code = _launched(config, words, say)
             left = left_end()
         finally:
             del os.environ[ENDED_FILE]
+            os.close(lifeline)
     return left if code and left is not None else code
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from trainledger.engine.train.device import find_device
-from trainledger.engine.train.stop import EndedElsewhere, LostRank, Stopped
+from trainledger.engine.train.stop import EndedElsewhere, LostRank, Stopped, end_with_launcher
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
@@ -136,6 +136,7 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
     if started == 1:
         yield Ranks(device=device)
         return
+    end_with_launcher()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=seconds)
@@ -154,7 +155,8 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
                 yield Ranks(rank, size, device, numbers, seconds)
             except Stopped as end:
                 if end.of_all_ranks:
-                    _leave(store, rank, size)
+                    with suppress(RuntimeError):  # the store went with a launcher that was killed
+                        _leave(store, rank, size)
                     parted = True
                 raise
             _leave(store, rank, size)

@@ -27,6 +27,7 @@ from typing import Any
 from trainledger.engine.train.facts import CHECKPOINT_NAME, STATES, wrong_in_state, wrong_in_training
 from trainledger.spec.durable import held, parse_json, sha256, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import Difference, differences
 from trainledger.spec.runfile import digest, is_of_the_machine, read, to_toml
@@ -257,10 +258,28 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
+    done = max(map(step_of, all_checkpoints(run_dir)), default=0)
+    if done > run.recipe.total_steps:
+        raise InvalidInput([Problem("recipe.steps", run.recipe.total_steps, "is less than the run has done", done)])
+    for each in differences(begun, run):
+        if each.field in ("recipe.micro_batch", "recipe.steps", "recipe.tokens"):
+            say(f"{each.field} is now {each.b}, before {each.a}: {_effect(each.field, run.recipe)}.")
     if begun != run:
         write_atomically(path, to_toml(run))
         (run_dir / "forecast.json").unlink(missing_ok=True)
     return True
+
+
+def _effect(field: str, recipe: Recipe) -> str:
+    """What a change of a field does to the steps that follow."""
+    if field != "recipe.micro_batch":
+        return "the steps are the same"
+    effects = {
+        "sums are rounded otherwise": True,
+        "dropout draws other masks": recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout,
+        "experts are balanced over other tokens": recipe.load_balance_loss or recipe.expert_dispatch.factor,
+    }
+    return ", ".join(effect for effect, there in effects.items() if there)
 
 
 def remove_unbegun(run_dir: Path) -> None:

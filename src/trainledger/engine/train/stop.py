@@ -157,6 +157,26 @@ ENDED_FILE = "TRAINLEDGER_ENDED"  # the environment variable with the file's pat
 _MENDED_BY_A_RESTART = (0, 1, 5)  # done, a failure nobody foresaw, a lost rank
 
 
+# A launcher that is killed hands nothing on. It holds the writing end of a FIFO beside that file, which the system
+# closes however it ends. torchrun's agent (torch 2.13) closes the descriptors of its ranks: no plain pipe reaches them.
+LIFELINE = "alive"  # the FIFO's name
+
+
+def end_with_launcher() -> None:
+    """Let this rank get SIGTERM, and so save and end, as soon as the process that has launched it is gone."""
+    try:
+        reading = os.open(Path(os.environ[ENDED_FILE]).with_name(LIFELINE), os.O_RDONLY | os.O_NONBLOCK)
+    except (KeyError, OSError):
+        return
+    os.set_blocking(reading, True)
+
+    def wait() -> None:
+        os.read(reading, 1)  # nothing is ever written
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="trainledger launcher", daemon=True).start()
+
+
 def leave_end(code: int) -> None:
     """Keep the exit code of this rank where a restart would end in the same way, or nobody wants one."""
     if ENDED_FILE in os.environ and code not in _MENDED_BY_A_RESTART:

@@ -132,6 +132,8 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
         raise InvalidInput([Problem("recipe.initial_weights", run.recipe.initial_weights, rule)])
     stored = stored_in(files)
     refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
+    if is_checkpoint(file.resolve().parent):
+        say(f"{file}: weights alone; optimizer state is new, data from the first batch (--resume continues a run)")
     for each in _other_settings(spec, run.model):
         say(f"{file}: {each}")
     with torch.no_grad():
