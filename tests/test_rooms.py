@@ -152,13 +152,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (44, 6745, 506),
     "observe": (39, 5254, 575),
     "report": (12, 1515, 128),
-    "spec": (40, 6200, 350),
+    "spec": (42, 6640, 375),
     "tensors": (10, 1929, 108),
     "trace": (47, 8650, 696),
     "web": (26, 3684, 446),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 90000, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 424, 90700, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 63_400
+MOST_TEST_LINES = 63_500
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -10,6 +10,7 @@ from trainledger.spec.convert.megatron.arguments import (
     SUFFIXES,
     Arguments,
     Reading,
+    changes_nothing,
     from_values,
     read_arguments,
     tables,
@@ -77,7 +78,47 @@ def from_arguments(arguments: Arguments, *, devices: int | None = None, where: s
     >>> run.table["layout"]["replicate"], run.table["recipe"]["global_batch"], run.supplied["hidden-dropout"]
     (4, 16, 0.1)
     """
+    run = _run_of(arguments, devices, where)
+    for other in arguments.others:
+        try:
+            same = _run_of(other, devices, where).table == run.table
+        except InvalidInput as error:  # a variable that is set on one way alone
+            same = any("$" in str(problem.value) for problem in error.problems)
+        if not same:
+            raise InvalidInput([_open_question(arguments, other)], where)
+    return run
+
+
+def _open_question(followed: Arguments, other: Arguments) -> Problem:
+    """The problem of a script that describes one of two runs by a condition that it leaves open."""
+    assert followed.script is not None
+    assert other.script is not None
+    pairs = zip(followed.script.decisions, other.script.decisions, strict=False)
+    asked = next((one for one, two in pairs if one != two), None)
+    names = [name for name in (*followed.given, *other.given) if followed.given.get(name) != other.given.get(name)]
+    name = next((name for name in names if not changes_nothing(name)), names[0] if names else "nproc-per-node")
+    values = [each.given.get(name) if names else each.devices for each in (followed, other)]
+    places = []
+    for variable, value in followed.script.variables.items():
+        two = other.script.variables.get(variable)
+        if value != two and two is not None and value in values:
+            lines = [(each.script.set_at or {}).get(variable) for each in (followed, other) if each.script]
+            places = [f"{variable} is set in lines {lines[0]} and {lines[1]}; "]
+    value = " or ".join("absent" if each is None else str(each) for each in values)
+    if asked is None:
+        rule = f"the text launches more than one run (lines {followed.line} and {other.line}): give one launch line"
+        return Problem(f"--{name}", value, rule)
+    rule = (
+        f"{''.join(places)}line {asked.line} decides ({asked.text}), and the text does not say how: set its variable "
+        "in a line before, or give the launch line itself"
+    )
+    return Problem(f"--{name}", value, rule)
+
+
+def _run_of(arguments: Arguments, devices: int | None, where: str) -> MegatronRun:
     read = Reading(arguments)
+    if arguments.script is not None and arguments.script.sourced:
+        read.notes.append(f"not opened, so that what they set is not known: {_listed(list(arguments.script.sourced))}")
     program = arguments.program.lower()
     for word, kind in tables()["programs"].items():
         if word in program:

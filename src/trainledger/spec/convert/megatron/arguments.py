@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainledger.spec.convert.megatron.shell import Script, read_script
+from trainledger.spec.convert.megatron.shell import Script, ways_through
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
@@ -34,7 +35,8 @@ class Arguments:
 
     ``devices`` are those of the launcher or the log, None where neither says. ``environment`` are the variables that
     the text sets. ``complete`` says that the text has every argument, as a log has, so that none is a default.
-    ``program`` is the file that is launched, empty where the text does not say.
+    ``program`` is the file that is launched, empty where the text does not say. ``script`` is the way through a script
+    that was followed, ``line`` that of the launch, ``others`` are other launches and those on its other ways.
     """
 
     given: Mapping[str, Value]
@@ -42,6 +44,9 @@ class Arguments:
     environment: Mapping[str, str] | None = None
     complete: bool = False
     program: str = ""
+    script: Script | None = None
+    line: int = 0
+    others: tuple[Arguments, ...] = ()
 
 
 def read_arguments(text: str, where: str = "") -> Arguments:
@@ -56,13 +61,39 @@ def read_arguments(text: str, where: str = "") -> Arguments:
         return logged
     if where.endswith((".yaml", ".yml")) or _is_map(text):
         return _of_map(text, where)
-    script = read_script(text)
-    words, launcher, program = _words(script)
-    found = flags_of(words)
-    if not any(name in found for name in _OF_A_MODEL):
+    try:
+        ways = [launch for script in ways_through(text) for launch in _launches(script)]
+    except InvalidInput as error:
+        raise InvalidInput(list(error.problems), where) from None
+    # The way with the fewest values that are not known comes first: a variable has its default where it is not set.
+    ways = sorted((way for way in ways if any(name in way.given for name in _OF_A_MODEL)), key=_unknown)
+    if not ways:
         rule = "has no arguments of Megatron-LM: a launch line, a script's assignments, a YAML map or a run's log has"
         raise InvalidInput([Problem("", None, rule, "--num-layers 32 --hidden-size 4096 ...")], where)
-    return Arguments(found, _devices(launcher, script.variables), script.variables, program=program)
+    return replace(ways[0], others=tuple(ways[1:]))
+
+
+def _launches(script: Script) -> Iterator[Arguments]:
+    """The arguments of the commands that name most of a model's sizes, or of the variables if no command does.
+
+    They are the words after the program's name; the launcher's stand before it.
+    """
+    found: dict[tuple[str, ...], tuple[tuple[str, ...], str, int]] = {}
+    for command, line in zip(script.commands, script.lines, strict=True):
+        place = max((at for at, word in enumerate(command) if word.endswith(".py")), default=-1)
+        found.setdefault(command[place + 1 :], (command[: max(0, place)], command[place] if place >= 0 else "", line))
+    most = max(map(_sizes, found), default=0)
+    if not most:
+        words = tuple(word for value in script.variables.values() if "--" in value for word in value.split())
+        found, most = {words: ((), "", 0)}, _sizes(words)
+    for words, (launcher, program, line) in found.items():
+        if _sizes(words) == most:
+            devices = _devices(launcher, script.variables)
+            yield Arguments(flags_of(words), devices, script.variables, program=program, script=script, line=line)
+
+
+def _unknown(arguments: Arguments) -> tuple[int, bool]:
+    return sum("$" in word for words in arguments.given.values() for word in words), arguments.devices is None
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Value]:
@@ -84,19 +115,6 @@ def flags_of(words: Sequence[str]) -> dict[str, Value]:
             before = found[name]
             found[name] = word if before == "true" else (*((before,) if isinstance(before, str) else before), word)
     return found
-
-
-def _words(script: Script) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The words after the program's name in the command that launches it, those before, and the name."""
-    best: tuple[tuple[str, ...], tuple[str, ...], str] = ((), (), "")
-    for command in script.commands:
-        places = [place for place, word in enumerate(command) if word.endswith(".py")]
-        place = places[-1] if places else -1
-        if _sizes(command[place + 1 :]) > _sizes(best[0]):
-            best = command[place + 1 :], command[: max(0, place)], command[place] if places else ""
-    if best[0]:
-        return best
-    return tuple(word for value in script.variables.values() if "--" in value for word in value.split()), (), ""
 
 
 def _sizes(words: Sequence[str]) -> int:
@@ -305,6 +323,8 @@ class Reading:
 
     @staticmethod
     def _unset(value: str) -> str:
+        if "$(" in value and "$((" not in value:
+            return "is what a command prints, and none is run; give the number"
         return "names a variable that the text does not set; give the number" if "$" in value else ""
 
     def strangers(self) -> tuple[str, ...]:

@@ -1,97 +1,86 @@
-"""Shell scripts as far as they say arguments: assignments and commands with their variables, and nothing is run."""
+"""Shell scripts as far as they say arguments: assignments, branches and commands, of which none is run.
+
+Left out: what commands print, files that are sourced, and parts of a variable's text (``${NAME%.*}``).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any
 
+from trainledger.spec.convert.megatron.shell_values import APPLIED, ASSIGNMENT, Values, shown, unknown
+from trainledger.spec.convert.megatron.shell_words import Step, parsed
 from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
 
-LONGEST = 2**16  # characters of a value: variables that contain themselves grow without end
-_OPERATORS = "\n;|&()<>"
-_KEYWORDS = (
-    "if",
-    "then",
-    "else",
-    "elif",
-    "fi",
-    "do",
-    "done",
-    "while",
-    "export",
-    "readonly",
-    "local",
-    "declare",
-    "time",
-)
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
-_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-_PRODUCT = re.compile(r"\s*\d+(?:\s*[*/+-]\s*\d+)*\s*")
-_QUOTED = "\x01"  # replaces a dollar sign that is not a variable's
+MOST_STEPS, MOST_ROUNDS, MOST_WAYS = 20_000, 1000, 64  # of one way through a script; of a loop; ways that are followed
+_COMPARED = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
+_DECLARING = ("export", "readonly", "local", "declare", "typeset")
+_OF_THE_CALL = re.compile(r"\$#|\$\{?[1-9@*]|\bread\b|\bgetopts\b")  # loops over what the script is called with
+
+
+@frozen
+class Decision:
+    """A condition that the script leaves open: its text and line, and which of how many ways was followed."""
+
+    text: str
+    line: int
+    ways: int
+    way: int
 
 
 @frozen
 class Script:
-    """The contents of a script: its variables at the end, and each command as the words that it would be given.
+    """One way through a script: its variables at the end, and each command as the words that it would be given.
 
-    A word of a variable that the script does not set, or of a command's output, keeps its ``$``.
+    A word of a variable that the script does not set, or of a command's output, keeps its ``$``. ``lines`` are those
+    of the commands, ``set_at`` those of the variables; ``sourced`` are files that it reads, which are not opened.
     """
 
     variables: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...] = ()
+    set_at: dict[str, int] | None = None
+    decisions: tuple[Decision, ...] = ()
+    sourced: tuple[str, ...] = ()
 
 
 def read_script(text: str) -> Script:
-    """The variables and commands of a script, in the order in which they are written.
-
-    Both branches of an ``if`` are read as if they ran one after the other, loops as if they ran once.
+    """The first way through a script: conditions that it leaves open do not hold.
 
     >>> found = read_script('N=4\\nARGS="--num-layers $((N * 8)) --bf16"\\npython pretrain_gpt.py $ARGS')
     >>> found.commands
     (('python', 'pretrain_gpt.py', '--num-layers', '32', '--bf16'),)
     """
-    variables: dict[str, str] = {}
-    commands: list[tuple[str, ...]] = []
-    words: list[str] = []
-    tokens = list(_tokens(text))
-    at = 0
-    while at <= len(tokens):
-        operator, word = tokens[at] if at < len(tokens) else (True, "\n")
-        at += 1
-        if operator:
-            if words:
-                commands.append(tuple(words))
-                words = []
-            continue
-        found = _ASSIGNMENT.match(word) if not words else None
-        if found is None:
-            if words or word not in _KEYWORDS:
-                words += expanded(word, variables).split()
-            continue
-        value = word[found.end() :]
-        if not value and tokens[at : at + 1] == [(True, "(")]:
-            parts, at = _array(tokens, at + 1)
-            value = " ".join(parts)
-        value = expanded(value, variables)
-        name = found[1]
-        variables[name] = f"{variables.get(name, '')} {value}" if found[2] else value
-        if len(variables[name]) > LONGEST:
-            variables[name] = ""
-    return Script(variables, tuple(commands))
+    return next(ways_through(text))
 
 
-def _array(tokens: list[tuple[bool, str]], at: int) -> tuple[list[str], int]:
-    """The words up to the closing parenthesis, and the place after it."""
-    parts = []
-    while at < len(tokens):
-        operator, word = tokens[at]
-        at += 1
-        if operator and word == ")":
-            break
-        if not operator:
-            parts.append(word)
-    return parts, at
+def ways_through(text: str) -> Iterator[Script]:
+    """The ways through a script, one for each answer to what it leaves open, at most `MOST_WAYS`.
+
+    >>> [each.variables["N"] for each in ways_through("N=1; if [ $1 = big ]; then N=2; fi")]
+    ['1', '2']
+    """
+    steps = parsed(text)
+    waiting: deque[tuple[int, ...]] = deque([()])
+    for _ in range(MOST_WAYS):
+        if not waiting:
+            return
+        given = waiting.popleft()
+        shell = _Shell(given)
+        try:
+            with suppress(_LeaveError):
+                shell.run(steps)
+        except RecursionError:
+            raise InvalidInput([Problem("", None, "has variables that contain themselves")]) from None
+        for place in range(len(given), len(shell.decisions)):
+            before = tuple(each.way for each in shell.decisions[:place])
+            waiting += [(*before, way) for way in range(1, shell.decisions[place].ways)]
+        yield shell.script()
 
 
 def expanded(word: str, variables: dict[str, str]) -> str:
@@ -100,123 +89,221 @@ def expanded(word: str, variables: dict[str, str]) -> str:
     >>> expanded("${A}x$B ${C:-7}", {"A": "1"})
     '1x$B 7'
     """
-
-    def value(found: re.Match[str]) -> str:
-        known = variables.get(found[1] or found[3])
-        if known is not None:
-            return known
-        return found[0] if found[2] is None else _VARIABLE.sub(value, found[2])  # a default may name another variable
-
-    text = _VARIABLE.sub(value, word)
-    if len(text) > LONGEST:
-        return ""
-    return _ARITHMETIC.sub(lambda found: _number(found, variables), text).replace(_QUOTED, "$")
+    shell = _Shell(())
+    shell.variables |= variables
+    return shown(shell.expand(word))
 
 
-def _number(found: re.Match[str], variables: dict[str, str]) -> str:
-    """Sums and products of whole numbers from left to right, products first."""
-    named = re.sub(r"\b[A-Za-z_]\w*\b", lambda each: variables.get(each[0], each[0]), found[1])
-    plain = named.replace("(", "").replace(")", "") if "(" not in named.strip("() ") else named
-    if not _PRODUCT.fullmatch(plain) or len(plain) > 100:
-        return found[0]
-    terms: list[int] = []
-    sign = "+"
-    for operator, digits in re.findall(r"([*/+-]?)\s*(\d+)", plain):
-        number = int(digits)
-        if operator in ("*", "/") and terms:
-            if operator == "/" and number == 0:
-                return found[0]
-            terms[-1] = terms[-1] * number if operator == "*" else terms[-1] // number
-        else:
-            sign = operator or "+"
-            terms.append(-number if sign == "-" else number)
-    return str(sum(terms))
+class _LeaveError(Exception):
+    """``exit``, ``return``, ``break`` or ``continue``."""
 
 
-def _tokens(text: str) -> Iterator[tuple[bool, str]]:
-    """Words and operators, the words without their quotes; (True, operator) or (False, word)."""
-    word: list[str] | None = None
-    at = 0
-    here: list[str] = []  # ends of texts given to a command (<<), which begin on the next line
-    while at < len(text):
-        character = text[at]
-        if character in " \t\r" or character in _OPERATORS:
-            if word is not None:
-                yield False, "".join(word)
-                word = None
-            at += 1
-            if character == "<" and text[at : at + 1] == "<":
-                found = re.compile(r"<-?\s*['\"]?(\w+)['\"]?").match(text, at)
-                if found:
-                    here.append(found[1])
-                    at = found.end()
-            elif character in _OPERATORS:
-                yield True, character
-                if character == "\n" and here:
-                    at = _behind(text, at, here.pop(0))
-            continue
-        if character == "#" and word is None:
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-            continue
-        piece, at = _piece(text, at)
-        if piece is not None:
-            word = [*(word or ()), piece]
-    if word is not None:
-        yield False, "".join(word)
+class _Shell(Values):
+    """A way through a script that takes the given answers to what it leaves open, and the first one after them."""
 
+    def __init__(self, given: Sequence[int]) -> None:
+        self.given = given
+        super().__init__()
+        self.functions: dict[str, Sequence[Step]] = {}
+        self.commands: list[tuple[tuple[str, ...], int]] = []
+        self.decisions: list[Decision] = []
+        self.sourced: list[str] = []
+        self.asked = ("", 0)
+        self.steps = self.depth = 0
 
-def _behind(text: str, at: int, end: str) -> int:
-    """The place after a text given to a command."""
-    found = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(text, at)
-    return len(text) if found is None else found.end()
+    def script(self) -> Script:
+        variables = self.variables | {name: " ".join(array.values()) for name, array in self.arrays.items()}
+        commands = tuple(tuple(map(shown, words)) for words, _ in self.commands)
+        return Script(
+            {name: shown(value) for name, value in variables.items()},
+            commands,
+            tuple(line for _, line in self.commands),
+            dict(self.set_at),
+            tuple(self.decisions),
+            tuple(self.sourced),
+        )
 
+    def decide(self, text: str, line: int, ways: int = 2) -> int:
+        """The way that is followed where a condition is not known; the same one for the same text."""
+        before = next((each.way for each in self.decisions if (each.text, each.ways) == (text, ways)), None)
+        if before is not None:
+            return before
+        place = len(self.decisions)
+        way = self.given[place] if place < len(self.given) else 0
+        self.decisions.append(Decision(shown(text), line, ways, way))
+        return way
 
-def _piece(text: str, at: int) -> tuple[str | None, int]:
-    """One part of a word, and the place after it; None for the end of a continued line."""
-    character = text[at]
-    if character == "'":
-        end = text.find("'", at + 1)
-        end = len(text) if end < 0 else end
-        return text[at + 1 : end].replace("$", _QUOTED), end + 1
-    if character == '"':
-        parts: list[str] = []
-        at += 1
-        while at < len(text) and text[at] != '"':
-            part, at = _inside(text, at)
-            parts.append(part)
-        return "".join(parts), at + 1
-    if character == "\\":
-        following = text[at + 1 : at + 2]
-        if following == "\r" and text[at + 2 : at + 3] == "\n":
-            return None, at + 3
-        return (None if following == "\n" else following.replace("$", _QUOTED)), at + 2
-    return _inside(text, at)
+    def run(self, steps: Sequence[Step]) -> bool | None:
+        """Whether the last of the steps succeeds; None where that is not known."""
+        status: bool | None = True
+        for step in steps:
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                raise _LeaveError("exit")
+            if step.joiner in ("&&", "||"):
+                holds = not self.decide(*self.asked) if status is None else status
+                if holds == (step.joiner == "||"):
+                    status = holds
+                    continue
+            self.line = step.line
+            status = getattr(self, f"_{step.kind}")(step)
+            if step.joiner == "|":
+                status = self._not_known(step.text)
+            if step.negated and status is not None:
+                status = not status
+        return status
 
+    def _not_known(self, text: str) -> bool | None:
+        self.asked = text, self.line
+        return None
 
-def _inside(text: str, at: int) -> tuple[str, int]:
-    """A character, a variable in braces, or what a command would print, which is never run."""
-    character = text[at]
-    if character == "\\" and at + 1 < len(text):
-        return ("" if text[at + 1] == "\n" else text[at + 1].replace("$", _QUOTED)), at + 2
-    if character == "`":
-        end = text.find("`", at + 1)
-        return f"{_QUOTED}(...)", len(text) if end < 0 else end + 1
-    if text.startswith("$(", at):
-        end = _closing(text, at + 1)
-        whole = text[at:end]
-        return (whole if whole.startswith("$((") else f"{_QUOTED}(...)"), end
-    if text.startswith("${", at):
-        end = text.find("}", at)
-        return (text[at : end + 1], end + 1) if end > 0 else (text[at:], len(text))
-    return character, at + 1
+    def _holds(self, steps: Sequence[Step]) -> bool:
+        status = self.run(steps)
+        return self.decide(*self.asked) == 1 if status is None else status
 
+    def _if(self, step: Step) -> bool | None:  # a group is a branch without a condition
+        return next((self.run(body) for condition, body in step.blocks if self._holds(condition)), True)
 
-def _closing(text: str, at: int) -> int:
-    """The place after the parenthesis that closes the one at ``at``."""
-    depth = 0
-    for place in range(at, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
-        if depth == 0:
-            return place + 1
-    return len(text)
+    def _case(self, step: Step) -> bool | None:
+        word = self.expand(step.words[0].text)
+        patterns = [[self.expand(each.text) for each in names] for names, _ in step.blocks]
+        matches = [any(fnmatchcase(word, each) for each in names) for names in patterns]
+        if unknown(word):
+            always = any("*" in names for names in patterns)
+            way = self.decide(f"case {word}", self.line, len(patterns) + (not always))
+            matches = [place == way for place in range(len(patterns))]
+        return next((self.run(body) for (_, body), found in zip(step.blocks, matches, strict=True) if found), True)
+
+    def _for(self, step: Step) -> bool | None:
+        name, *words = (each.text for each in step.words)
+        if name.startswith("(("):
+            begin, until, after = (*name[2:-2].split(";"), "", "")[:3]
+            self.arithmetic(begin)
+            self._rounds(step.blocks[0][1], lambda: bool(self.number(until)), after)
+            return True
+        values = [part for word in words for part in self.expand(word).split()]
+        if not words or any(map(unknown, values)):
+            values = [f"${name}"]
+        for value in values[:MOST_ROUNDS]:
+            self.assign(name, value)
+            if not self._round(step.blocks[0][1]):
+                break
+        return True
+
+    def _while(self, step: Step) -> bool | None:
+        ((condition, body),) = step.blocks
+        wanted = step.words[0].text == "while"
+        status = self.run(condition)
+        if status is None:
+            if not _OF_THE_CALL.search(self.asked[0]) and self.decide(*self.asked) == 1:
+                self._round(body)
+        elif status is wanted and self._round(body):
+            self._rounds(body, lambda: self.run(condition) is wanted)
+        return True
+
+    def _rounds(self, body: Sequence[Step], goes_on: Any, after: str = "") -> None:
+        for _ in range(MOST_ROUNDS):
+            if not goes_on() or not self._round(body):
+                return
+            self.arithmetic(after)
+
+    def _round(self, body: Sequence[Step]) -> bool:
+        """Run the body of a loop; whether the loop goes on."""
+        try:
+            self.run(body)
+        except _LeaveError as leaves:
+            if leaves.args[0] not in ("break", "continue"):
+                raise
+            return bool(leaves.args[0] == "continue")
+        return True
+
+    def _function(self, step: Step) -> bool | None:
+        self.functions[step.words[0].text] = step.blocks[0][1]
+        return True
+
+    def _test(self, step: Step) -> bool | None:
+        words = [each.text if each.is_operator else self.expand(each.text) for each in step.words]
+        holds = self.tested(words)
+        return self._not_known(step.text) if holds is None else holds
+
+    def _command(self, step: Step) -> bool | None:
+        words = list(step.words)
+        while words and (found := ASSIGNMENT.fullmatch(words[0].text)):
+            self.assigned(found, words.pop(0))
+        if not words:
+            return True
+        first, rest = words[0].text, words[1:]
+        if first.startswith("(("):
+            number = self.arithmetic(first[2:-2])
+            return self._not_known(step.text) if number is None else bool(number)
+        if first in _DECLARING:
+            for word in rest:
+                if found := ASSIGNMENT.fullmatch(word.text):
+                    self.assigned(found, word)
+            return True
+        if first == "let":
+            return bool([self.arithmetic(each.text) for each in rest][-1:])
+        given = tuple(part for word in words for part in self.expand(word.text).split())
+        name, values = given[0] if given else "", given[1:]
+        if name in self.functions and self.depth < 20:
+            return self._called(self.functions[name], values)
+        if name in ("true", ":", "false"):
+            return name != "false"
+        if name in ("exit", "return", "break", "continue"):
+            raise _LeaveError(name)
+        if name in ("source", "."):
+            self.sourced += values[:1]
+        elif name in ("unset", "read"):
+            for each in values:
+                self.variables.pop(each, None)
+                self.arrays.pop(each, None)
+        elif name == "shift" and self.called_with:
+            self.called_with = self.called_with[1:]
+        elif given:
+            self.commands.append((given, self.line))
+            if name == "exec":
+                raise _LeaveError("exit")
+        return self._not_known(step.text)
+
+    def _called(self, body: Sequence[Step], values: tuple[str, ...]) -> bool | None:
+        before, self.called_with = self.called_with, values
+        self.depth += 1
+        try:
+            return self.run(body)
+        except _LeaveError as leaves:
+            if leaves.args[0] != "return":
+                raise
+            return self._not_known("return")
+        finally:
+            self.called_with = before
+            self.depth -= 1
+
+    def tested(self, words: list[str]) -> bool | None:
+        """Whether what stands between brackets holds; None where that is not known."""
+        for joiners, decisive in ((("||", "-o"), True), (("&&", "-a"), False)):
+            depth = 0
+            for place, word in enumerate(words):
+                depth += (word == "(") - (word == ")")
+                if word in joiners and depth == 0:
+                    sides = self.tested(words[:place]), self.tested(words[place + 1 :])
+                    return decisive if decisive in sides else None if None in sides else not decisive
+        if words[:1] == ["!"]:
+            inner = self.tested(words[1:])
+            return None if inner is None else not inner
+        if len(words) > 2 and words[0] == "(" and words[-1] == ")":
+            return self.tested(words[1:-1])
+        if any(map(unknown, words)):
+            return None
+        if len(words) < 2:
+            return bool(words and words[0])
+        if len(words) == 2 and words[0] in ("-z", "-n"):
+            return (words[1] == "") == (words[0] == "-z")
+        if len(words) != 3:
+            return None
+        left, sign, right = words
+        if sign in ("=", "==", "!="):
+            return fnmatchcase(left, right) == (sign != "!=")
+        numbers = self.number(left), self.number(right)
+        if sign not in _COMPARED or None in numbers:
+            return None
+        return bool(APPLIED[_COMPARED[sign]](*numbers))
