@@ -144,9 +144,9 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (71, 8998, 995),
+    "answers": (70, 9315, 1059),
     "catalog": (1, 222, 14),
-    "cli": (16, 2059, 347),
+    "cli": (13, 1785, 296),
     "engine": (62, 9282, 986),
     "forecast": (53, 9284, 812),
     "ledger": (44, 6745, 506),
@@ -155,10 +155,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (42, 6640, 375),
     "tensors": (10, 1929, 108),
     "trace": (47, 8650, 696),
-    "web": (26, 3684, 446),
+    "web": (26, 3670, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 424, 90700, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 420, 90700, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

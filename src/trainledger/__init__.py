@@ -16,7 +16,8 @@ _NAMES = {  # of each module
     "trace.annotate.annotate": "annotate",
     "answers.advise": "advise",
     "answers.budget": "optimal",
-    "answers.cost": "account compare on_device parameters predict",
+    "answers.compare": "compare",
+    "answers.cost": "account on_device parameters predict",
     "answers.layouts": "layouts",
     "answers.load": "load model",
     "answers.loop": "loop",
@@ -24,6 +25,7 @@ _NAMES = {  # of each module
     "answers.breaks": "breaks",
     "answers.fit": "fit",
     "answers.inference": "inference",
+    "answers.napkin": "napkin",
     "answers.plan": "plan",
     "catalog": "device",
     "spec.convert.huggingface": "model_from_hf",
@@ -31,7 +33,6 @@ _NAMES = {  # of each module
     "ledger.ledger": "Ledger",
     "observe.measure.meter": "meter",
     "observe.meter.loop": "meter_loop",
-    "forecast.plan.napkin": "napkin",
     "observe.reconcile": "reconcile",
     "spec.calibration": "Calibration",
     "spec.cluster": "Cluster",
@@ -53,16 +54,17 @@ if TYPE_CHECKING:
     from trainledger.answers.advise import advise
     from trainledger.answers.breaks import breaks
     from trainledger.answers.budget import optimal
-    from trainledger.answers.cost import account, compare, on_device, parameters, predict
+    from trainledger.answers.compare import compare
+    from trainledger.answers.cost import account, on_device, parameters, predict
     from trainledger.answers.fit import fit
     from trainledger.answers.inference import inference
     from trainledger.answers.layouts import layouts
     from trainledger.answers.load import load, model
     from trainledger.answers.loop import loop
     from trainledger.answers.machine import device_of, machine_of
+    from trainledger.answers.napkin import napkin
     from trainledger.answers.plan import plan
     from trainledger.catalog import device
-    from trainledger.forecast.plan.napkin import napkin
     from trainledger.ledger.entry import Entry
     from trainledger.ledger.ledger import Ledger
     from trainledger.observe.measure.meter import meter

@@ -9,12 +9,13 @@ import pytest
 import reference
 import trainledger as tl
 from trainledger.answers.question import choice, count, question, question_of, share, silent, text
-from trainledger.cli.asking import flag_of, verb_of_question
-from trainledger.cli.command_line import COMMANDS, described, verb_of
+from trainledger.cli.arguments import flag_of, parser_of
+from trainledger.cli.asking import ask
+from trainledger.cli.command_line import COMMANDS, question_named
 from trainledger.web.field import of_question
 
 
-@question("Plan", "a toy")
+@question()
 def toy(
     *,
     size: Annotated[int, count("how large", least=2, most=100)] = 4,
@@ -43,12 +44,13 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 def test_the_command_line_is_made_from_the_signature() -> None:
-    verb = verb_of_question(question_of(toy))
+    about = question_of(toy)
+    parser = parser_of("toy", about)
     words = ["--size", "7", "--of-it", "10%", "--quiet"]
-    assert verb.ask(verb.parser("toy").read(words)).document == (7, 0.1, None, True)  # type: ignore[union-attr]
-    assert "how much of it (25%)" in verb.parser("toy").format_help()
+    assert ask(about, parser.read(words)).document == (7, 0.1, None, True)  # type: ignore[comparison-overlap]
+    assert "how much of it (25%)" in parser.format_help()
     with pytest.raises(tl.InvalidInput, match="--of-it = '3': must be between 0 and 1"):
-        verb.ask(verb.parser("toy").read(["--of-it", "3"]))
+        ask(about, parser.read(["--of-it", "3"]))
 
 
 def test_a_form_has_the_default_the_help_and_the_choices() -> None:
@@ -57,17 +59,13 @@ def test_a_form_has_the_default_the_help_and_the_choices() -> None:
     assert of_question(toy, "colour", "colour").choices == (("red", "red"), ("blue", "blue"))
 
 
-QUESTIONS = [name for name, row in COMMANDS.items() if isinstance(row, str)]
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_verb_of_a_question_has_its_options_and_no_other(name: str) -> None:
-    about = question_of(getattr(tl, name))
-    assert (about.group, about.summary) == described(name)
-    flags = {flag_of(option) for option in about.options.values()}
-    given = {flag for argument in verb_of(name).arguments for flag in getattr(argument, "flags", ())}
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_verb_has_the_options_of_its_question_and_no_other(name: str) -> None:
+    flags = {flag_of(option) for option in question_named(name).options.values()}
+    actions = parser_of(name, question_named(name))._actions
+    given = {(action.option_strings or [action.dest])[-1] for action in actions}
     assert flags <= given
-    assert given - flags <= {"run", "--set", "--device", "--count", "--plot"}
+    assert given - flags <= {"run", "--set", "--device", "--count", "--plot", "--full", "--json", "--help"}
 
 
 def test_the_reference_is_that_of_the_signatures() -> None:

@@ -15,7 +15,7 @@ from trainledger.answers.load import load
 from trainledger.answers.pages.plain_data import error_json
 from trainledger.cli import main
 from trainledger.cli.asking import lines
-from trainledger.cli.command_line import COMMANDS, described, verb_of
+from trainledger.cli.command_line import COMMANDS, question_named
 from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -31,7 +31,7 @@ def call(capsys, *words):
 def test_help_lists_every_verb(capsys):
     code, out, err = call(capsys)
     assert (code, err) == (0, "")
-    assert all(f"  {verb:<16} {does}" in out for verb, does in ((each, described(each)[1]) for each in COMMANDS))
+    assert all(f"  {verb:<16} {does}" in out for verb, (_, does, _) in COMMANDS.items())
     assert max(len(line) for line in out.splitlines()) <= 80
     assert call(capsys, "--help") == (0, out, "")
     assert call(capsys, "--version") == (0, f"trainledger {__version__}\n", "")
@@ -321,11 +321,14 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.answers.load, trainledger.cli.command_line as cli, trainledger.cli.numbers as verbs, sys\n"
-        "def waiting(args):\n"
+        "import trainledger.answers.load, trainledger.cli.command_line as cli, sys\n"
+        "import trainledger.answers.catalog as verbs\n"
+        "from trainledger.answers.question import question\n"
+        "@question()\n"
+        "def waiting():\n"
         "    print('waiting', flush=True)\n"
         "    trainledger.answers.load.load(sys.argv[1])\n"
-        "verbs.catalog = cli.Verb(waiting, ())\n"
+        "verbs.catalog = waiting\n"
         "sys.exit(cli.main(['catalog']))\n"
     )
     process = subprocess.Popen(
@@ -339,7 +342,7 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
 
 
 def test_every_verb_has_its_function():
-    assert all(verb_of(verb).ask.__doc__ for verb in COMMANDS)
+    assert all(question_named(verb).ask.__doc__ for verb in COMMANDS)
 
 
 @pytest.mark.parametrize("words", [["trace", "gpt2"], ["measure", "machine"], ["measure", "step", "RUN"]])

@@ -1,56 +1,42 @@
 """Counts among the options of all verbs: read in one way, refused in one way."""
 
-import argparse
-from collections.abc import Iterator
-
 import pytest
 
+from trainledger.answers.question import Option
 from trainledger.cli import main
-from trainledger.cli.arguments import Parser, Quantity
-from trainledger.cli.command_line import COMMANDS, verb_of
-from trainledger.spec.problem import InvalidInput
+from trainledger.cli.arguments import flag_of
+from trainledger.cli.command_line import COMMANDS, question_named
+from trainledger.spec.problem import Problem
 from trainledger.spec.units import parse_count
 
-
-def options() -> Iterator[tuple[str, argparse.Action]]:
-    """Every option of every verb."""
-    for verb in COMMANDS:
-        yield from ((verb, action) for action in verb_of(verb).parser(verb)._actions)
-
-
 COUNTS = [
-    (verb, each) for verb, each in options() if isinstance(each, Quantity) and each.parse is parse_count
-]  # fmt: skip
+    (verb, option)
+    for verb in COMMANDS
+    for option in question_named(verb).options.values()
+    if option.parse is parse_count
+]
 
 
-def read(action: argparse.Action, text: str) -> object:
-    parser = Parser(prog="verb")
-    parser._add_action(action)
-    flag = action.option_strings[0]
-    return getattr(parser.read([f"{flag}={text}"]), action.dest)
+def read(option: Option, text: str) -> tuple[object, list[str]]:
+    problems: list[Problem] = []
+    value = option.read(text, problems, flag_of(option))
+    return value, [str(problem) for problem in problems]
 
 
-def test_no_option_reads_whole_numbers_by_itself() -> None:
-    assert [(verb, each.dest) for verb, each in options() if each.type is int] == []
-    verbs = {verb for verb, _ in COUNTS}
-    assert {"sample", "trace", "annotate", "lock", "explain"} <= verbs
+def test_verbs_have_counts() -> None:
+    assert {"sample", "trace", "annotate", "lock", "explain"} <= {verb for verb, _ in COUNTS}
 
 
-@pytest.mark.parametrize(("verb", "action"), COUNTS, ids=[f"{verb} {each.dest}" for verb, each in COUNTS])
-def test_a_count_is_read_as_in_a_run_file(verb: str, action: Quantity) -> None:
-    flag = action.option_strings[0]
-    whole = 100 if action.most is None or action.most >= 100 else 10
+@pytest.mark.parametrize(("verb", "option"), COUNTS, ids=[f"{verb} {option.name}" for verb, option in COUNTS])
+def test_a_count_is_read_as_in_a_run_file(verb: str, option: Option) -> None:
+    flag, whole = flag_of(option), 100 if option.most >= 100 else 10
     for text in (str(whole), f"{whole / 10:g}e1", f"{whole / 1000:g}k", f"{whole}.0"):
-        value = read(action, text)
-        assert value == whole
-        assert type(value) is int
+        value, problems = read(option, text)
+        assert (value, type(value), problems) == (whole, int, [])
     for text, rule in (("1.5", "is not a whole number of things; nearest that works: 2"), ("ten", "is not a count")):
-        with pytest.raises(InvalidInput) as caught:
-            read(action, text)
-        assert str(caught.value).startswith(f"{flag} = '{text}': {rule}")
-    with pytest.raises(InvalidInput) as caught:
-        read(action, str(action.least - 1))
-    assert str(caught.value).endswith(f"; nearest that works: {action.least}")
+        assert read(option, text)[1][0].startswith(f"{flag} = '{text}': {rule}")
+    (problem,) = read(option, str(option.least - 1))[1]
+    assert problem.endswith(f"; nearest that works: {option.least}")
 
 
 @pytest.mark.parametrize("count", ["1e3", "1k", "1,000", "1000"])

@@ -8,8 +8,8 @@ import pytest
 
 from trainledger.answers.budgets.lockfile import LOCK
 from trainledger.cli import main
-from trainledger.cli.command_line import COMMANDS, verb_of
-from trainledger.cli.outputs import Output
+from trainledger.cli.arguments import Output, parser_of
+from trainledger.cli.command_line import COMMANDS, question_named
 
 RUN = """
 [model]
@@ -98,6 +98,6 @@ def test_what_was_written_before_is_written_anew(project: Path) -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_file_that_a_verb_is_asked_to_write_is_checked(verb: str) -> None:
-    for each in verb_of(verb).parser(verb)._actions:
+    for each in parser_of(verb, question_named(verb))._actions:
         if set(WRITES) & set(each.option_strings) or (verb, each.dest) in (("lock", "lock"), ("init", "path")):
             assert isinstance(each, Output)

@@ -169,7 +169,7 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
         (["traced_net:Net", "--input", "fp32[4,8]"], "nearest that works: --loss cross_entropy --label int64[4], "),
         (["traced_net:unknown_size"], "RUN = 'traced_net:unknown_size': must be a module"),
-        (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),
+        (["gpt2", "--input", "fp32[4,8]"], "--input = ('fp32[4,8]',): is for your own code"),
         (["gpt2", "--by", "line"], "--by = 'line': is of your own code"),
         (["--hf", "missing.json"], "--hf = 'missing.json': cannot be read"),
     ],

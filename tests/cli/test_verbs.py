@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainledger.cli import main
-from trainledger.cli.command_line import COMMANDS, verb_of
+from trainledger.cli.arguments import parser_of
+from trainledger.cli.command_line import COMMANDS, question_named
 
 HOSTILE = [
     ["plan", "adir"], ["plan", "torn.toml"], ["plan", "bytes.toml"], ["plan", "torn.json"], ["plan", "list.json"],
@@ -45,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_help_fits_80_columns_and_names_the_exit_codes(verb: str) -> None:
-    text = verb_of(verb).parser(verb).format_help()
+    text = parser_of(verb, question_named(verb)).format_help()
     assert max(map(len, text.splitlines())) <= 80
     assert "--json" in text
     assert "Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot run" in " ".join(text.split())

@@ -258,7 +258,8 @@ def test_what_is_described_as_required_is_there(port: int) -> None:
     described = ask(port, "/openapi.json").data
     for way in ("api", "view", "check"):
         operation = described["paths"][f"/{way}/time"]["get"]  # type: ignore[index]
-        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        reference = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+        schema = described["components"]["schemas"][reference.rpartition("/")[2]]  # type: ignore[index]
         more = "?of=days&guess=3" if way == "check" else ""
         assert set(schema["required"]) <= set(ask(port, f"/{way}/time{more}").data)
 

@@ -28,7 +28,7 @@ _SHORT = 3  # changes in the short answer
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
-@question("Plan", "what to change, ranked by gain")
+@question()
 def advise(
     run: Source,
     overrides: Overrides = (),

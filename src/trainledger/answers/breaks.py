@@ -30,7 +30,7 @@ from trainledger.spec.run_text import found_layout
 from trainledger.spec.units import counted
 
 
-@question("Plan", "the first limits as a run grows")
+@question()
 def breaks(
     run: Source,
     overrides: Overrides = (),

@@ -17,7 +17,7 @@ from trainledger.forecast.plan.scaling_law import FixedSize, Law, RatioLaw
 from trainledger.spec.problem import InvalidInput, Problem
 
 
-@question("Plan", "the best model and data for a budget")
+@question()
 def optimal(
     *,
     flops: Annotated[Any, text('training FLOPs, such as "6e23"')] = None,

@@ -1,4 +1,4 @@
-"""What a run costs before it starts: its account, its forecast, its plan, and two of them compared.
+"""What a run costs before it starts: its account and its forecast.
 
 ``run`` is whatever `load` takes, with ``overrides`` as there; a named model whose length is not given is one step long.
 """
@@ -25,7 +25,6 @@ from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
-    from trainledger.forecast.plan.compare import Comparison
     from trainledger.forecast.predict.step import OnDevice
 
 
@@ -87,17 +86,6 @@ def predict(run: Source, overrides: Overrides = (), *, progress: Progress | None
 def predicted(run: Run) -> Forecast:
     """As `predict`, of a run that was checked before."""
     return forecasts.predict(run, machine_of(run), backend=kernels_of(run))
-
-
-def compare(a: Source, b: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Comparison:
-    """Two runs side by side: the fields that differ, what each costs, and which causes make the difference.
-
-    ``overrides`` change both. Raises `InvalidInput`.
-    """
-    from trainledger.forecast.plan.compare import compare as found
-
-    one, other = (resolve(each, overrides, progress=progress) for each in (a, b))
-    return found(one, predict(one), other, predict(other))
 
 
 def on_device(ledger: Ledger, device: Device | str) -> OnDevice:

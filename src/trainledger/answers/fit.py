@@ -35,7 +35,7 @@ _COLUMNS = {
 _THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
 
 
-@question("Plan", "the largest, longest and fewest that fits")
+@question()
 def fit(
     run: Source,
     overrides: Overrides = (),

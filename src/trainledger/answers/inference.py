@@ -52,7 +52,7 @@ def _ranks_that_hold(served: Inference) -> str | None:
     return None
 
 
-@question("Plan", "one forward of a trained model: memory and time", impossible=why_not_served, trains=False)
+@question(impossible=why_not_served, trains=False)
 def inference(
     run: Source,
     overrides: Overrides = (),

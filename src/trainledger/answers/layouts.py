@@ -39,7 +39,7 @@ _LEGEND = (
 )
 
 
-@question("Plan", "the fastest ways to spread a run over devices", impossible=lambda found: found.problem)
+@question(impossible=lambda found: found.problem)
 def layouts(
     run: Source,
     overrides: Overrides = (),

@@ -35,7 +35,7 @@ _PLAIN = (
 SCHEDULE, INTERVALS = "The learning rate over the steps", "What the interval between checkpoints costs"
 
 
-@question("Plan", "steps, epochs, learning rate, checkpoints, loader of a run")
+@question()
 def loop(
     run: Source,
     overrides: Overrides = (),

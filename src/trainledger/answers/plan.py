@@ -14,7 +14,7 @@ from trainledger.answers.pages.device_memory import memory_data, memory_lines, m
 from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.pages.rules import rules_table
+from trainledger.answers.pages.plan_figures import rules_table
 from trainledger.answers.question import Progress, question, silent, text
 from trainledger.answers.source import also
 from trainledger.forecast.plan.layouts.result import as_toml
@@ -74,7 +74,7 @@ def _too_large(forecast: Forecast) -> str:
     )
 
 
-@question("Plan", "what a run will cost, from closed forms", impossible=why_impossible)
+@question(impossible=why_impossible)
 def plan(
     run: Source,
     overrides: Overrides = (),

@@ -1,20 +1,24 @@
 """A question: a typed function whose signature is the only declaration of its options.
 
 Python calls the function; command line, form, HTTP API and the reference in the documentation are made of its options.
-Numbers may be text everywhere (``"20%"``, ``"15T"``): an option reads them within its bounds.
+Numbers may be text everywhere (``"20%"``, ``"15T"``): an option reads them within its bounds. An option is a parameter
+annotated with ``Annotated[type, option]`` or with a name for that, or a key of a ``TypedDict`` that the function
+unpacks (``**code: Unpack[OfCode]``): of these it gets those that are given.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, get_args
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from trainledger.forecast.plan.quantity import LARGEST, SMALLEST, read
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.units import parse_count, parse_number, parse_seconds
+from trainledger.spec.units import parse_count, parse_nbytes, parse_number, parse_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +34,12 @@ class Option:
     """An option, declared in ``Annotated[type, Option(...)]``; its name and default are those of the parameter.
 
     ``parse`` reads a number from text, from ``least`` to ``most``; ``choices`` are the only texts that it may have.
-    ``several`` may be given again. ``default_text`` is what the help says of a default that is decided later. ``flag``
-    is the name on the command line where that is not the parameter's.
+    ``several`` may be given again. ``default_text`` is what the help says of a default that is decided later.
+
+    Of the command line: ``flag`` is its name where that is not the parameter's, a ``word`` has none, ``nargs`` is as in
+    `argparse`, ``group`` a heading of the help: of the keys of a ``TypedDict`` how its docstring begins. ``suffix`` is
+    that of a file that is written; ``ours`` says which files of settings may be overwritten, and ``check`` raises where
+    none can be written.
     """
 
     help: str
@@ -43,8 +51,15 @@ class Option:
     default_text: str = ""
     flag: str = ""
     metavar: str = ""
+    word: bool = False
+    nargs: str = ""
+    group: str = ""
+    suffix: str = ""
+    ours: Callable[[Path], bool] | None = None
+    check: Callable[[str, str], None] | None = None
     name: str = ""
     default: Any = None
+    required: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -54,7 +69,7 @@ class Option:
     @property
     def says(self) -> str:
         """The help with the default in brackets."""
-        default = self.default_text or ("" if self.default is None or self.is_switch else self.written)
+        default = self.default_text or ("" if self.is_switch else self.written)
         return f"{self.help} ({default})" if default else self.help
 
     @property
@@ -66,7 +81,7 @@ class Option:
         """
         if self.parse is parse_number and self.most == 1 and isinstance(self.default, float):
             return f"{self.default:.6%}".rstrip("0%").rstrip(".") + "%"
-        return "" if self.default is None else f"{self.default:g}" if self.parse else str(self.default)
+        return "" if self.default in (None, ()) else f"{self.default:g}" if self.parse else str(self.default)
 
     def read(self, value: Any, problems: list[Problem], label: str = "") -> Any:
         """The value of the option from what was given; what is wrong is added to problems, under ``label``."""
@@ -102,9 +117,24 @@ def seconds(help: str, *, most: float = 10**6, **more: Any) -> Option:
     return Option(help=help, parse=parse_seconds, least=0, most=most, **more)
 
 
+def nbytes(help: str, **more: Any) -> Option:
+    """Bytes with their unit."""
+    return Option(help=help, parse=parse_nbytes, least=1, **more)
+
+
 def text(help: str, **more: Any) -> Option:
     """Text as it is."""
     return Option(help=help, **more)
+
+
+def word(help: str, **more: Any) -> Option:
+    """Text that stands on the command line without a flag."""
+    return Option(help=help, word=True, **more)
+
+
+def output(help: str, suffix: str, **more: Any) -> Option:
+    """A file to write, which is never one that the question reads, nor source (`cli.arguments`)."""
+    return Option(help=help, suffix=suffix, **more)
 
 
 def choice(help: str, choices: Iterable[str], **more: Any) -> Option:
@@ -114,19 +144,21 @@ def choice(help: str, choices: Iterable[str], **more: Any) -> Option:
 
 @frozen(kw_only=True)
 class Question:
-    """What a function asks: its options by name, its group and summary, and why an answer is none that works.
+    """What a function asks: its options by name, and why an answer is none that works (``impossible``).
 
-    ``takes`` are the names of all its parameters; of a run and progress the command line brings its own. A question
-    that does not train (``trains``) reads nothing of what is assumed of a recipe.
+    ``takes`` are the names of all its parameters; of a run, overrides and progress the command line brings its own. A
+    question that does not train (``trains``) reads nothing of what is assumed of a recipe. ``plots`` says whether its
+    answers have figures; words of an ``intermixed`` one may follow flags; ``usage`` replaces that of `argparse`.
     """
 
     ask: Callable[..., Any]
-    group: str
-    summary: str
-    impossible: Callable[[Any], Problem | None] | None
     options: Mapping[str, Option]
     takes: tuple[str, ...]
+    impossible: Callable[[Any], Problem | None] | None = None
     trains: bool = True
+    plots: bool = True
+    intermixed: bool = False
+    usage: str = ""
 
     def read(self, given: Mapping[str, Any], label: Callable[[str], str] = str) -> dict[str, Any]:
         """Options that were given, texts read; raises `InvalidInput` with every problem, named by ``label``."""
@@ -141,28 +173,22 @@ class Question:
         return values
 
 
-def question(
-    group: str, summary: str, *, impossible: Callable[[Any], Problem | None] | None = None, trains: bool = True
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a question of a function: its options are read from texts too, and other rooms can list them."""
+def question(**about: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a question of a function: its options are read from texts too, and other rooms can list them.
+
+    ``about`` are fields of `Question`.
+    """
 
     def decorate(ask: Callable[P, R]) -> Callable[P, R]:
         code = ask.__code__
-        about = Question(
-            ask=ask,
-            group=group,
-            summary=summary,
-            impossible=impossible,
-            options=dict(_declared(ask)),
-            takes=code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
-            trains=trains,
-        )
+        takes = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        asked = Question(ask=ask, options=dict(_declared(ask)), takes=takes, **about)
 
         @wraps(ask)
         def answer(*args: P.args, **given: P.kwargs) -> R:
-            return ask(*args, **about.read(given))
+            return ask(*args, **asked.read(given))
 
-        answer.question = about  # type: ignore[attr-defined]
+        answer.question = asked  # type: ignore[attr-defined]
         return answer
 
     return decorate
@@ -180,9 +206,27 @@ def question_of(ask: Callable[..., Any]) -> Question:
 
 
 def _declared(ask: Callable[..., Any]) -> Iterator[tuple[str, Option]]:
-    """The options in a signature; only annotations that begin with ``Annotated`` are evaluated."""
-    defaults = ask.__kwdefaults__ or {}
+    """The options in a signature, in its order."""
+    code, names = ask.__code__, ask.__globals__
+    positional, last = code.co_varnames[: code.co_argcount], ask.__defaults__ or ()
+    defaults = dict(zip(positional[code.co_argcount - len(last) :], last, strict=True)) | (ask.__kwdefaults__ or {})
     for name, annotation in ask.__annotations__.items():
-        if isinstance(annotation, str) and annotation.startswith("Annotated["):
-            option = get_args(eval(annotation, ask.__globals__))[1]
-            yield name, replace(option, name=name, default=defaults.get(name))
+        if annotation.startswith("Unpack["):
+            shared = names[annotation.removeprefix("Unpack[").removesuffix("]")]
+            group = shared.__doc__.partition(":")[0].lower()
+            for key, reference in shared.__annotations__.items():
+                option = _option(reference.__forward_arg__, vars(sys.modules[reference.__forward_module__]))
+                yield key, replace(option, name=key, group=group)  # type: ignore[type-var, misc]
+        elif (option := _option(annotation, names)) is not None:
+            required = name not in defaults
+            yield name, replace(option, name=name, default=defaults.get(name), required=required)
+
+
+def _option(annotation: str, names: dict[str, Any]) -> Option | None:
+    """The option in an annotation; only what begins with ``Annotated``, or is a name for it, is evaluated."""
+    if annotation.startswith("Annotated["):
+        annotated = eval(annotation, names)
+    else:
+        annotated = names.get(annotation)
+    option: Option | None = getattr(annotated, "__metadata__", (None,))[0]
+    return option

@@ -1,27 +1,31 @@
-"""Verbs, declared: `takes` makes one of a function; `option`, `count`, `flag` and others are its arguments."""
+"""The parser of a verb, made from the options of its question; and how a verb ends."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from trainledger.cli.outputs import Output, check_outputs
-from trainledger.forecast.plan.quantity import LARGEST, read
+from trainledger.answers.question import Option, Question, word
 from trainledger.report.show import check_plot
 from trainledger.spec.frozen import frozen
+from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import parse_count
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trainledger.report.document import Answer, Document
 
 DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot run,
 3 diverged, 4 disk full, 130 interrupted, 141 no reader, 143 SIGTERM."""
+SOURCES = (".py", ".pyi", ".ipynb", ".toml", ".lock")
+_LARGEST_NBYTES = 2**20  # of a run file whose own files are looked for
+_MOST_TRIED = 1000
 _NEGATIVE = r"(?i)-(\.?\d.*|inf|infinity|nan)$"
 
 
@@ -46,8 +50,6 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
         """The arguments; raises InvalidInput for what is wrong in them, and for files that must not be written."""
         found = self.parse_intermixed_args(words) if intermixed else self.parse_args(words)
-        if problems := vars(found).pop("problems", None):
-            raise InvalidInput(problems)
         check_outputs(vars(found), vars(found).pop("outputs", []))
         return found
 
@@ -56,180 +58,194 @@ class Parser(argparse.ArgumentParser):
 
 
 @frozen
-class Argument:
-    """One argument as `argparse` takes it."""
-
-    flags: tuple[str, ...]
-    options: Mapping[str, Any]
-
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
-        action = parser.add_argument(*self.flags, **self.options)
-        if action.nargs == argparse.REMAINDER:  # which may be nothing, though argparse asks for it
-            action.required = False
-
-
-@frozen
-class Group:
-    """Arguments under a title in the help; of those that exclude each other there is none."""
-
-    title: str
-    arguments: tuple[Argument, ...]
-
-    def given(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Those that are given, by name."""
-        names = [each.flags[-1].lstrip("-").replace("-", "_") for each in self.arguments]
-        return {name: getattr(args, name) for name in names if getattr(args, name, False) is not False}
-
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
-        into = parser.add_argument_group(self.title) if self.title else parser.add_mutually_exclusive_group()
-        for each in self.arguments:
-            each.add_to(into)
-
-
-@frozen
 class Outcome:
-    """A document and an exit code; ``problem`` and ``remarks`` go to standard error after the document."""
+    """A document, where there is one, and an exit code; ``problem`` and ``remarks`` go to standard error after it."""
 
-    document: Answer | Document
+    document: Answer | Document | None
     code: int = DONE
     problem: Problem | None = None
     remarks: tuple[str, ...] = ()
     width: int = 80
 
 
-@frozen
-class Verb:
-    """A function of arguments that answers; its docstring is the help. ``intermixed``: words may follow flags."""
-
-    ask: Callable[[argparse.Namespace], Answer | Document | Outcome]
-    arguments: tuple[Argument | Group, ...]
-    intermixed: bool = False
-    usage: str = ""
-
-    def parser(self, name: str) -> Parser:
-        """The parser of its arguments and of ``--json``."""
-        prog = f"trainledger {name}"
-        usage = f"{prog} {self.usage}" if self.usage else None
-        parser = Parser(prog=prog, description=self.ask.__doc__, usage=usage, epilog=EXIT_CODES)
-        for each in (*self.arguments, FULL, JSON):
-            each.add_to(parser)
-        return parser
+def flag_of(option: Option) -> str:
+    """The name of an option on the command line, as errors have it."""
+    named = f"--{option.name.replace('_', '-')}"
+    return option.name if option.word else option.flag.split()[-1] if option.flag else named
 
 
-def takes(
-    *arguments: Argument | Group, intermixed: bool = False, usage: str = ""
-) -> Callable[[Callable[[argparse.Namespace], Answer | Document | Outcome]], Verb]:
-    """Make a verb of a function: what `argparse` reads goes in, a document comes out."""
-    return lambda ask: Verb(ask, arguments, intermixed, usage)
+def add(option: Option, to: argparse._ActionsContainer) -> None:
+    """Add an option to a parser: texts are read by the question, so that all that is wrong is said at once."""
+    about: dict[str, Any] = {"help": option.says.replace("%", "%%")}
+    if option.choices:
+        about["help"] += f": {', '.join(option.choices)}" + ("; may be repeated" if option.several else "")
+    if option.is_switch:
+        about["action"] = "store_false" if option.default else "store_true"
+    else:
+        metavar = "FILE" if option.suffix else "N" if option.parse is parse_count else option.name.rpartition("_")[2]
+        about["metavar"] = option.metavar or metavar.upper()
+        if option.suffix:
+            about |= {"action": Output, "suffix": option.suffix, "ours": option.ours}
+            about |= {} if option.check is None else {"check": option.check}
+    nargs = option.nargs or ("*" if option.several else "" if option.required else "?") if option.word else option.nargs
+    if option.word and isinstance(option.default, str):
+        about["default"] = option.default
+    if nargs:
+        about["nargs"] = nargs
+    elif option.several:
+        about["action"] = "append"
+    if option.word:
+        action = to.add_argument(option.name, **about)
+        action.required = action.required and nargs != argparse.REMAINDER  # which may be nothing, though it asks for it
+    else:
+        flags = option.flag.split() or [flag_of(option)]
+        to.add_argument(*flags, dest=option.name, required=option.required, **about)
 
 
-def option(spec: str, help: str, **options: Any) -> Argument:
-    """An argument as ``"--name METAVAR"``, ``"-n --name METAVAR"`` or, without a flag, ``"name METAVAR"``."""
-    words = spec.split()
-    flags = [each for each in words if each.startswith("-")] or words[:1]
-    if len(words) > len(flags):
-        options["metavar"] = words[-1]
-    return Argument(tuple(flags), {"help": help, **options})
-
-
-def options(args: argparse.Namespace) -> dict[str, Any]:
-    """What is given to a verb by name, but for its run, its overrides and the forms of its output."""
-    return {name: value for name, value in vars(args).items() if name not in ("run", "set", "full", "json", "plot")}
-
-
-def flag(spec: str, help: str, **options: Any) -> Argument:
-    """A yes or no, which is off unless it is given."""
-    return option(spec, help, action="store_true", default=False, **options)
-
-
-def group(title: str, *arguments: Argument) -> Group:
-    """Arguments under a title, or without one such that exclude each other."""
-    return Group(title, arguments)
-
-
-class Quantity(argparse.Action):
-    """An argument that ``parse`` reads from text, not below ``least`` and not above ``most`` (None: any).
-
-    All that are wrong are reported together, when the arguments have been parsed.
-    """
-
-    def __init__(
-        self,
-        option_strings: Sequence[str],
-        dest: str,
-        *,
-        parse: Callable[[str], float],
-        least: float,
-        most: float | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(option_strings, dest, **options)
-        self.parse, self.least, self.most = parse, least, most
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        problems: list[Problem] = getattr(namespace, "problems", [])
-        most = LARGEST if self.most is None else self.most
-        value = read(flag or self.dest, values, self.parse, problems, least=self.least, most=most)
-        setattr(namespace, self.dest, value)
-        namespace.problems = problems
-
-
-def quantity(
-    spec: str, help: str, parse: Callable[[str], float], least: float, most: float | None = None, **options: Any
-) -> Argument:
-    """A number with its unit, within bounds."""
-    return option(spec, help, action=Quantity, parse=parse, least=least, most=most, **options)
-
-
-def count(spec: str, help: str, *, least: int = 1, most: int | None = None, **options: Any) -> Argument:
-    """A whole number, which is read as a run file's are: ``1000``, ``1,000``, ``1e3`` or ``1k``."""
-    return quantity(spec, help, parse_count, least, most, **options)
-
-
-def output(spec: str, help: str, suffix: str, ours: Callable[[Path], bool] | None = None, **options: Any) -> Argument:
-    """A file that the verb writes, which is never one that it reads, nor source (`cli.outputs`).
-
-    ``suffix`` is that of what is written; ``ours`` says which files of settings may be written anew.
-    """
-    return option(spec, help, **{"action": Output, "suffix": suffix, "ours": ours, "default": None, **options})
-
-
-class _Override(argparse.Action):
-    """A flag that is short for ``--set FIELD=``: its value joins ``args.set``."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
-        super().__init__(option_strings, "set", const=const, **options)
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, flag: str | None = None) -> None:
-        if not values:
-            raise InvalidInput([Problem(flag or "", values, "must not be empty")])
-        namespace.set = [*namespace.set, f"{self.const}={values}"]
-
-
-def run_file(help: str) -> Argument:
-    """The run that a verb is about, ``args.run``."""
-    return option("run RUN", help, nargs="?", default="run.toml")
-
-
-def settings(flag: str = "--set", whose: str = "") -> Argument:
-    """Changes of fields, by ``args.set``."""
-    help = f"change one field{whose}, such as recipe.micro_batch=2; may be repeated; an empty value removes the field"
-    return option(f"{flag} SECTION.FIELD=VALUE", help, action="append", default=[])
-
-
-def _short_for(field: str, help: str) -> Argument:
-    name = field.partition(".")[2]
-    return option(f"--{name} {name.upper()}", f"{help}; short for --set {field}=", action=_Override, const=field)
-
-
-SET = settings()
+RunFile = Annotated[str, word("the run file", metavar="RUN")]
 RUN_OR_MODEL = (
     "a run file (run.toml), a model of the catalog, a Hugging Face config.json, or what has Megatron-LM's arguments: a "
     "script, a YAML map, a log, or the launch line itself in quotes"
 )
-RUN_FILE = (run_file("the run file (run.toml)"), SET)
-CLUSTER = (_short_for("cluster.device", "a device of the catalog"), _short_for("cluster.count", "how many devices"))
-RUN = (run_file(RUN_OR_MODEL), SET, *CLUSTER)
-PLOT = output("--plot FILE", "write the figures to out.html, .png or .svg", suffix=".html", check=check_plot)
-FULL = flag("--full", "print the details too")
-JSON = flag("--json", "print the result as JSON")
+
+
+class _Override(argparse.Action):
+    """A flag that is short for ``--set FIELD=``: its value joins ``args.overrides``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
+        super().__init__(option_strings, "overrides", const=const, **options)
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, flag: str | None = None) -> None:
+        if not values:
+            raise InvalidInput([Problem(flag or "", values, "must not be empty")])
+        namespace.overrides = [*namespace.overrides, f"{self.const}={values}"]
+
+
+def add_overrides(to: argparse._ActionsContainer, *, cluster: bool) -> None:
+    """Add ``--set``, by ``args.overrides``, and what is short for fields of the cluster."""
+    help = "change one field, such as recipe.micro_batch=2; may be repeated; an empty value removes the field"
+    to.add_argument("--set", metavar="SECTION.FIELD=VALUE", dest="overrides", help=help, action="append", default=[])
+    for name, help in (("device", "a device of the catalog"), ("count", "how many devices")) if cluster else ():
+        says = f"{help}; short for --set cluster.{name}="
+        to.add_argument(f"--{name}", metavar=name.upper(), help=says, action=_Override, const=f"cluster.{name}")
+
+
+def parser_of(name: str, question: Question) -> Parser:
+    """The parser of a verb: the run that it is about, its options, and what every verb has."""
+    prog = f"trainledger {name}"
+    asks = (question.ask.__doc__ or "").partition("\n\n    Raises")[0].partition("\n\n    ``")[0]
+    usage = f"{prog} {question.usage}" if question.usage else None
+    parser = Parser(prog=prog, description=asks, usage=usage, epilog=EXIT_CODES)
+    options = question.options
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for parameter in dict.fromkeys((*question.takes, *options)):  # words are read in the order of the parameters
+        if parameter in options:
+            group = options[parameter].group
+            if group not in groups:
+                groups[group] = parser.add_argument_group(group)
+            add(options[parameter], groups[group])
+        elif parameter == "run":
+            parser.add_argument("run", metavar="RUN", help=RUN_OR_MODEL, nargs="?", default="run.toml")
+    if "overrides" in question.takes:
+        add_overrides(parser, cluster=not {"run", "device"} & options.keys())
+    if question.plots:
+        help = "write the figures to out.html, .png or .svg"
+        parser.add_argument("--plot", help=help, action=Output, suffix=".html", check=check_plot)
+    parser.add_argument("--full", help="print the details too", action="store_true", default=False)
+    parser.add_argument("--json", help="print the result as JSON", action="store_true", default=False)
+    return parser
+
+
+class Output(argparse.Action):
+    """An argument that names a file to write.
+
+    The path is kept for `check_outputs`. ``suffix`` is that of what is written; ``ours`` says which
+    files of source or settings may be written anew, and ``check`` raises where none can be written.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, suffix: str, ours: Callable[[Path], bool] | None = None,
+        check: Callable[[str, str], None] = check_target, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(option_strings, dest, **options)
+        self.suffix, self.ours, self.check = suffix, ours, check
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.outputs = [*getattr(namespace, "outputs", []), (flag or self.dest, self)]
+
+
+def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> None:
+    """Raise InvalidInput where a file to be written is one that the command reads, is source, or is named twice."""
+    asked: dict[str, tuple[str, Output]] = {action.dest: (flag, action) for flag, action in outputs}
+    values = {name: value for name, value in args.items() if name not in asked}
+    problems, taken = [], set[str]()
+    for name, (flag, action) in asked.items():
+        file = args[name]
+        if not file:
+            continue
+        path, where = Path(file), os.path.realpath(file)
+        if where in taken:
+            rule: str | None = "is the name of two output files"
+        else:
+            rule = _why_not(path, action, values) if path.is_file() else None
+        taken.add(where)
+        if rule is not None:
+            problems.append(Problem(flag, file, rule, _free(path, action, taken)))
+    if problems:
+        raise InvalidInput(problems)
+    for name, (flag, action) in asked.items():
+        action.check(args[name], flag)
+
+
+def _why_not(path: Path, action: Output, values: dict[str, Any]) -> str | None:
+    """What is lost where an existing file is written anew; None where nothing is."""
+    for each in _named(values):
+        if each.is_file() and each.samefile(path):
+            return "is a file that this command reads, and would be overwritten"
+        if each.is_dir() and each.resolve() in path.resolve().parents and path.suffix != Path(action.suffix).suffix:
+            return f"is a file of {os.fspath(each)}, which this command reads, and would be overwritten"
+    for each in (each for given in _named(values) for each in _named_in(given)):
+        if each.is_file() and each.samefile(path):
+            return "is a file that the run file names, and would be overwritten"
+    if path.suffix in SOURCES and not (action.ours is not None and action.ours(path)):
+        return "exists already, and source and settings are not overwritten"
+    return None
+
+
+def _named(values: object) -> Iterator[Path]:
+    """The paths that values may be: each text, what follows its ``=`` and, of ``package.module:name``, its file."""
+    if isinstance(values, Path):
+        yield values
+    elif isinstance(values, str):
+        for each in {values, values.partition("=")[2]} - {""}:
+            if "\0" not in each and len(each) < 4096:
+                yield Path(each)
+    elif isinstance(values, dict):
+        for each in values.values():
+            yield from _named(each)
+    elif isinstance(values, list | tuple):
+        for each in values:
+            yield from _named(each)
+
+
+def _named_in(run_file: Path) -> Iterator[Path]:
+    """The paths that a run file may name, from where it lies and from the working directory."""
+    try:
+        if run_file.suffix != ".toml" or run_file.stat().st_size > _LARGEST_NBYTES:
+            return
+        table = tomllib.loads(run_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # whoever reads it says what is wrong
+    for each in _named(table):
+        yield from (each, run_file.parent / each)
+
+
+def _free(path: Path, action: Output, taken: set[str]) -> str | None:
+    """The nearest name, with the suffix of what is written, that no file has."""
+    stem = path.name.removesuffix(action.suffix) if path.name.endswith(action.suffix) else path.stem
+    for number in range(1, _MOST_TRIED):
+        name = path.with_name(f"{stem}{f'-{number}' if number > 1 else ''}{action.suffix}")
+        if not os.path.lexists(name) and os.path.realpath(name) not in taken:
+            return os.fspath(name)
+    return None

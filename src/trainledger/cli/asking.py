@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainledger.answers.defaults import assumptions
-from trainledger.answers.load import load_file, resolve
-from trainledger.answers.question import Option, Question
-from trainledger.cli.arguments import DONE, INTERRUPTED, PLOT, RUN, WRONG_INPUT, Argument, Group, Outcome, Verb, options
+from trainledger.answers.question import Question
+from trainledger.cli.arguments import DONE, INTERRUPTED, WRONG_INPUT, Outcome, flag_of
 from trainledger.report.document import Code, Document, Section
 from trainledger.report.table import wrapped
 from trainledger.spec.problem import printable
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
-
-
-def asked(question: Callable[..., Any], args: argparse.Namespace, **more: Any) -> Any:
-    """The answer to a question of a run, its arguments by their names; what it assumes goes to standard error."""
-    answer = question(args.run, args.set, progress=while_searching(), **options(args), **more)
-    say_assumed(answer.run)
-    return answer
-
-
-def run_asked(args: argparse.Namespace) -> Run:
-    """The run of a file or of a model that is named alone; what is assumed of it goes to standard error."""
-    run = resolve(args.run, args.set, progress=while_searching())
-    say_assumed(run)
-    return run
-
-
-def run_of_file(args: argparse.Namespace) -> Run:
-    """The run of a run file."""
-    return load_file(args.run, args.set, progress=while_searching())
 
 
 def say_assumed(run: Run) -> None:
@@ -79,50 +59,24 @@ def lines(text: str, data: Mapping[str, Any]) -> Document:
     return Document("", (Section("", (Code(text),)),) if text else (), data=lambda: data)
 
 
-def verb_of_question(question: Question) -> Verb:
-    """The verb of a question; where its answer does not work, the exit code is 2 and standard error says why."""
-
-    def ask(args: argparse.Namespace) -> Outcome:
-        given = {name: getattr(args, name) for name in question.options if hasattr(args, name)}
-        read = question.read(given, lambda name: flag_of(question.options[name]))
-        if "progress" in question.takes:
-            read["progress"] = while_searching()
-        if "overrides" not in question.takes:
-            return Outcome(question.ask(**read))
-        answer = question.ask(args.run, args.set, **read)
-        interrupted = getattr(answer, "interrupted", False)
-        if interrupted and not answer.ranked:
-            raise KeyboardInterrupt
-        if question.trains:
-            say_assumed(answer.run)
-        problem = None if question.impossible is None else question.impossible(answer)
-        code = INTERRUPTED if interrupted else DONE
-        return Outcome(answer, code if problem is None else WRONG_INPUT, problem)
-
-    ask.__doc__ = (question.ask.__doc__ or "").partition("\n\n    Raises")[0].partition("\n\n    ``")[0]
-    return Verb(ask, tuple(_arguments(question)))
-
-
-def _arguments(question: Question) -> Iterator[Argument | Group]:
-    if "overrides" in question.takes:
-        yield from RUN
-    for option in question.options.values():
-        yield Argument((flag_of(option),), _as_argparse(option))
-    yield PLOT
-
-
-def flag_of(option: Option) -> str:
-    """The name of an option on the command line."""
-    return option.flag or f"--{option.name.replace('_', '-')}"
-
-
-def _as_argparse(option: Option) -> dict[str, object]:
-    """What `argparse` hears of an option: texts are read by the question, so that all that is wrong is said at once."""
-    help = option.says.replace("%", "%%")
-    if option.is_switch:
-        return {"help": help, "action": "store_false" if option.default else "store_true", "dest": option.name}
-    if option.choices:
-        help += f": {', '.join(option.choices)}" + ("; may be repeated" if option.several else "")
-    metavar = option.metavar or (option.name.rpartition("_")[2]).upper()
-    action = "append" if option.several else "store"
-    return {"help": help, "metavar": metavar, "action": action, "dest": option.name}
+def ask(question: Question, args: argparse.Namespace) -> Outcome:
+    """The answer to a verb; where it does not work, the exit code is 2 and standard error says why."""
+    names = (*question.options, "run", "overrides")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    given = question.read(given, lambda name: flag_of(question.options[name]))
+    if "progress" in question.takes:
+        given["progress"] = while_searching()
+    if "as_json" in question.takes:
+        given["as_json"] = args.json
+    answer = question.ask(**given)
+    if isinstance(answer, Outcome):
+        return answer
+    interrupted = getattr(answer, "interrupted", False)
+    if interrupted and not answer.ranked:
+        raise KeyboardInterrupt
+    if question.trains:
+        for run in dict.fromkeys(run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None):
+            say_assumed(run)
+    problem = None if question.impossible is None else question.impossible(answer)
+    code = INTERRUPTED if interrupted else DONE
+    return Outcome(answer, code if problem is None else WRONG_INPUT, problem)

@@ -7,36 +7,22 @@ import os
 import shutil
 import sys
 import warnings
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Unpack
 
 from trainledger import catalog
+from trainledger.answers.budgets.target import OfStep
+from trainledger.answers.load import resolve
 from trainledger.answers.pages import agreement, traced
 from trainledger.answers.pages import annotate as annotated
 from trainledger.answers.pages.memory_viz import write_memory_viz
 from trainledger.answers.pages.traced import LONGEST, SPLITS
-from trainledger.cli.arguments import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    JSON,
-    PLOT,
-    RUN_OR_MODEL,
-    SET,
-    Outcome,
-    count,
-    flag,
-    group,
-    option,
-    output,
-    run_file,
-    takes,
-)
-from trainledger.cli.asking import run_asked, say
+from trainledger.answers.question import choice, count, output, question, question_of, text, word
+from trainledger.cli.arguments import DONE, FAILED, INTERRUPTED, RUN_OR_MODEL, Outcome, flag_of
+from trainledger.cli.asking import say, say_assumed, while_searching
 from trainledger.forecast.predict.step import on_device
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.step import account
@@ -44,63 +30,52 @@ from trainledger.report.html import parts, whole_page
 from trainledger.spec.device import KERNELS, kernels_of_capability
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 
 TERMINATED = 143  # 128 and the number of SIGTERM, as a shell has it
 _NARROWEST = 60  # characters of an annotated line
 
-_ASSUME = option(
-    "--assume NAME=AMOUNT",
-    "how many elements nonzero, torch.where and x[mask] find: a share or a count, such as nonzero=1/8, or for one line "
-    "nonzero@model.py:14=1/8; may be repeated (all of them)",
-    action="append",
-)
-_OF_CODE = group(
-    "your own code",
-    option("--hf CONFIG", "a Hugging Face config.json: its class, without weights"),
-    option(
-        "--input SHAPE",
-        "an input of the model, such as int64[8,2048] or labels=int64[8,2048]; may be repeated",
-        action="append",
+Assume = Annotated[
+    Sequence[str],
+    text(
+        "how many elements nonzero, torch.where and x[mask] find: a share or a count, such as nonzero=1/8, or for one "
+        "line nonzero@model.py:14=1/8; may be repeated (all of them)",
+        several=True,
+        metavar="NAME=AMOUNT",
     ),
-    option(
-        "--loss LOSS",
-        "a part of what the model returns (.loss, .1), package.module:function of it, mean, sum, or a loss of "
-        "torch.nn.functional (the output itself or its .loss)",
-    ),
-    option("--label SHAPE", "what the loss compares the output with, such as int64[8,2048]"),
-    option("--step", "forward, backward, or an optimizer such as adamw-fused (adamw)"),
-    option("--autocast DTYPE", "run forward under autocast, such as bf16"),
-    option("--dtype", "the format of what is built without one (fp32, or the configuration's)"),
-    option("--kernels", "whose: cpu, cuda, sm90, sm100 (cpu; the --device's)"),
-    option("--device NAME", "also the time of a step on a device of the catalog, and whether it fits there"),
-    count("--grad-accum N", "micro-batches in a step (1)"),
-    option(
-        "--checkpointing PATHS", "recompute modules in backward, such as layers.*; may be repeated", action="append"
-    ),
-    count("--world-size N", "RUN is a program for torchrun: the step of one rank of N, with its collectives"),
-    option("--args ARGS", 'arguments of a script, in one text, such as --args "--batch_size 8"'),
-    count("--rank R", "which rank of the world (0)", least=0),
-    flag("--first-step", "the step that creates the optimizer's state"),
-    _ASSUME,
-)
-_OUTPUT = group(
-    "output",
-    option(
-        "--blocks",
-        "trace all equal blocks, or few and multiply (auto: few where there are 8 and no --tensors)",
-        choices=("auto", "once", "all"),
-        default="auto",
-    ),
-    option("--by", "split the FLOPs and bytes; by category: the most bytes of each", choices=SPLITS, default=""),
-    count("--top N", f"rows of a split ({LONGEST})", default=LONGEST),
-    flag("--tensors", "the tensors that make up the peak"),
-    output("--memory-viz FILE", "a snapshot for PyTorch's memory viewer (out.pickle)", suffix=".pickle"),
-    output("-o --output FILE", "write the traced ledger to a file", suffix=".json.gz"),
-)
+]
 
 
-@takes(run_file(f"{RUN_OR_MODEL}, or package.module:build"), SET, _OF_CODE, _OUTPUT, PLOT)
-def trace(args: Namespace) -> Outcome:
+class OfCode(OfStep, total=False):
+    """Your own code: of a module, of a configuration's class, or of a script that is a rank."""
+
+    hf: Annotated[str, text("a Hugging Face config.json: its class, without weights", metavar="CONFIG")]
+    device: Annotated[
+        str, text("also the time of a step on a device of the catalog, and whether it fits there", metavar="NAME")
+    ]
+    args: Annotated[str, text('arguments of a script, in one text, such as --args "--batch_size 8"')]
+    assume: Assume
+
+
+@question()
+def trace(
+    run: Annotated[str, word(f"{RUN_OR_MODEL}, or package.module:build", metavar="RUN")] = "run.toml",
+    overrides: Overrides = (),
+    *,
+    blocks: Annotated[
+        str,
+        choice(
+            "trace all equal blocks, or few and multiply (auto: few where there are 8 and no --tensors)",
+            ("auto", "once", "all"),
+        ),
+    ] = "auto",
+    by: Annotated[str, choice("split the FLOPs and bytes; by category: the most bytes of each", SPLITS)] = "",
+    top: Annotated[int, count("rows of a split")] = LONGEST,
+    tensors: Annotated[bool, text("the tensors that make up the peak")] = False,
+    memory_viz: Annotated[str | None, output("a snapshot for PyTorch's memory viewer (out.pickle)", ".pickle")] = None,
+    output: Annotated[str | None, output("write the traced ledger to a file", ".json.gz", flag="-o --output")] = None,
+    **code: Unpack[OfCode],
+) -> Outcome:
     """Account for one training step by running its code on fake tensors: nothing is computed, every size fits here.
 
     RUN is a run file or a model of the catalog, whose trace is compared with the closed form; or your own code, as
@@ -111,24 +86,28 @@ def trace(args: Namespace) -> Outcome:
     Exit code 1 where closed form and trace differ in parameters, matmul or attention FLOPs, or kept bytes, and where
     your code could not be followed to its end.
     """
-    if args.blocks == "auto" and (args.tensors or args.memory_viz):
-        args.blocks = "all"  # what is multiplied has no tensors one by one
-    given = _OF_CODE.given(args)
-    is_script = "hf" not in args and args.run.endswith(".py") and Path(args.run).is_file()
-    if is_script and "world_size" not in args:
-        module = Path(args.run).with_suffix("").as_posix().replace("/", ".")
+    if blocks == "auto" and (tensors or memory_viz):
+        blocks = "all"  # what is multiplied has no tensors one by one
+    is_script = "hf" not in code and run.endswith(".py") and Path(run).is_file()
+    if is_script and "world_size" not in code:
+        module = Path(run).with_suffix("").as_posix().replace("/", ".")
         rule = "is a file of code, of which a function or class is traced by its name, or with --world-size a rank"
-        raise InvalidInput([Problem("RUN", args.run, rule, f"{module}:build, or trainledger annotate {args.run}")])
-    if "hf" not in args and not is_script and (":" not in args.run or Path(args.run).exists()):
-        return _trace_run(args, given)
+        raise InvalidInput([Problem("RUN", run, rule, f"{module}:build, or trainledger annotate {run}")])
+    shown: dict[str, Any] = {"by": by, "top": top, "tensors": tensors}
+    files = memory_viz, output
+    if "hf" not in code and not is_script and (":" not in run or Path(run).exists()):
+        return _trace_run(run, overrides, blocks, code, files, shown)
+    if overrides:
+        rule = "changes a field of a run file, which code does not have"
+        raise InvalidInput([Problem("--set", next(iter(overrides)), rule, "--input, --dtype, --step or --loss")])
     with warnings.catch_warnings(record=True) as caught:
         try:
-            made = _trace_code(args, given)
+            outcome = _trace_code(run, blocks, code, files, shown)
         except BaseException:
-            for each in _heard(caught):
-                say(each, wrap=True)
+            for warning in _heard(caught):
+                say(warning, wrap=True)
             raise
-    return replace(made, remarks=_heard(caught))
+    return replace(outcome, remarks=_heard(caught))
 
 
 def _heard(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
@@ -141,15 +120,13 @@ def _heard(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
     return ("", *dict.fromkeys(texts)) if caught else ()
 
 
-def _trace_code(args: Namespace, given: dict[str, Any]) -> Outcome:
+def _trace_code(
+    run: str, blocks: str, code: OfCode, files: tuple[str | None, str | None], shown: dict[str, Any]
+) -> Outcome:
     problems = []
-    if args.set:
-        rule = "changes a field of a run file, which code does not have"
-        problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
-    if given.get("rank") and "world_size" not in given:
-        problems.append(
-            Problem("--rank", given["rank"], "is a rank of a world whose size is missing", "--world-size 8")
-        )
+    if code.get("rank") and "world_size" not in code:
+        problems.append(Problem("--rank", code["rank"], "is a rank of a world whose size is missing", "--world-size 8"))
+    given: dict[str, Any] = dict(code)
     name, kernels = given.pop("device", None), given.get("kernels")
     if kernels not in (None, *KERNELS):
         rule = f"must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}"
@@ -166,62 +143,73 @@ def _trace_code(args: Namespace, given: dict[str, Any]) -> Outcome:
     from trainledger.trace.command import trace_named
 
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
-        ledger, title = trace_named(args.run, blocks=args.blocks, **given)
-    _write(args, ledger)
+        ledger, title = trace_named(run, blocks=blocks, **given)
+    _write(ledger, *files)
     timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
-    made = traced.page(ledger, title, by=args.by, top=args.top, tensors=args.tensors, on_device=timed)
-    return Outcome(made, FAILED if ledger.partial else DONE)
+    return Outcome(traced.page(ledger, title, on_device=timed, **shown), FAILED if ledger.partial else DONE)
 
 
-def _trace_run(args: Namespace, given: dict[str, Any]) -> Outcome:
+def _trace_run(
+    named: str,
+    overrides: Overrides,
+    blocks: str,
+    code: OfCode,
+    files: tuple[str | None, str | None],
+    shown: dict[str, Any],
+) -> Outcome:
     from trainledger.observe.measure.step import rehearse
 
-    if given:
-        name = next(iter(given))
+    for name, value in code.items():
         rule = "is for your own code (package.module:build) or --hf; a run file says it itself"
-        raise InvalidInput([Problem("--" + name.replace("_", "-"), given[name], rule)])
-    run = run_asked(args)
+        raise InvalidInput([Problem("--" + name.replace("_", "-"), value, rule)])
+    run = resolve(named, overrides, progress=while_searching())
+    say_assumed(run)
     if not run.layout.alone:
         rule = "the modules are traced on one device; of a layout the ranks are accounted for by plan and explain"
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
-    if args.by == "line":
+    if shown["by"] == "line":
         raise InvalidInput([Problem("--by", "line", "is of your own code; the closed form has no lines", "path")])
     # Traced operation by operation, blocks and loss run eagerly: so does the closed form that it is compared with.
     eager = replace(run, recipe=run.recipe.uncompiled)
-    predicted, found = account(eager), rehearse(eager, blocks=args.blocks)
-    _write(args, found)
-    made = agreement.page(run, predicted, found, by=args.by, top=args.top, tensors=args.tensors)
-    return Outcome(made, DONE if agreement.agree(agreement.compare(predicted, found)) else FAILED)
+    predicted, ledger = account(eager), rehearse(eager, blocks=blocks)
+    _write(ledger, *files)
+    agree = agreement.agree(agreement.compare(predicted, ledger))
+    return Outcome(agreement.page(run, predicted, ledger, **shown), DONE if agree else FAILED)
 
 
-def _write(args: Namespace, ledger: Ledger) -> None:
+def _write(ledger: Ledger, memory_viz: str | None, output: str | None) -> None:
     """Write the files that were asked for."""
-    if args.output:
-        write_ledger(ledger, args.output)
-    if args.memory_viz:
-        write_memory_viz(ledger, args.memory_viz)
+    if output:
+        write_ledger(ledger, output)
+    if memory_viz:
+        write_memory_viz(ledger, memory_viz)
 
 
-@takes(
-    option("script SCRIPT", "the file to run, such as train.py"),
-    option("args ARGS", "arguments of the script", nargs=argparse.REMAINDER),
-    flag("--fake", "on fake tensors: of any size, nothing is computed"),
-    option("--device cuda", "let a script for one GPU run without any: its tensors pass for the GPU's"),
-    count("--steps N", "stop after N optimizer steps"),
-    option(
-        "--files GLOB",
-        "whose lines are shown, in addition to the script's; may be repeated (else all modules in its directory)",
-        action="append",
-    ),
-    _ASSUME,
-    flag("--shapes", "also the shapes and strides that each line makes"),
-    flag("--per-run", "divide by how often each line ran"),
-    flag("--busy", "only lines that do something to tensors"),
-    count("--width N", "characters to a line (the terminal's, or 80)", least=_NARROWEST, default=0),
-    output("--html FILE", "also write the annotation as a page", suffix=".html"),
-    usage="[options] SCRIPT [ARGS ...]",
-)
-def annotate(args: Namespace) -> Outcome:
+@question(plots=False, usage="[options] SCRIPT [ARGS ...]")
+def annotate(
+    script: Annotated[str, word("the file to run, such as train.py")],
+    args: Annotated[Sequence[str], word("arguments of the script", nargs=argparse.REMAINDER, metavar="ARGS")] = (),
+    *,
+    fake: Annotated[bool, text("on fake tensors: of any size, nothing is computed")] = False,
+    device: Annotated[
+        str | None, text("let a script for one GPU run without any: its tensors pass for the GPU's", metavar="cuda")
+    ] = None,
+    steps: Annotated[int | None, count("stop after N optimizer steps")] = None,
+    files: Annotated[
+        Sequence[str],
+        text(
+            "whose lines are shown, in addition to the script's; may be repeated (else all modules in its directory)",
+            several=True,
+            metavar="GLOB",
+        ),
+    ] = (),
+    assume: Assume = (),
+    shapes: Annotated[bool, text("also the shapes and strides that each line makes")] = False,
+    per_run: Annotated[bool, text("divide by how often each line ran")] = False,
+    busy: Annotated[bool, text("only lines that do something to tensors")] = False,
+    width: Annotated[int | None, count("characters to a line (the terminal's, or 80)", least=_NARROWEST)] = None,
+    html: Annotated[str | None, output("also write the annotation as a page", ".html")] = None,
+) -> Outcome:
     """Run a script under the tracer and print what each of its lines costs.
 
     SCRIPT is run as Python would run it, with the ARGS after its name. What it prints goes to standard error, the
@@ -231,28 +219,26 @@ def annotate(args: Namespace) -> Outcome:
     from trainledger.trace.annotate.annotate import annotate as run_annotated
     from trainledger.trace.script import compiled
 
-    compiled(args.script)  # what is wrong with its name or its text is said before anything else happens
-    given = {
-        name: vars(args)[name] for name in ("fake", "device", "files", "steps", "shapes", "assume") if name in args
-    }
+    compiled(script)  # what is wrong with its name or its text is said before anything else happens
     with _output_aside():
-        found = run_annotated(args.script, args.args, **given)
-    found = replace(found, notes=(*found.notes, *_misplaced(args.args, found.outcome)))
+        found = run_annotated(
+            script, args, fake=fake, device=device, files=files, steps=steps, shapes=shapes, assume=assume
+        )
+    found = replace(found, notes=(*found.notes, *_misplaced(args, found.outcome)))
     remarks: tuple[str, ...] = ()
-    if args.html is not None:
+    if html is not None:
         whole = found.document()
-        replace_file(args.html, whole_page(whole.title, parts(whole), {}).encode())
-        remarks = (f"wrote {args.html}",)
+        replace_file(html, whole_page(whole.title, parts(whole), {}).encode())
+        remarks = (f"wrote {html}",)
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = args.width or max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
+    width = width or max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
     code = {"failed": FAILED, "interrupted": INTERRUPTED, "terminated": TERMINATED}.get(found.outcome, DONE)
-    made = annotated.page(found, busy=args.busy, per_run=args.per_run)
-    return Outcome(made, code, remarks=remarks, width=width)
+    return Outcome(annotated.page(found, busy=busy, per_run=per_run), code, remarks=remarks, width=width)
 
 
 def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
     """What to try where a script failed that got options of trainledger's after its name."""
-    ours = {name for argument in (*annotate.arguments, JSON) for name in getattr(argument, "flags", ())}
+    ours = {"--json", *map(flag_of, question_of(annotate).options.values())}
     found = list(dict.fromkeys(each.partition("=")[0] for each in given if each.partition("=")[0] in ours))
     if outcome == "failed" and found:
         them = "it" if len(found) == 1 else "them"

@@ -12,12 +12,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from keyword import iskeyword
 
 from trainledger import __version__
 from trainledger.answers.pages.plain_data import error_json
 from trainledger.answers.question import Question, question_of
-from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED, NO_READER, WRONG_INPUT, Outcome, Verb
-from trainledger.cli.asking import flag_of, lines, say, verb_of_question, while_waiting
+from trainledger.cli.arguments import (
+    DISK_FULL,
+    EXIT_CODES,
+    FAILED,
+    INTERRUPTED,
+    NO_READER,
+    WRONG_INPUT,
+    Outcome,
+    flag_of,
+    parser_of,
+)
+from trainledger.cli.asking import ask, lines, say, while_waiting
 from trainledger.engine.remarks import Unheard, unheard
 from trainledger.report.document import Answer
 from trainledger.report.show import show
@@ -25,46 +36,46 @@ from trainledger.report.table import wrapped
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
-# A verb: the module of its question, or its group, its summary, and the module of its function in `cli`.
-COMMANDS: dict[str, str | tuple[str, str, str]] = {
-    "init": ("Plan", "write a commented run file", "train"),
-    "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "numbers"),
-    "plan": "answers.plan",
-    "inference": "answers.inference",
-    "loop": "answers.loop",
-    "explain": ("Plan", "every line of an account with its formula and source", "explain"),
-    "rules": ("Plan", "rules of thumb and their errors against the ledger", "explain"),
-    "compare": ("Plan", "two plans side by side, and why they differ", "explain"),
-    "breaks": "answers.breaks",
-    "advise": "answers.advise",
-    "layouts": "answers.layouts",
-    "fit": "answers.fit",
-    "optimal": "answers.budget",
-    "catalog": ("Plan", "the models and devices that are known", "numbers"),
-    "serve": ("Plan", "the calculators as a page", "serve"),
-    "trace": ("Your code", "the account of a step of real modules, on fake tensors", "code"),
-    "annotate": ("Your code", "run a script and print what each line costs", "code"),
-    "lock": ("Your code", "write what targets cost into trainledger.lock", "budgets"),
-    "check": ("Your code", "fail where a target costs more than its lock", "budgets"),
-    "dtype": ("Tensors", "a number in every format, and the range of each", "numbers"),
-    "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "numbers"),
-    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of an einsum", "numbers"),
-    "demo": ("Train", "forecast, train, sample and reconcile a small run", "train"),
-    "data": ("Train", "tokenize a corpus and describe it", "train"),
-    "train": ("Train", "train the model of a run file", "train"),
-    "sample": ("Train", "continue a prompt with a trained model", "trained"),
-    "evaluate": ("Train", "the loss of a trained model on documents", "trained"),
-    "quantize": ("Train", "write a model in 8 or 4 bits, with the change in perplexity", "trained"),
-    "export": ("Train", "write a model that transformers opens", "trained"),
-    "import": ("Train", "read a model that transformers wrote", "trained"),
-    "measure machine": ("Measure", "this machine's rates, kept for forecasts", "measure"),
-    "measure matmul": ("Measure", "matmuls by shape, dtype and layout, and their roofline", "measure_rates"),
-    "measure copy": ("Measure", "copies by layout and size, host and device, disk", "measure_rates"),
-    "measure loader": ("Measure", "tokens per second of the data loader by workers", "measure_rates"),
-    "measure collectives": ("Measure", "collectives by size and group: bus bandwidth, latency", "measure_rates"),
-    "measure step": ("Measure", "one real step with random tokens, operation by operation", "measure"),
-    "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "measure"),
-    "runs": ("Measure", "the runs so far", "measure"),
+# A verb: its group and summary in the help, and the module of its question.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "init": ("Plan", "write a commented run file", "cli.train"),
+    "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "answers.napkin"),
+    "plan": ("Plan", "what a run will cost, from closed forms", "answers.plan"),
+    "inference": ("Plan", "one forward of a trained model: memory and time", "answers.inference"),
+    "loop": ("Plan", "steps, epochs, learning rate, checkpoints, loader of a run", "answers.loop"),
+    "explain": ("Plan", "every line of an account with its formula and source", "answers.explain"),
+    "rules": ("Plan", "rules of thumb and their errors against the ledger", "answers.rules"),
+    "compare": ("Plan", "two plans side by side, and why they differ", "answers.compare"),
+    "breaks": ("Plan", "the first limits as a run grows", "answers.breaks"),
+    "advise": ("Plan", "what to change, ranked by gain", "answers.advise"),
+    "layouts": ("Plan", "the fastest ways to spread a run over devices", "answers.layouts"),
+    "fit": ("Plan", "the largest, longest and fewest that fits", "answers.fit"),
+    "optimal": ("Plan", "the best model and data for a budget", "answers.budget"),
+    "catalog": ("Plan", "the models and devices that are known", "answers.catalog"),
+    "serve": ("Plan", "the calculators as a page", "cli.serve"),
+    "trace": ("Your code", "the account of a step of real modules, on fake tensors", "cli.code"),
+    "annotate": ("Your code", "run a script and print what each line costs", "cli.code"),
+    "lock": ("Your code", "write what targets cost into trainledger.lock", "cli.budgets"),
+    "check": ("Your code", "fail where a target costs more than its lock", "cli.budgets"),
+    "dtype": ("Tensors", "a number in every format, and the range of each", "answers.dtype"),
+    "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "answers.tensor"),
+    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of an einsum", "answers.einsum"),
+    "demo": ("Train", "forecast, train, sample and reconcile a small run", "cli.train"),
+    "data": ("Train", "tokenize a corpus and describe it", "cli.train"),
+    "train": ("Train", "train the model of a run file", "cli.train"),
+    "sample": ("Train", "continue a prompt with a trained model", "cli.trained"),
+    "evaluate": ("Train", "the loss of a trained model on documents", "cli.trained"),
+    "quantize": ("Train", "write a model in 8 or 4 bits, with the change in perplexity", "cli.trained"),
+    "export": ("Train", "write a model that transformers opens", "cli.trained"),
+    "import": ("Train", "read a model that transformers wrote", "cli.trained"),
+    "measure machine": ("Measure", "this machine's rates, kept for forecasts", "cli.measure"),
+    "measure matmul": ("Measure", "matmuls by shape, dtype and layout, and their roofline", "cli.measure_rates"),
+    "measure copy": ("Measure", "copies by layout and size, host and device, disk", "cli.measure_rates"),
+    "measure loader": ("Measure", "tokens per second of the data loader by workers", "cli.measure_rates"),
+    "measure collectives": ("Measure", "collectives by size and group: bus bandwidth, latency", "cli.measure_rates"),
+    "measure step": ("Measure", "one real step with random tokens, operation by operation", "cli.measure"),
+    "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "cli.measure"),
+    "runs": ("Measure", "the runs so far", "cli.measure"),
 }
 _EXTRAS = (
     dict.fromkeys(("resvg_py", "fastapi", "uvicorn"), "web")
@@ -133,7 +144,7 @@ def _run(words: list[str]) -> int:
             rest.remove(second)
             return _call(f"{first} {second}", rest, as_json)
         if second in ("-h", "--help"):
-            text = "\n".join(f"trainledger {each:<19} {described(each)[1]}" for each in several)
+            text = "\n".join(f"trainledger {each:<19} {COMMANDS[each][1]}" for each in several)
             return _show(Outcome(lines(text, {"help": text})), as_json)
         return _failed(f"trainledger {first} is one of: {', '.join(several)}", WRONG_INPUT, as_json)
     if first not in COMMANDS:
@@ -150,51 +161,33 @@ def _run(words: list[str]) -> int:
 
 def _of_the_other_phase(words: list[str], served: bool) -> list[Problem]:
     """Options of training that stand beside --phase, or options of a served model without it."""
-    mine, other = ("inference", "plan") if served else ("plan", "inference")
-    known = {"--full", "--json", *(flag for each in verb_of(mine).arguments for flag in getattr(each, "flags", ()))}
-    parted = zip((word.partition("=") for word in words), [*words[1:], ""], strict=True)
-    odd = [(flag, value or after) for (flag, _, value), after in parted if flag[:2] == "--" and flag not in known]
-    flags = {flag_of(option) for option in _question(other, f"answers.{other}").options.values()} if odd else ()
+    training, serving = (
+        {flag_of(option) for option in question_named(name).options.values()} for name in ("plan", "inference")
+    )
+    other = training - serving if served else serving - training
     rule, near = "is for a served model; give --phase too", "--phase decode"
     if served:
         rule, near = "is for training; a served model has no MFU: leave it out", ""
-    return [Problem(flag, value, rule, near or None) for flag, value in odd if flag in flags]
+    parted = zip((word.partition("=") for word in words), [*words[1:], ""], strict=True)
+    return [Problem(flag, value or after, rule, near or None) for (flag, _, value), after in parted if flag in other]
 
 
-def verb_of(name: str) -> Verb:
-    """The verb of a name of `COMMANDS`, its module imported."""
-    row = COMMANDS[name]
-    if isinstance(row, str):
-        return verb_of_question(_question(name, row))
-    module = import_module(f"trainledger.cli.{row[2]}")
-    verb: Verb = getattr(module, name.replace(" ", "_") + "_" * (name == "import"))
-    return verb
-
-
-def _question(name: str, module: str) -> Question:
-    return question_of(getattr(import_module(f"trainledger.{module}"), name))
-
-
-def described(name: str) -> tuple[str, str]:
-    """The group and the summary of a verb."""
-    row = COMMANDS[name]
-    if isinstance(row, str):
-        question = _question(name, row)
-        return question.group, question.summary
-    return row[0], row[1]
+def question_named(name: str) -> Question:
+    """The question of a name of `COMMANDS`, its module imported."""
+    module = import_module(f"trainledger.{COMMANDS[name][2]}")
+    return question_of(getattr(module, name.replace(" ", "_") + "_" * iskeyword(name)))
 
 
 def _call(name: str, rest: list[str], as_json: bool) -> int:
     """One verb: its arguments read, its question asked, its document shown."""
     try:
-        verb = verb_of(name)
-        parser = verb.parser(name)
+        question = question_named(name)
+        parser = parser_of(name, question)
         if not {"-h", "--help"}.isdisjoint(rest) and as_json:
             return _show(Outcome(lines("", {"help": parser.format_help()})), as_json)
-        args = parser.read(rest, intermixed=verb.intermixed)
-        reply = verb.ask(args)
+        args = parser.read(rest, intermixed=question.intermixed)
+        outcome = ask(question, args)
         while_waiting()("")
-        outcome = reply if isinstance(reply, Outcome) else Outcome(reply)
         return _show(outcome, args.json, vars(args).get("plot"), full=args.full)
     except InvalidInput as error:
         while_waiting()("")  # a line of long work that broke off
@@ -214,8 +207,10 @@ def _call(name: str, rest: list[str], as_json: bool) -> int:
 
 def _show(outcome: Outcome, as_json: bool, plot: str | None = None, *, full: bool = False) -> int:
     """The document on standard output, then on standard error what qualifies it; the exit code."""
-    made, problem = outcome.document, outcome.problem
-    document = made.document() if isinstance(made, Answer) else made
+    if outcome.document is None:
+        return outcome.code
+    problem = outcome.problem
+    document = outcome.document.document() if isinstance(outcome.document, Answer) else outcome.document
     error = None if problem is None else InvalidInput([problem])
     if error is not None:
         answer = document.data
@@ -251,9 +246,8 @@ def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after:
 
 
 def _help() -> str:
-    verbs = {name: described(name) for name in COMMANDS}
     texts = ["trainledger VERB ...", "", "What a training run costs: before it starts, while it runs, and afterwards."]
-    for group in dict.fromkeys(group for group, _ in verbs.values()):
+    for group in dict.fromkeys(group for group, _, _ in COMMANDS.values()):
         texts += ["", f"{group}:"]
-        texts += [f"  {name:<16} {summary}" for name, (at, summary) in verbs.items() if at == group]
+        texts += [f"  {name:<16} {summary}" for name, (at, summary, _) in COMMANDS.items() if at == group]
     return "\n".join([*texts, "", "trainledger VERB --help says more. Every verb has --json.", "", EXIT_CODES])

@@ -4,80 +4,89 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
+from trainledger.answers.load import load_file
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.cli.arguments import SET, Outcome, count, option, output, takes
-from trainledger.cli.asking import run_of_file
-from trainledger.cli.measure import progress_bar, with_html
+from trainledger.answers.question import choice, count, question, text, word
+from trainledger.cli.arguments import Outcome
+from trainledger.cli.asking import while_searching
+from trainledger.cli.measure import Backend, Html, progress_bar, with_html
 from trainledger.forecast.predict.predict import NO_MACHINE, predict
 from trainledger.observe.measure.rates import LoaderTimes
 from trainledger.report.document import Document
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 
-_BACKEND = option("--backend", "auto, cpu, cuda or mps", default="auto")
-_HTML = output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html")
 _DTYPES = ("fp32", "bf16")
 _LARGEST = 2**20
 
 
-@takes(
-    option("--shapes MxNxK", "matmuls [M, K] @ [K, N], such as 1024x1024x512", nargs="+", default=[]),
-    option("--sweep SIZE", "instead: a sweep of batch (rows) or width (columns and inner size)", default=None),
-    option("--dtype LIST", "fp32, bf16 or fp32,bf16 (both, where bf16 is not emulated)", default=""),
-    _BACKEND,
-    _HTML,
-)
-def measure_matmul(args: Namespace) -> Document | Outcome:
+@question(plots=False)
+def measure_matmul(
+    *,
+    shapes: Annotated[
+        Sequence[str], text("matmuls [M, K] @ [K, N], such as 1024x1024x512", several=True, nargs="+", metavar="MxNxK")
+    ] = (),
+    sweep: Annotated[
+        str | None, choice("instead: a sweep of batch (rows) or width (columns and inner size)", ("batch", "width"))
+    ] = None,
+    dtype: Annotated[str, text("fp32, bf16 or fp32,bf16 (both, where bf16 is not emulated)", metavar="LIST")] = "",
+    backend: Backend = "auto",
+    html: Html = None,
+) -> Document | Outcome:
     """Time matmuls: FLOP/s, bytes/s and share of the best by shape, dtype and layout of the factors; the roofline."""
-    shapes, dtypes = [_shape(each) for each in args.shapes], _dtypes(args.dtype)
-    if args.sweep is not None:
-        if shapes:
-            raise InvalidInput([Problem("--sweep", args.sweep, "replaces --shapes; give one of them")])
-        if args.sweep not in ("batch", "width"):
-            raise InvalidInput([Problem("--sweep", args.sweep, "must be batch or width", "batch")])
+    sizes, dtypes = [_shape(shape) for shape in shapes], _dtypes(dtype)
+    if sweep is not None and sizes:
+        raise InvalidInput([Problem("--sweep", sweep, "replaces --shapes; give one of them")])
     with progress_bar() as tell:
         from trainledger.observe.measure.matmuls import measure_matmuls
 
-        found = measure_matmuls(args.backend, shapes=shapes, sweep=args.sweep, dtypes=dtypes, tell=tell)
-    return with_html(found.document(), args.html)
+        found = measure_matmuls(backend, shapes=sizes, sweep=sweep, dtypes=dtypes, tell=tell)
+    return with_html(found.document(), html)
 
 
-@takes(
-    _BACKEND,
-    option("--dir DIR", "the disk that is measured: a folder on it (the temporary folder)", default=None),
-    _HTML,
-)
-def measure_copy(args: Namespace) -> Document | Outcome:
+@question(plots=False)
+def measure_copy(
+    *,
+    backend: Backend = "auto",
+    folder: Annotated[
+        str | None,
+        text("the disk that is measured: a folder on it (the temporary folder)", flag="--dir", metavar="DIR"),
+    ] = None,
+    html: Html = None,
+) -> Document | Outcome:
     """Time copies: view against copy, contiguous against strided, host and device, disk; sizes from cache to memory."""
-    if args.dir is not None and not os.path.isdir(args.dir):
-        raise InvalidInput([Problem("--dir", args.dir, "is not a directory")])
+    if folder is not None and not os.path.isdir(folder):
+        raise InvalidInput([Problem("--dir", folder, "is not a directory")])
     with progress_bar() as tell:
         from trainledger.observe.measure.copies import measure_copies
 
-        found = measure_copies(args.backend, folder=args.dir, tell=tell)
-    return with_html(found.document(), args.html)
+        found = measure_copies(backend, folder=folder, tell=tell)
+    return with_html(found.document(), html)
 
 
-@takes(
-    option("run RUN", "a run file, whose data is read (none: text that is made here)", nargs="?", default=None),
-    SET,
-    _HTML,
-)
-def measure_loader(args: Namespace) -> Document | Outcome:
+@question(plots=False)
+def measure_loader(
+    run: Annotated[str | None, word("a run file, whose data is read (none: text that is made here)")] = None,
+    overrides: Overrides = (),
+    *,
+    html: Html = None,
+) -> Document | Outcome:
     """Time the data loader by workers: tokens/s of a run's data, or of made text, against what its steps need."""
-    if args.run is None and args.set:
-        raise InvalidInput([Problem("--set", args.set[0], "changes a run file; name one")])
-    run = None if args.run is None else run_of_file(args)
+    if run is None and overrides:
+        raise InvalidInput([Problem("--set", next(iter(overrides)), "changes a run file; name one")])
+    planned = None if run is None else load_file(run, overrides, progress=while_searching())
     with progress_bar() as tell:
         from trainledger.observe.measure.loader import measure_loader
 
-        found = measure_loader(run, tell=tell)
-    if run is not None:
-        found = _against_steps(run, found)
-    return with_html(found.document(), args.html)
+        found = measure_loader(planned, tell=tell)
+    if planned is not None:
+        found = _against_steps(planned, found)
+    return with_html(found.document(), html)
 
 
 def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
@@ -90,18 +99,21 @@ def _against_steps(run: Run, found: LoaderTimes) -> LoaderTimes:
     return replace(found, notes=(*found.notes, why))
 
 
-@takes(
-    count("--ranks N", "processes on this machine (2)", least=2, most=1024, default=2),
-    option("--backend", "gloo, or nccl with a GPU for each rank (nccl where there are as many)", default=None),
-    _HTML,
-)
-def measure_collectives(args: Namespace) -> Document | Outcome:
+@question(plots=False)
+def measure_collectives(
+    *,
+    ranks: Annotated[int, count("processes on this machine", least=2, most=1024)] = 2,
+    backend: Annotated[
+        str | None, text("gloo, or nccl with a GPU for each rank (nccl where there are as many)")
+    ] = None,
+    html: Html = None,
+) -> Document | Outcome:
     """Time collectives between processes of this machine by size and group: bus bandwidth, latency, and the fit."""
     with progress_bar(first="starting ranks") as tell:
         from trainledger.observe.measure.collectives import report_collectives
 
-        found = report_collectives(args.ranks, args.backend, tell=tell)
-    return with_html(found.document(), args.html)
+        found = report_collectives(ranks, backend, tell=tell)
+    return with_html(found.document(), html)
 
 
 def _shape(text: str) -> tuple[int, int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,69 +13,87 @@ from trainledger.observe.profiler.profile import Profile, profile_of
 from trainledger.observe.profiler.ranks import Ranks, ranks_of, trace_files
 from trainledger.report.document import Answer, Document
 from trainledger.report.html import parts, whole_page
+from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 
 _ROWS_OF_A_PAGE = 1000
 Progress = Callable[[str, str], AbstractContextManager[Callable[[float, str], None]]]  # of what is done, and to what
 
 
-def of_trace(args: Namespace, progress: Progress) -> Document | Outcome:
-    """What a trace says (``args.trace``), compared with the forecast of ``args.run`` where one is given."""
+@frozen(kw_only=True)
+class File:
+    """A trace or a snapshot of memory, and what it is compared with."""
+
+    trace: str
+    memory: str
+    against: str | None
+    run: str | None
+    overrides: Overrides
+    run_dir: str | None
+
+
+def of_trace(args: File, html: str | None, progress: Progress) -> Document | Outcome:
+    """What a trace says, compared with the forecast of its run where one is given."""
     if args.run_dir:
         raise InvalidInput([Problem("--trace", args.trace, "replaces RUN_DIR; give one of them")])
     if args.run is not None and args.against is not None:
         raise InvalidInput([Problem("--against", args.against, "cannot be combined with --run; give one of them")])
-    if args.set and args.run is None:
-        raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
+    if args.overrides and args.run is None:
+        raise InvalidInput(
+            [Problem("--set", next(iter(args.overrides)), "changes a field of the run; name it with --run")]
+        )
     answer = _answer(args, progress)
     found = answer.document()
-    if args.html is None:
+    if html is None:
         return found
     whole = answer.document(most=_ROWS_OF_A_PAGE)
-    replace_file(args.html, whole_page(whole.title, parts(whole), whole.figures()).encode())
-    return Outcome(found, remarks=(f"Written to {args.html}",))
+    replace_file(html, whole_page(whole.title, parts(whole), whole.figures()).encode())
+    return Outcome(found, remarks=(f"Written to {html}",))
 
 
-def of_memory(args: Namespace) -> Document:
-    """A snapshot of CUDA's allocator (``args.memory``), compared with the account of ``args.run``'s peak rank."""
+def of_memory(args: File) -> Document:
+    """A snapshot of CUDA's allocator, compared with the account of its run's peak rank."""
     for flag, value in (("RUN_DIR", args.run_dir), ("--trace", args.trace), ("--against", args.against)):
-        if value is not None:
+        if value:
             raise InvalidInput([Problem("--memory", args.memory, f"cannot be combined with {flag}")])
-    if args.set and args.run is None:
-        raise InvalidInput([Problem("--set", args.set[0], "changes a field of the run; name it with --run")])
+    if args.overrides and args.run is None:
+        raise InvalidInput(
+            [Problem("--set", next(iter(args.overrides)), "changes a field of the run; name it with --run")]
+        )
     found = allocator_peak(args.memory)
     if args.run is None:
         return allocator.page(found)
     import trainledger as tl
 
-    plan = tl.plan(args.run, args.set)
+    plan = tl.plan(args.run, args.overrides)
     return allocator.page(found, plan.forecast.peak_by_category)
 
 
-def _answer(args: Namespace, progress: Progress) -> Answer:
+def _answer(args: File, progress: Progress) -> Answer:
     if args.against is not None:
-        return _against(args, progress)
+        return _against(args, args.against, progress)
     if args.run is None:
         return _read(args.trace, progress)
     import trainledger as tl
     from trainledger.observe.profiler.beside_forecast import beside
 
-    plan = tl.plan(args.run, args.set)
+    plan = tl.plan(args.run, args.overrides)
     found = _read(args.trace, progress)
     advice = None if plan.forecast.step_seconds is None else tl.advise(plan.run, together=0)
     return beside(found, plan, advice)
 
 
-def _against(args: Namespace, progress: Progress) -> Answer:
+def _against(args: File, other: str, progress: Progress) -> Answer:
     """One trace against another, or a directory of ranks against another."""
     from trainledger.observe.profiler.against import against, ranks_against
 
-    folders = [Path(each).is_dir() for each in (args.trace, args.against)]
+    folders = [Path(each).is_dir() for each in (args.trace, other)]
     if folders[0] != folders[1]:
         what = "a directory of ranks" if folders[0] else "one trace"
-        raise InvalidInput([Problem("--against", args.against, f"must be {what}, as --trace {args.trace} is")])
-    after, before = _read(args.trace, progress), _read(args.against, progress)
+        raise InvalidInput([Problem("--against", other, f"must be {what}, as --trace {args.trace} is")])
+    after, before = _read(args.trace, progress), _read(other, progress)
     if isinstance(after, Ranks):
         assert isinstance(before, Ranks)
         return ranks_against(after, before)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trainledger import catalog
 from trainledger.answers.fast_precision import fast_precision
-from trainledger.answers.load import load
+from trainledger.answers.load import load, load_file
 from trainledger.answers.machine import machine_of
 from trainledger.answers.megatron import read_megatron
 from trainledger.answers.pages import token_store
@@ -20,28 +19,19 @@ from trainledger.answers.pages.reconciliation import page as reconciliation_page
 from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
-from trainledger.cli.arguments import (
-    DISK_FULL,
-    FAILED,
-    RUN_FILE,
-    WRONG_INPUT,
-    Outcome,
-    count,
-    flag,
-    option,
-    output,
-    takes,
-)
-from trainledger.cli.asking import lines, run_of_file, say
+from trainledger.answers.question import count, output, question, text
+from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
+from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.trained import continued, visible
 from trainledger.engine.remarks import unheard
 from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
+from trainledger.report import terminal
 from trainledger.report.document import Document
-from trainledger.report.terminal import text
 from trainledger.spec.durable import is_full
 from trainledger.spec.plain import not_written
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import commented
 from trainledger.spec.runfile import run_name
@@ -64,31 +54,34 @@ _WHY = {  # a new run file sets each of these fields
 }
 _MOST_NAMED = 6
 _PROMPT = "def read(self, path):\n"
-_DIR = option("--dir DIR", "where the runs are (runs)", default="runs")
+Directory = Annotated[str, text("where the runs are", flag="--dir", metavar="DIR")]
 
 
-@takes(
-    output(
-        "path",
-        "where to write it (run.toml)",
-        suffix=".toml",
-        ours=lambda path: path.suffix == ".toml" and path.name != "pyproject.toml",
-        nargs="?",
-        default="run.toml",
-    ),
-    option("--preset", "a model of the catalog (teach-10m)", default="teach-10m"),
-    option("--from FILE", "a file with arguments of Megatron-LM: a script, a YAML map, or a log", dest="source"),
-    count("--count N", "how many devices the run of --from has (as many as the file says)"),
-    flag("--all", "every field, its default as a comment"),
-    flag("--force", "overwrite the file if it exists"),
-)
-def init(args: Namespace) -> Document:
+def _is_ours(path: Path) -> bool:
+    return path.suffix == ".toml" and path.name != "pyproject.toml"
+
+
+@question(plots=False)
+def init(
+    path: Annotated[str, output("where to write it", ".toml", ours=_is_ours, word=True, metavar="path")] = "run.toml",
+    *,
+    preset: Annotated[str, text("a model of the catalog")] = "teach-10m",
+    source: Annotated[
+        str | None, text("a file with arguments of Megatron-LM: a script, a YAML map, or a log", flag="--from")
+    ] = None,
+    count: Annotated[int | None, count("how many devices the run of --from has (as many as the file says)")] = None,
+    all: Annotated[bool, text("every field, its default as a comment")] = False,
+    force: Annotated[bool, text("overwrite the file if it exists")] = False,
+) -> Document:
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
-    if "source" in args:
-        return _from_megatron(args)
-    base = catalog.model(args.preset, "--preset")
+    if source is not None:
+        megatron = read_megatron(source, count)
+        _write_new(path, commented(megatron.table, every=all), force=force)
+        said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm", *megatron.remarks]
+        return lines("\n".join(said), {"path": path, "from": source, "notes": list(megatron.remarks)})
+    base = catalog.model(preset, "--preset")
     start: dict[str, dict[str, Any]] = {
-        "model": {"preset": args.preset},
+        "model": {"preset": preset},
         "recipe": {
             "seq_len": min(base["max_seq_len"], _LONGEST_SEQUENCE),
             "global_batch": 16,
@@ -103,16 +96,8 @@ def init(args: Namespace) -> Document:
     why = dict(_WHY)
     if (fast := fast_precision(load(start))) is not None:
         start["recipe"]["precision"], why["recipe.precision"] = fast.kind, fast.why
-    _write_new(args.path, commented(start, base, why=why, every=args.all), force=args.force)
-    return lines(f"wrote {args.path}; next: trainledger plan {args.path}", {"path": args.path, "preset": args.preset})
-
-
-def _from_megatron(args: Namespace) -> Document:
-    """The run file of a run of Megatron-LM, and what of it was assumed or not understood."""
-    found = read_megatron(args.source, vars(args).get("count"))
-    _write_new(args.path, commented(found.table, every=args.all), force=args.force)
-    said = [f"wrote {args.path}; next: trainledger plan {args.path} --device h100-sxm", *found.remarks]
-    return lines("\n".join(said), {"path": args.path, "from": args.source, "notes": list(found.remarks)})
+    _write_new(path, commented(start, base, why=why, every=all), force=force)
+    return lines(f"wrote {path}; next: trainledger plan {path}", {"path": path, "preset": preset})
 
 
 def _write_new(path: str, text: str, *, force: bool) -> None:
@@ -134,42 +119,53 @@ def _write_new(path: str, text: str, *, force: bool) -> None:
             os.remove(draft)
 
 
-@takes(
-    *RUN_FILE,
-    flag("--verify", "read every file again and compare its SHA-256"),
-    flag("--show", "print the first sequences of the first batch as text"),
-)
-def data(args: Namespace) -> Document:
+@question(plots=False)
+def data(
+    run: RunFile = "run.toml",
+    overrides: Overrides = (),
+    *,
+    verify: Annotated[bool, text("read every file again and compare its SHA-256")] = False,
+    show: Annotated[bool, text("print the first sequences of the first batch as text")] = False,
+) -> Document:
     """Tokenize the corpus of a run file, or find it tokenized, and describe it."""
     from trainledger.engine.data.mixture import mixed_batch, open_mixture
 
-    run = run_of_file(args)
-    recipe, first_batch = run.recipe, list[str]()
-    mixture = open_mixture(run.data, vocab_size=run.model.vocab_size, progress=True)
-    mixture.check_vocabulary(run.model.vocab_size)
+    planned = load_file(run, overrides, progress=while_searching())
+    recipe, first_batch, vocab_size = planned.recipe, list[str](), planned.model.vocab_size
+    mixture = open_mixture(planned.data, vocab_size=vocab_size, progress=True)
+    mixture.check_vocabulary(vocab_size)
     mixture.check_lengths(recipe.seq_len)
-    if args.verify:
+    if verify:
         mixture.verify()
-    if args.show:
+    if show:
         rows = mixed_batch(mixture, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
         tokenizer = mixture.tokenizer()
         first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
-    return token_store.page(mixture, recipe, verified=args.verify, first_batch=first_batch)
+    return token_store.page(mixture, recipe, verified=verify, first_batch=first_batch)
 
 
-@takes(
-    *RUN_FILE,
-    flag("--resume", "continue from the newest valid checkpoint"),
-    flag("--resume-if-begun", "continue where the run was begun, else begin it: for schedulers that start a job again"),
-    _DIR,
-    count("--ranks N", "start N processes on this machine, as many as the layout takes (torchrun)", default=None),
-    count("--restarts N", "start again what --ranks lost, N times at most (3)", least=0, default=3),
-    option("--wandb PROJECT", "also log to Weights & Biases, where it is installed", default=None),
-    option("--mlflow EXPERIMENT", "also log to MLflow, where it is installed", default=None),
-    count("--rank-timeout SECONDS", "how long a rank waits for another before it gives up (600)", default=600),
-    flag("--no-preflight", "do not check memory, disk and ranks before the first step"),
-)
-def train(args: Namespace) -> Outcome:
+@question(plots=False)
+def train(
+    run: RunFile = "run.toml",
+    overrides: Overrides = (),
+    *,
+    resume: Annotated[bool, text("continue from the newest valid checkpoint")] = False,
+    resume_if_begun: Annotated[
+        bool, text("continue where the run was begun, else begin it: for schedulers that start a job again")
+    ] = False,
+    folder: Directory = "runs",
+    ranks: Annotated[
+        int | None, count("start N processes on this machine, as many as the layout takes (torchrun)")
+    ] = None,
+    restarts: Annotated[int, count("start again what --ranks lost, N times at most", least=0)] = 3,
+    wandb: Annotated[str | None, text("also log to Weights & Biases, where it is installed", metavar="PROJECT")] = None,
+    mlflow: Annotated[str | None, text("also log to MLflow, where it is installed", metavar="EXPERIMENT")] = None,
+    rank_timeout: Annotated[
+        int, count("how long a rank waits for another before it gives up", metavar="SECONDS")
+    ] = 600,
+    no_preflight: Annotated[bool, text("do not check memory, disk and ranks before the first step")] = False,
+    as_json: bool = False,
+) -> Outcome:
     """Train the model of a run file, in a separate directory under --dir, or continue a stopped run.
 
     A layout of several devices takes as many processes: --ranks starts them here, torchrun on several machines.
@@ -181,18 +177,30 @@ def train(args: Namespace) -> Outcome:
     from trainledger.engine.train.ranks import this_rank
 
     sys.stdout = unheard(sys.stdout)  # a run whose report cannot be printed is still a run
-    run = run_of_file(args)
-    run_dir = Path(args.dir) / run_name(run)
-    if args.resume and this_rank() in (None, 0):
-        _refuse_if_not_begun(run, run_dir)
-    if args.ranks is not None and this_rank() is None:
+    planned = load_file(run, overrides, progress=while_searching())
+    run_dir = Path(folder) / run_name(planned)
+    if resume and this_rank() in (None, 0):
+        _refuse_if_not_begun(planned, run_dir)
+    if ranks is not None and this_rank() is None:
         from trainledger.engine.train.launch import launch
 
-        raise SystemExit(launch(run, args.ranks, _words_of_a_rank(args), restarts=args.restarts, say=say))
+        words = ["train", run, "--dir", folder, "--rank-timeout", str(rank_timeout)]
+        words += [word for change in overrides for word in ("--set", change)]
+        trackers = {"--wandb": wandb, "--mlflow": mlflow}
+        words += [word for flag, name in trackers.items() if name is not None for word in (flag, name)]
+        switches = {"--resume": resume, "--resume-if-begun": resume_if_begun, "--json": as_json}
+        switches["--no-preflight"] = no_preflight
+        words += [flag for flag, given in switches.items() if given]
+        raise SystemExit(launch(planned, ranks, words, restarts=restarts, say=say))
     try:
-        resume = args.resume or args.resume_if_begun
-        chosen = {"rank_timeout": args.rank_timeout, "preflight": not args.no_preflight}
-        code, result = _train(run, run_dir, resume=resume, trackers=_trackers(args), **chosen)
+        code, result = _train(
+            planned,
+            run_dir,
+            resume=resume or resume_if_begun,
+            trackers=_trackers(wandb, mlflow),
+            rank_timeout=rank_timeout,
+            preflight=not no_preflight,
+        )
     except InvalidInput:
         leave_end(WRONG_INPUT)
         raise
@@ -223,27 +231,12 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     raise InvalidInput([Problem("--resume", None, rule, nearest)])
 
 
-def _words_of_a_rank(args: Namespace) -> list[str]:
-    """The words with which each rank calls this verb."""
-    words = ["train", args.run, "--dir", args.dir, "--rank-timeout", str(args.rank_timeout)]
-    words += [word for each in args.set for word in ("--set", each)]
-    named = {"--wandb": args.wandb, "--mlflow": args.mlflow}
-    words += [word for name, each in named.items() if each is not None for word in (name, each)]
-    chosen = {"--resume": args.resume, "--resume-if-begun": args.resume_if_begun, "--json": args.json}
-    chosen["--no-preflight"] = args.no_preflight
-    return [*words, *(word for word, given in chosen.items() if given)]
-
-
-def _trackers(args: Namespace) -> list[Observer]:
+def _trackers(wandb: str | None, mlflow: str | None) -> list[Observer]:
     """The tracker of a name; raises `InvalidInput` where it is not installed."""
     from trainledger.engine.train.progress import MLflow, WeightsAndBiases
 
-    found: list[Observer] = []
-    if args.wandb is not None:
-        found.append(WeightsAndBiases(args.wandb, say))
-    if args.mlflow is not None:
-        found.append(MLflow(args.mlflow, say))
-    return found
+    trackers: list[Observer] = [] if wandb is None else [WeightsAndBiases(wandb, say)]
+    return trackers if mlflow is None else [*trackers, MLflow(mlflow, say)]
 
 
 def _train(
@@ -274,7 +267,7 @@ def _train(
     record = read_run(run_dir)
     write_html(record, html)
     reconciled = reconciliation_page(record)
-    result = {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": text(reconciled)}
+    result = {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": terminal.text(reconciled)}
     return 0, {"state": "finished", **vars(finished), **result}
 
 
@@ -310,18 +303,25 @@ def _written(result: dict[str, Any]) -> str:
     return f"With figures, in one file that opens offline: {result['html']}"
 
 
-@takes(option("--set SECTION.FIELD=VALUE", "change one field", action="append", default=[]), _DIR)
-def demo(args: Namespace) -> Outcome:
+@question(plots=False)
+def demo(
+    *,
+    changes: Annotated[
+        Sequence[str], text("change one field", several=True, flag="--set", metavar="SECTION.FIELD=VALUE")
+    ] = (),
+    folder: Directory = "runs",
+    as_json: bool = False,
+) -> Outcome:
     """The whole loop on a small run: measure this machine, forecast, train on real text, sample, reconcile.
 
     About four minutes on two CPU cores. An interrupted demo continues where it stopped.
     """
     sys.stdout = unheard(sys.stdout)
     with as_file(files("trainledger.cli") / "demo.toml") as path:
-        run = load(path, args.set)
+        run = load(path, changes)
 
     def heading(title: str, *texts: object) -> None:
-        if not args.json:
+        if not as_json:
             print(f"\n== {title} ==\n", *texts, sep="\n", flush=True)
 
     if machine_of(run) is None:
@@ -331,8 +331,8 @@ def demo(args: Namespace) -> Outcome:
     if "recipe.precision" not in run.origin.explicit and (fast := fast_precision(run)) is not None:
         run = load(run, {"recipe.precision": fast.kind})
         say(f"Training in {fast.kind}: {fast.why}")
-    run_dir = Path(args.dir) / run_name(run)
-    if not args.json:
+    run_dir = Path(folder) / run_name(run)
+    if not as_json:
         heading("What it will cost", plan(run))
     heading("Training it")
     code, result = _train(run, run_dir, resume=run_dir.exists())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-from trainledger.cli.arguments import count, flag, option, takes
+from trainledger.answers.question import choice, count, number, question, text, word
 from trainledger.cli.asking import lines, say, while_waiting
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.document import Document
@@ -20,24 +19,32 @@ if TYPE_CHECKING:
     from trainledger.engine.train.quantized import Quantization
     from trainledger.engine.train.trained import Trained
 
-EMA = flag("--ema", "the moving average of the weights (recipe.ema) instead of the weights")
+Averaged = Annotated[
+    bool, text("the moving average of the weights (recipe.ema) instead of the weights", flag="--ema", default=False)
+]
+Model = Annotated[
+    str, word("a run directory, a checkpoint, what import wrote or a Hugging Face directory", metavar="RUN")
+]
+OutDir = Annotated[str, word("the directory to write; it appears whole or not", metavar="OUT_DIR")]
+DTYPES = ("fp32", "bf16")
 
 
-@takes(
-    option("model RUN", "a run directory, a checkpoint or a Hugging Face one", type=Path),
-    option("--prompt", "the text to continue (none: the start of a document)", default=""),
-    count("--tokens N", "tokens to write (200)", least=0, default=200),
-    option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
-    count("--top-k K", "draw from the K likeliest tokens only", default=None),
-    count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
-    EMA,
-)
-def sample(args: Namespace) -> Document:
+@question(plots=False)
+def sample(
+    model: Model,
+    *,
+    prompt: Annotated[str, text("the text to continue (none: the start of a document)")] = "",
+    tokens: Annotated[int, count("tokens to write", least=0)] = 200,
+    temperature: Annotated[float, number("0 takes the likeliest token", least=0, most=1e6, metavar="X")] = 0.8,
+    top_k: Annotated[int | None, count("draw from the K likeliest tokens only")] = None,
+    seed: Annotated[int, count("seed of the draws", least=0, most=2**63 - 1)] = 0,
+    averaged: Averaged = False,
+) -> Document:
     """Continue a prompt with a trained model. The same seed writes the same text."""
-    asked = {name: getattr(args, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    written, weights = continued(args.model, args.prompt, **asked, averaged=args.ema)
-    text = args.prompt + written
-    return lines(visible(text), {"text": text, "prompt": args.prompt, **asked, "weights": weights})
+    drawn: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    written, weights = continued(Path(model), prompt, **drawn, averaged=averaged)
+    whole = prompt + written
+    return lines(visible(whole), {"text": whole, "prompt": prompt, **drawn, "weights": weights})
 
 
 def continued(
@@ -67,28 +74,28 @@ def visible(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
 
 
-TEXT = (
-    option(
-        "--text PATH", "files, directories or globs (none: the text that the run held out)", action="append", default=[]
-    ),
-    option("--text-field NAME", "field of a JSONL or Parquet record with the text (text)", default="text"),
-    count("--documents N", "the first N only, of each source of a mixture", default=None),
-    count(
-        "--context N", "tokens the model sees at once (the run's seq_len, else the model's max_seq_len)", default=None
-    ),
-    count("--stride N", "tokens predicted in each window of a longer document (the context)", default=None),
-)
-BACKEND = option("--backend", "cpu, cuda or mps (the first that is there)", default="auto")
+class OfText(TypedDict, total=False):
+    """Documents that a model is evaluated on, by windows, and where."""
+
+    text: Annotated[
+        Sequence[str],
+        text("files, directories or globs (none: the text that the run held out)", several=True, metavar="PATH"),
+    ]
+    text_field: Annotated[str, text("field of a JSONL or Parquet record with the text (text)", metavar="NAME")]
+    documents: Annotated[int, count("the first N only, of each source of a mixture")]
+    context: Annotated[int, count("tokens the model sees at once (the run's seq_len, else the model's max_seq_len)")]
+    stride: Annotated[int, count("tokens predicted in each window of a longer document (the context)")]
+    backend: Annotated[str, text("cpu, cuda or mps (the first that is there)")]
 
 
-@takes(
-    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
-    *TEXT,
-    option("--dtype", "format of the weights and the arithmetic (fp32)", choices=("fp32", "bf16"), default="fp32"),
-    BACKEND,
-    EMA,
-)
-def evaluate(args: Namespace) -> Document:
+@question(plots=False)
+def evaluate(
+    model: Model,
+    *,
+    dtype: Annotated[str, choice("format of the weights and the arithmetic", DTYPES)] = "fp32",
+    averaged: Averaged = False,
+    **of_text: Unpack[OfText],
+) -> Document:
     """The loss and perplexity of a trained model on documents: those its run held out, or those of other text.
 
     Each document is read separately, after an end token.
@@ -96,12 +103,12 @@ def evaluate(args: Namespace) -> Document:
     from trainledger.answers.pages.perplexity import page
     from trainledger.engine.train.trained import load_trained
 
-    trained = load_trained(args.model, say, averaged=args.ema)
-    losses, read = losses_on_text(trained, args, args.dtype)
-    return page(losses, {**read, "dtype": args.dtype, "weights": trained.weights})
+    trained = load_trained(Path(model), say, averaged=averaged)
+    losses, read = losses_on_text(trained, model, of_text, dtype)
+    return page(losses, {**read, "dtype": dtype, "weights": trained.weights})
 
 
-def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losses, dict[str, Any]]:
+def losses_on_text(trained: Trained, named: str, of_text: OfText, dtype: str) -> tuple[Losses, dict[str, Any]]:
     """The losses of a model on the text of the arguments, and with which windows of what text."""
     from itertools import chain, islice
 
@@ -111,36 +118,33 @@ def losses_on_text(trained: Trained, args: Namespace, dtype: str) -> tuple[Losse
     from trainledger.engine.train.evaluation import document_losses
     from trainledger.engine.train.precision import TORCH
 
-    device = find_device(args.backend)
+    device = find_device(of_text.get("backend", "auto"))
     tokenizer, run, spec = trained.tokenizer, trained.run, trained.model.spec
     if tokenizer is None:
-        raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read")])
-    if problem := vocabulary_problem(spec.vocab_size, tokenizer.vocab_size, f"the tokenizer of {args.model}"):
+        raise InvalidInput([Problem(Path(named).name, None, "has no tokenizer.json, so no text can be read")])
+    if problem := vocabulary_problem(spec.vocab_size, tokenizer.vocab_size, f"the tokenizer of {named}"):
         raise InvalidInput([problem])
-    context = args.context or min(spec.max_seq_len, spec.max_seq_len if run is None else run.recipe.seq_len)
-    stride = args.stride or context
+    most, paths = of_text.get("documents"), of_text.get("text", ())
+    context = of_text.get("context") or min(spec.max_seq_len, spec.max_seq_len if run is None else run.recipe.seq_len)
+    stride = of_text.get("stride", context)
     _check_windows(context, stride, spec.max_seq_len)
     documents: Iterator[TokenizedDocument]
-    if args.text:
+    if paths:
         cache = Path("cache" if run is None else run.data.cache)
-        documents = islice(documents_of(args.text, tokenizer, args.text_field, cache), args.documents)
-        of, in_all = ", ".join(args.text), args.documents
+        documents = islice(documents_of(paths, tokenizer, of_text.get("text_field", "text"), cache), most)
+        of, in_all = ", ".join(paths), most
     elif run is None:
-        rule = f"{args.model} is not a run with held-out text; name files, directories or globs"
+        rule = f"{named} is not a run with held-out text; name files, directories or globs"
         raise InvalidInput([Problem("--text", None, rule)])
     else:
         sources = open_mixture(run.data, vocab_size=spec.vocab_size, progress=True).sources
-        most, of = args.documents, "the text that the run held out"
+        of = "the text that the run held out"
         documents = chain.from_iterable(islice(held_out_documents(each.store, each.name), most) for each in sources)
         counts = (each.store.validation.documents for each in sources)
         in_all = sum(each if most is None else min(each, most) for each in counts)
     show, found = while_waiting(), []
     for each in document_losses(
-        trained.model.to(device, TORCH[dtype]),
-        documents,
-        end_id=tokenizer.end_id,
-        context=context,
-        stride=stride,
+        trained.model.to(device, TORCH[dtype]), documents, end_id=tokenizer.end_id, context=context, stride=stride
     ):
         found.append(each)
         show(f"{len(found):,} documents{'' if in_all is None else f' of {in_all:,}'}, the last one {each.place}")
@@ -158,81 +162,80 @@ def _check_windows(context: int, stride: int, max_seq_len: int) -> None:
         raise InvalidInput(problems)
 
 
-_OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or not", type=Path)
-
-
-@takes(
-    option("model RUN", "a run directory, a checkpoint, or what import wrote", type=Path),
-    _OUT_DIR,
-    option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
-    option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
-    flag("--force", "replace an earlier export in OUT_DIR"),
-    EMA,
-)
-def export(args: Namespace) -> Document:
+@question(plots=False)
+def export(
+    model: Model,
+    out: OutDir,
+    *,
+    dtype: Annotated[str, choice("format of the weights", DTYPES)] = "fp32",
+    model_type: Annotated[str | None, text("the model type of transformers, where several would do")] = None,
+    force: Annotated[bool, text("replace an earlier export in OUT_DIR")] = False,
+    averaged: Averaged = False,
+) -> Document:
     """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
     from trainledger.engine.nn.huggingface import export_model
     from trainledger.engine.train.trained import load_trained, tokenizer_text
 
-    trained = load_trained(args.model, say, averaged=args.ema)
+    trained = load_trained(Path(model), say, averaged=averaged)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
-    model_type = export_model(
-        trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
-    )
+    written = export_model(trained.model, Path(out), dtype, tokenizer=tokenizer, force=force, model_type=model_type)
     if trained.model.spec.unserved:
         say(f"{trained.model.spec.unserved}, as transformers leaves them out")
     size = parameters(trained.model.spec.served).total
     return lines(
-        f"{args.out}: {model_type}, {format_count(size)} parameters in {args.dtype},\n  from {trained.weights}\n"
-        f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})",
+        f"{out}: {written}, {format_count(size)} parameters in {dtype},\n  from {trained.weights}\n"
+        f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({out!r})",
         {
-            "directory": args.out,
+            "directory": Path(out),
             "weights": trained.weights,
-            "model_type": model_type,
-            "dtype": args.dtype,
+            "model_type": written,
+            "dtype": dtype,
             "parameters": size,
             "tokenizer": trained.tokenizer is not None,
         },
     )
 
 
-@takes(
-    option("model HF_DIR", "a directory with config.json and safetensors", type=Path),
-    _OUT_DIR,
-    flag("--force", "replace an earlier import in OUT_DIR"),
-)
-def import_(args: Namespace) -> Document:
+@question(plots=False)
+def import_(
+    model: Annotated[str, word("a directory with config.json and safetensors", metavar="HF_DIR")],
+    out: OutDir,
+    *,
+    force: Annotated[bool, text("replace an earlier import in OUT_DIR")] = False,
+) -> Document:
     """Read a Hugging Face directory (of any model type that is known here) and write a model that training can start
     from: model.toml, model.safetensors and, where there is one, tokenizer.json."""
     from trainledger.engine.nn.huggingface import import_model
     from trainledger.engine.train.trained import config_notes, tokenizer_json_in, write_start
 
-    model, notes, tokenizer = import_model(args.model), config_notes(args.model), tokenizer_json_in(args.model)
-    for each in notes:
-        say(each)
-    write_start(model, args.out, tokenizer_json=tokenizer, force=args.force)
-    size = sum(each.numel() for each in model.parameters())
+    path = Path(model)
+    imported, notes, tokenizer = import_model(path), config_notes(path), tokenizer_json_in(path)
+    for note in notes:
+        say(note)
+    write_start(imported, Path(out), tokenizer_json=tokenizer, force=force)
+    size = sum(parameter.numel() for parameter in imported.parameters())
     kept = "with its tokenizer" if tokenizer is not None else "without a tokenizer.json"
     return lines(
-        f"{args.out}: {model.spec.name}, {format_count(size)} parameters, {kept}\n"
-        f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml",
-        {"directory": args.out, "parameters": size, "tokenizer": tokenizer is not None, "notes": notes},
+        f"{out}: {imported.spec.name}, {format_count(size)} parameters, {kept}\n"
+        f"train from it: --set recipe.initial_weights={out}, with the [model] of its model.toml",
+        {"directory": Path(out), "parameters": size, "tokenizer": tokenizer is not None, "notes": notes},
     )
 
 
-@takes(
-    option("model RUN", "a run directory, a checkpoint, what import wrote or a Hugging Face directory", type=Path),
-    count("--bits B", "of a weight: 8 with a scale per row, 4 with a scale per group", required=True),
-    option("--to DIR", "the directory to write; it appears whole or not", type=Path, required=True),
-    count("--group-size N", "weights of a row that share a scale, of 4 bits: 128, 64 or 32 (128)", default=None),
-    option("--dtype", "format of embeddings, head, routers, norms and biases (bf16)", choices=("fp32", "bf16"),
-           default="bf16"),
-    flag("--force", "replace an earlier quantized checkpoint in DIR"),
-    *TEXT,
-    BACKEND,
-    EMA,
-)  # fmt: skip
-def quantize(args: Namespace) -> Document:
+@question(plots=False)
+def quantize(
+    model: Model,
+    *,
+    bits: Annotated[int, count("of a weight: 8 with a scale per row, 4 with a scale per group", metavar="B")],
+    to: Annotated[str, text("the directory to write; it appears whole or not", metavar="DIR")],
+    group_size: Annotated[
+        int | None, count("weights of a row that share a scale, of 4 bits: 128, 64 or 32 (128)")
+    ] = None,
+    dtype: Annotated[str, choice("format of embeddings, head, routers, norms and biases", DTYPES)] = "bf16",
+    force: Annotated[bool, text("replace an earlier quantized checkpoint in DIR")] = False,
+    averaged: Averaged = False,
+    **of_text: Unpack[OfText],
+) -> Document:
     """Write a trained model with its blocks' linear layers in 8 or 4 bits, and say what that changes in perplexity.
 
     Weights alone are quantized, by torchao: sample, evaluate and export read them back as fp32. Both perplexities are
@@ -243,18 +246,18 @@ def quantize(args: Namespace) -> Document:
     from trainledger.engine.train.quantized import import_torchao
     from trainledger.engine.train.trained import load_trained, refuse_target, write
 
-    quantization = _asked(args.bits, args.group_size)
+    quantization, target = _asked(bits, group_size), Path(to)
     import_torchao()  # missing, it is said before anything is read
-    refuse_target(args.model, args.to, force=args.force)
-    trained = load_trained(args.model, say, averaged=args.ema)
+    refuse_target(Path(model), target, force=force)
+    trained = load_trained(Path(model), say, averaged=averaged)
     if trained.model.spec.unserved:
         say(f"{trained.model.spec.unserved}: a served model has none")
-    before, read = losses_on_text(trained, args, "fp32")
-    nbytes = write(trained, args.to, quantization, args.dtype, force=args.force)
-    after, _ = losses_on_text(load_trained(args.to, say), args, "fp32")
+    before, read = losses_on_text(trained, model, of_text, "fp32")
+    nbytes = write(trained, target, quantization, dtype, force=force)
+    after, _ = losses_on_text(load_trained(target, say), to, of_text, "fp32")
     asked = {
-        "directory": args.to, "weights": trained.weights, "bits": args.bits, "group_size": quantization.group_size,
-        "format": quantization.format, "matrices": nbytes.matrices, "dtype": args.dtype, **read,
+        "directory": target, "weights": trained.weights, "bits": bits, "group_size": quantization.group_size,
+        "format": quantization.format, "matrices": nbytes.matrices, "dtype": dtype, **read,
     }  # fmt: skip
     sizes = {name: getattr(nbytes, name) for name in ("before", "after", "codes", "scales", "whole")}
     return page(PairedLosses(before, after), sizes, asked)

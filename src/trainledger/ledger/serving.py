@@ -141,12 +141,7 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
     whole = [(logits.elements * group.ranks, logits.dtype)]
     with tape.at("lm_head"):
         tape.collective(
-            "all_gather",
-            group,
-            logits.nbytes * group.ranks,
-            reads=[logits],
-            makes=whole,
-            category="logits and loss",
+            "all_gather", group, logits.nbytes * group.ranks, reads=[logits], makes=whole, category="logits and loss"
         )
 
 

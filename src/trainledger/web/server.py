@@ -57,6 +57,7 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         redoc_url=None,
         redirect_slashes=False,
         summary="What a training run costs: the calculators of the page and the command line.",
+        responses=openapi.refusals(with_token=with_token),
     )
     desk = Desk(calculators)
     app.state.jobs = desk.jobs
@@ -80,7 +81,7 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
         response_class=Response,
         operation_id="calculators",
         summary="all calculators with their fields, presets and slider stops",
-        openapi_extra=openapi.LISTING,
+        responses={200: {"model": list[openapi.Listed], "description": "the calculators"}},
     )
     for way in openapi.WAYS:
         for calculator in calculators.values():
@@ -95,8 +96,10 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     for path in ("/", "/{name}"):
         app.add_api_route(path, static, include_in_schema=False)
     app.add_exception_handler(HTTPException, wrong)
-    made = app.openapi
-    app.openapi = lambda: app.openapi_schema or openapi.whole(made(), with_token=with_token)  # type: ignore[method-assign]
+    if with_token:  # `guard.Guard` asks for it
+        described = app.openapi()
+        described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"token": []}]
     return app
 
 

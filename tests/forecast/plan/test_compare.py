@@ -14,7 +14,7 @@ from planned_runs import ALONE, SHARDED
 
 import trainledger as tl
 from drawn import marks
-from trainledger.answers.pages.compare import about, figures, page
+from trainledger.answers.compare import about, figures, page
 from trainledger.cli import main
 from trainledger.forecast.plan.compare import compare, reasons
 from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
@@ -134,8 +134,8 @@ def test_an_override_is_written_so_that_it_reads_back() -> None:
 
 
 def test_the_text_fits_a_terminal() -> None:
-    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
-    assert max(len(line) for line in text(page(found, names=("a-run.toml", "another.toml"))).splitlines()) <= 80
+    found = replace(tl.compare(tl.load(ALONE), tl.load(SHARDED)), names=("a-run.toml", "another.toml"))
+    assert max(len(line) for line in text(page(found)).splitlines()) <= 80
     assert len(repr(found)) < 100
 
 
@@ -154,7 +154,7 @@ def test_a_difference_too_small_to_show_has_no_sign() -> None:
 
 def test_the_figures_hold_both_sides() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
-    time, memory = figures(found, ("one", "other"))
+    time, memory = figures(replace(found, names=("one", "other")))
     assert [each.name for each in marks(time, Bars)] == ["a: one", "b: other"]
     *parts, whole = marks(memory, Bars)[0].ends
     assert sum(parts) == pytest.approx(sum(each.a for each in found.memory) / 1e9) == whole
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_drawn_and_said() -> None:
     given = [each.usable_nbytes for each in (found.forecast_a, found.forecast_b)]
     assert [each.start for each in lines] == [each / 1e9 for each in given if each]
     assert [each.text[:3] for each in lines] == ["a: ", "b: "]
-    said = " ".join(about(found, ("one", "other")))
+    said = " ".join(about(replace(found, names=("one", "other"))))
     assert "a: one" in said
     assert "1 x l4" in said
     assert "a does NOT fit: " in said
@@ -211,7 +211,7 @@ def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest
 
 def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "gpt2"]) == 2
-    sentence = "B: there is nothing to compare with: name a second plan, or change this one with --set-b\n"
+    sentence = "B: is missing: name a second plan, or change this one with --set-b\n"
     assert capsys.readouterr() == ("", sentence)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.answers.einsum_times import devices_named, einsum_times
+from trainledger.answers.einsum import devices_named, einsum_times
 from trainledger.forecast.predict.einsum_time import Matmul, einsum_time, matmul, swept
 from trainledger.forecast.predict.kernel import matmul_seconds, tiling
 from trainledger.spec.problem import InvalidInput

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from trainledger.answers.budgets.compare import Tolerance, read_tolerances
 from trainledger.answers.budgets.summary import Summary, operation, summarize
+from trainledger.answers.question import count, text
 from trainledger.spec.device import KERNELS
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import NO_FIELD, from_plain
@@ -25,10 +26,44 @@ _VERSIONED = ("torch", "transformers")  # libraries whose versions may move a fi
 CLOSED_FORM, TRACE = "closed form", "trace"
 PROJECT = "pyproject.toml"
 _OF_RUN = ("set", "by")
-_OF_CODE = "input label step loss dtype autocast kernels checkpointing grad_accum first_step world_size rank"
 _OF_ONE_DEVICE = ("dtype", "autocast", "checkpointing", "grad_accum")  # a program of many ranks does these itself
 _KINDS = ("run", "module", "hf")
 _LISTS = ("set", "input", "checkpointing")
+
+
+class OfStep(TypedDict, total=False):
+    """Your own code: what a step of a module is called with, its loss and its optimizer."""
+
+    input: Annotated[
+        Sequence[str],
+        text(
+            "an input of the model, such as int64[8,2048] or labels=int64[8,2048]; may be repeated",
+            several=True,
+            metavar="SHAPE",
+        ),
+    ]
+    loss: Annotated[
+        str,
+        text(
+            "a part of what the model returns (.loss, .1), package.module:function of it, mean, sum, or a loss of "
+            "torch.nn.functional (the output itself or its .loss)"
+        ),
+    ]
+    label: Annotated[str, text("what the loss compares the output with, such as int64[8,2048]", metavar="SHAPE")]
+    step: Annotated[str, text("forward, backward, or an optimizer such as adamw-fused (adamw)")]
+    autocast: Annotated[str, text("run forward under autocast, such as bf16", metavar="DTYPE")]
+    dtype: Annotated[str, text("the format of what is built without one (fp32, or the configuration's)")]
+    kernels: Annotated[str, text("whose: cpu, cuda, sm90, sm100 (cpu; the --device's)")]
+    grad_accum: Annotated[int, count("micro-batches in a step (1)")]
+    checkpointing: Annotated[
+        Sequence[str],
+        text("recompute modules in backward, such as layers.*; may be repeated", several=True, metavar="PATHS"),
+    ]
+    world_size: Annotated[
+        int, count("the code is a program for torchrun: the step of one rank of N, with its collectives")
+    ]
+    rank: Annotated[int, count("which rank of the world (0)", least=0, metavar="R")]
+    first_step: Annotated[bool, text("the step that creates the optimizer's state", default=False)]
 
 
 @frozen(kw_only=True)
@@ -67,7 +102,7 @@ class Target:
             rule = 'must be one of run = "run.toml", module = "package.module:build" and hf = "config.json"'
             yield Problem(" and ".join(kinds) or "run, module or hf", None, rule)
             return
-        theirs, kind = (_OF_CODE.split(), "module or hf") if self.run else (_OF_RUN, "run")
+        theirs, kind = (tuple(OfStep.__annotations__), "module or hf") if self.run else (_OF_RUN, "run")
         yield from self._given(theirs, f"is for a target with {kind}")
         if self.world_size and self.module:
             yield from self._given(_OF_ONE_DEVICE, "is decided by a program of many ranks itself")
@@ -212,12 +247,12 @@ def evaluate(name: str, target: Target, root: Path) -> Evaluation:
 def _uncounted(ledger: Ledger) -> list[str]:
     """A sentence for each operation without a rule, with the lines that it runs at."""
     notes = []
-    for name, count in ledger.uncounted:
+    for name, calls in ledger.uncounted:
         unknown = [entry for entry in ledger.entries if entry.kind == "unknown" and entry.name == name]
         lines = sorted({each.line for each in unknown if each.line})
         at = f" at {', '.join(lines)}" if lines else ""
         notes.append(
-            f"{count} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"
+            f"{calls} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"
         )
     return notes
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from trainledger.answers.pages.memory import memory_chart
-from trainledger.forecast.plan.plan import Plan
+from trainledger.forecast.plan.plan import Plan, RuleOfThumb
 from trainledger.forecast.predict.forecast import NAPKIN, Bar
 from trainledger.forecast.predict.parallel_step import spans
 from trainledger.forecast.predict.streams import Span
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import RankAccount
 from trainledger.report.chart import COLOURS, FAINT, PALE, WHITE, Axis, Bars, Chart, Line, Mark, bar_chart, significant
-from trainledger.report.document import Table
+from trainledger.report.document import Amount, Table
 from trainledger.spec.units import format_percent, format_seconds
 
 _COLOUR_OF = {
@@ -155,3 +155,13 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
         )
     title = f"One optimizer step: {format_seconds(last)}{note}"
     return Chart(title, tuple(marks), Axis(f"time ({unit})", ends=(0, last / scale)), Axis(names=tuple(lanes)))
+
+
+def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
+    """Rules of thumb and how far each is off the ledger."""
+    rows = tuple(
+        (each.quantity, each.rule, Amount(each.by_rule, each.unit), Amount(each.by_ledger, each.unit), each.error)
+        for each in rules
+    )
+    columns = ("", "rule of thumb", "estimate", "ledger", "error")
+    return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")

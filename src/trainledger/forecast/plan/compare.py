@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 @frozen
 class Row:
-    """One quantity of both plans; None where it is not known. ``unit`` is as in `answers.pages.compare`."""
+    """One quantity of both plans; None where it is not known. ``unit`` is as in `answers.compare`."""
 
     name: str
     unit: str
@@ -66,13 +66,13 @@ class Ratio:
 
 
 @frozen
-class Comparison(Answer, report="pages.compare"):
+class Comparison(Answer, report="compare"):
     """Two runs and their forecasts.
 
     ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to the memory of its peak rank, so
     that their differences sum to the difference exactly; empty where one of the two is not known. Parts of a time that
     differ only by the rounding of seconds are equal. ``ratio`` says how sure the difference of the times is; None where
-    nothing published says it.
+    nothing published says it. ``names`` are what the runs are called.
     """
 
     a: Run
@@ -85,6 +85,7 @@ class Comparison(Answer, report="pages.compare"):
     times: tuple[Part, ...]
     memory: tuple[Part, ...]
     ratio: Ratio | None = None
+    names: tuple[str, ...] = ("a", "b")
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.fields)} fields differ; {self.of}: {_total(self.times) / 1e9:+.6g} s)"

@@ -44,7 +44,7 @@ class Formula:
 
 
 @frozen(kw_only=True)
-class Napkin(Answer, report="pages.napkin"):
+class Napkin(Answer, report="napkin"):
     """What five numbers say about a training run; ``solved`` names the one that followed from the others.
 
     ``count`` is whole devices; ``count_exact`` is what the equation gives. ``static_nbytes`` and

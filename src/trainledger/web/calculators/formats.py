@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainledger.answers.pages import formats as report
+from trainledger.answers import dtype as report
 from trainledger.answers.pages.format_figures import bits_chart, bits_table, steps_chart, uses_table
 from trainledger.spec.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
 from trainledger.tensors.number import (
@@ -77,7 +77,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     )
     rounded = [] if number is None else [each.rounded(number) for each in floating]
     return Reply(
-        document=report.formats(chosen, number, named, inside),
+        document=report.page(chosen, number, named, inside),
         headlines=tuple(_headlines(number, rounded, floating, inside, named)),
         verdict=_verdict(number, rounded, chosen),
         tone=PLAIN if not named else BAD if any(each.fate in _LOST for each in rounded) else GOOD,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger import catalog
-from trainledger.answers.einsum_times import devices_named, einsum_times
-from trainledger.answers.pages.einsum import causes_table, cut_text, einsum, times_table
+from trainledger.answers.einsum import causes_table, cut_text, devices_named, einsum_times, page, times_table
 from trainledger.answers.pages.einsum_figures import roofline_chart, sweep_chart, sweep_table
 from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.forecast.plan.napkin import short
@@ -40,7 +39,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
     devices = devices_named(query["device"])
     times = einsum_times(one, devices)
     return Reply(
-        document=einsum(one, times),
+        document=page(one, times),
         headlines=tuple(_headlines(one, times)),
         verdict=_verdict(one, times),
         tone=PLAIN if any(each.bound_seconds is not None for each in times) else UNKNOWN,
@@ -173,7 +172,7 @@ def _notes(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[str]:
 
 def _python(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, devices: str) -> str:
     return (
-        "from trainledger.answers.einsum_times import devices_named, einsum_times\n"
+        "from trainledger.answers.einsum import devices_named, einsum_times\n"
         "from trainledger.tensors.einsum import einsum\n\n"
         f"one = einsum({equation!r}, {list(shapes)!r}, {dtype!r})\n"
         "print(one.flops, one.nbytes, one.intensity)\n"

@@ -11,9 +11,9 @@ from math import prod
 from typing import Any
 
 import trainledger as tl
+from trainledger.answers.explain import account_terms
 from trainledger.answers.pages import interval
 from trainledger.answers.pages.device_memory import device_chart, device_table
-from trainledger.answers.pages.explain import account_terms
 from trainledger.answers.pages.memory import memory_chart, phases_table
 from trainledger.answers.pages.peak import place
 from trainledger.answers.pages.published import NEAREST
@@ -226,11 +226,7 @@ def _at_the_peak(plan: Plan) -> str:
     return f"The peak is at {place(entry)}{without}."
 
 
-_SHARDED = (
-    ("1", "optimizer state (ZeRO-1)"),
-    ("2", "and gradients (ZeRO-2)"),
-    ("3", "and parameters (ZeRO-3, FSDP)"),
-)
+_SHARDED = (("1", "optimizer state (ZeRO-1)"), ("2", "and gradients (ZeRO-2)"), ("3", "and parameters (ZeRO-3, FSDP)"))
 
 
 def _axis(name: str, title: str, most: int) -> Field:

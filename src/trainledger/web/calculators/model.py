@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import trainledger as tl
+from trainledger.answers.explain import account_terms
 from trainledger.answers.load import resolve
-from trainledger.answers.pages.explain import account_terms
 from trainledger.answers.pages.model import (
     components_chart,
     components_table,

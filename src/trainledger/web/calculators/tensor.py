@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainledger.answers.pages import tensors as report
+from trainledger.answers import tensor as report
 from trainledger.answers.pages.storage import (
     elements_chart,
     elements_table,
@@ -70,7 +70,7 @@ def _drawn(query: Query, steps: Sequence[Strided]) -> int:
 def _document(one: Tensor, chained: Chain, index: Sequence[int], found: Sequence[int | None]) -> Document:
     """As the command line has it: a tensor alone without operations and index."""
     if not chained.steps and not chained.failed and not found:
-        return report.tensor(one)
+        return report.alone(one)
     return report.chain(one, chained, index, found)
 
 

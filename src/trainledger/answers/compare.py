@@ -1,15 +1,20 @@
-"""The document of two plans compared: what they say differently, what they cost, and why."""
+"""Two plans compared: what they say differently, what they cost, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from trainledger.answers.cost import predict
+from trainledger.answers.load import Source, resolve
 from trainledger.answers.pages.heading import of_run
 from trainledger.answers.pages.interval import chance, ends, fits
 from trainledger.answers.pages.plain_data import named, plain, run_data
+from trainledger.answers.question import Progress, question, silent, text, word
+from trainledger.answers.source import also, listed
 from trainledger.forecast.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
+from trainledger.forecast.plan.compare import compare as compared
 from trainledger.report.chart import Band, Chart, bar_chart, beside, significant, usable_memory
 from trainledger.report.document import (
     Amount,
@@ -25,14 +30,52 @@ from trainledger.report.document import (
     signed,
 )
 from trainledger.report.table import sentence
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.units import GIGA, counted, format_nbytes, format_percent
 
 _NANO = 1e-9
-_NAMES = ("a", "b")
 
 
-def page(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
-    """Both runs; ``names`` are what they are called."""
+def _changes(whose: str) -> Any:
+    help = f"change one field of {whose}; may be repeated"
+    return text(help, several=True, flag=f"--set-{whose.lower()}", metavar="SECTION.FIELD=VALUE")
+
+
+@question()
+def compare(
+    a: Annotated[Source, word("the first plan")] = "run.toml",
+    b: Annotated[Source | None, word("the second; absent = A again", metavar="B")] = None,
+    overrides: Overrides = (),
+    *,
+    changes_a: Annotated[Sequence[str], _changes("A")] = (),
+    changes_b: Annotated[Sequence[str], _changes("B")] = (),
+    progress: Progress = silent,
+) -> Comparison:
+    """Two plans side by side: which fields differ, what each costs, and which causes make up the difference.
+
+    A and B are run files, models of the catalog or Hugging Face config.json files. Without B it is A again, changed by
+    --set-b: trainledger compare run.toml --set-b recipe.activation_checkpointing=full
+
+    ``overrides`` change both. Raises `InvalidInput`.
+    """
+    if b is None and not changes_a and not changes_b:
+        rule = "is missing: name a second plan, or change this one with --set-b"
+        raise InvalidInput([Problem("B", None, rule)])
+    sides = {"a": (a, changes_a), "b": (a if b is None else b, changes_b)}
+    one, other = (resolve(run, _with(overrides, changes), progress=progress) for run, changes in sides.values())
+    names = (" ".join([run if isinstance(run, str) else side, *changes]) for side, (run, changes) in sides.items())
+    return replace(compared(one, predict(one), other, predict(other)), names=tuple(names))
+
+
+def _with(overrides: Overrides, changes: Sequence[str]) -> Overrides:
+    given = also((), overrides) if changes and isinstance(overrides, Mapping) else listed(overrides)
+    return [*given, *changes] if changes else given
+
+
+def page(found: Comparison) -> Document:
+    """Both runs under the names by which they were asked for."""
+    names = found.names
     body: list[Content] = []
     why = tuple(map(sentence, _sentences(found))) if found.fields else ()
     if found.fields:
@@ -51,9 +94,9 @@ def page(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
         title="Two runs compared",
         verdict="".join(why[:1]) or "The two runs have the same value in every field.",
         sections=sections([f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)], *body),
-        about=tuple(about(found, names)),
+        about=tuple(about(found)),
         data=lambda: {"a": names[0], "b": names[1], **_data(found)},
-        figures=lambda: figures(found, names),
+        figures=lambda: figures(found),
     )
 
 
@@ -179,7 +222,7 @@ def _whole(parts: tuple[Part, ...]) -> Part:
     return Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
 
 
-def figures(found: Comparison, names: Sequence[str] = _NAMES) -> list[Chart]:
+def figures(found: Comparison) -> list[Chart]:
     """The causes of the time and the categories of memory, a and b."""
     charts = []
     if found.times:
@@ -188,12 +231,12 @@ def figures(found: Comparison, names: Sequence[str] = _NAMES) -> list[Chart]:
             (each for each in ((86400.0, "days"), (3600.0, "hours"), (1.0, "seconds")) if largest >= each[0]),
             (1e-3, "milliseconds"),
         )
-        charts.append(_bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale))
+        charts.append(_bars(f"Time of {found.of}", unit, found.times, found.names, _NANO / scale))
     if found.memory:
         usable = (
             list(_usable(found)) if any(each.fits is False for each in (found.forecast_a, found.forecast_b)) else []
         )
-        charts.append(_bars("Memory of the peak rank", "GB", found.memory, names, 1 / GIGA, usable))
+        charts.append(_bars("Memory of the peak rank", "GB", found.memory, found.names, 1 / GIGA, usable))
     return charts
 
 
@@ -207,11 +250,11 @@ def _usable(found: Comparison) -> Iterator[Band]:
         yield from (replace(each, text=f"{letter}: {each.text}") for each in usable_memory(nbytes))
 
 
-def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
+def about(found: Comparison) -> list[str]:
     """What the page of the figures says above them: both runs, and whether each fits its device."""
     lines = []
     for letter, name, run, forecast in zip(
-        "ab", names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
+        "ab", found.names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
     ):
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
@@ -224,10 +267,7 @@ def _bars(
     title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float, more: Sequence[Band] = ()
 ) -> Chart:
     shown = [*(each for each in parts if each.a or each.b), _whole(parts)]
-    sides = {
-        f"a: {names[0]}": [each.a * scale for each in shown],
-        f"b: {names[1]}": [each.b * scale for each in shown],
-    }
+    sides = {f"a: {names[0]}": [each.a * scale for each in shown], f"b: {names[1]}": [each.b * scale for each in shown]}
 
     def said(side: str, row: int) -> str:
         part = shown[row]

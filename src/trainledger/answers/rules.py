@@ -1,26 +1,55 @@
-"""The document of rules of thumb and conventions of counting, for one run."""
+"""Rules of thumb and conventions of counting, for one run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import kernels_of
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.pages.plan_figures import rules_table
+from trainledger.answers.plan import planned
+from trainledger.answers.question import Progress, question, silent
 from trainledger.forecast.plan.plan import Plan, RuleOfThumb, StepFact, step_facts
 from trainledger.ledger.rules_of_thumb import CONVENTIONS
-from trainledger.report.document import Amount, Content, Document, Table, details, sections
+from trainledger.report.document import Answer, Content, Document, Table, details, sections
 from trainledger.report.table import sentence
+from trainledger.spec.frozen import frozen
+from trainledger.spec.reading import Overrides
+from trainledger.spec.run import Run
 
 
-def page(plan: Plan, backend: str) -> Document:
+@frozen
+class Rules(Answer, report="rules"):
+    """The plan whose rules of thumb are compared with its ledger."""
+
+    plan: Plan
+
+    @property
+    def run(self) -> Run:
+        return self.plan.run
+
+
+@question(plots=False)
+def rules(run: Source, overrides: Overrides = (), *, progress: Progress = silent) -> Rules:
+    """Rules of thumb and the ledger of a run: each rule's error and what it leaves out; and the FLOPs of a step by
+    each convention in use.
+
+    Raises `InvalidInput`.
+    """
+    return Rules(planned(resolve(run, overrides, progress=progress)))
+
+
+def page(answer: Rules) -> Document:
     """Each rule and what the ledger counts, what the recipe does in a step, and FLOPs by each convention."""
-    run, ledger = plan.run, plan.ledger
+    plan, run, ledger = answer.plan, answer.run, answer.plan.ledger
     facts = step_facts(run, ledger)
     counted = {name: each.flops(run, ledger) for name, each in CONVENTIONS.items()}
     return Document(
         title=f"Rules of thumb for {run.model.name}",
         sections=sections(
-            heading(run, backend),
+            heading(run, kernels_of(run)),
             rules_table(plan.rules),
             _conventions(counted, ledger.tokens),
             *details("what each rule assumes", dict.fromkeys(_why(rule) for rule in plan.rules)),
@@ -59,13 +88,3 @@ def _conventions(counted: dict[str, float], tokens: int) -> Table:
     rows = tuple((name, each.formula, counted[name], counted[name] / tokens) for name, each in CONVENTIONS.items())
     columns = ("convention", "counts", "a step", "a token")
     return Table("conventions", columns, rows, units=("", "", "flops", "flops"), align="llrr")
-
-
-def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
-    """Rules of thumb and how far each is off the ledger."""
-    rows = tuple(
-        (each.quantity, each.rule, Amount(each.by_rule, each.unit), Amount(each.by_ledger, each.unit), each.error)
-        for each in rules
-    )
-    columns = ("", "rule of thumb", "estimate", "ledger", "error")
-    return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")

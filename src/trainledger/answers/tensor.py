@@ -1,20 +1,26 @@
-"""The documents of tensors, chains of operations, and patterns of einops."""
+"""Tensors, chains of operations on them, and patterns of einops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trainledger.answers.pages.plain_data import named
-from trainledger.report.document import Cell, Code, Content, Document, Section, Table, section, sections
+from trainledger.answers.question import question, text, word
+from trainledger.report.document import Answer, Cell, Code, Content, Document, Section, Table, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.dtypes import BLOCK_FORMATS
+from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import Problem
 from trainledger.spec.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes
+from trainledger.tensors.chain import chain as chained
+from trainledger.tensors.chain import places as places_in
+from trainledger.tensors.chain import read_index
+from trainledger.tensors.einsum import Tensor, read_tensor
 from trainledger.tensors.strided import list_text
 
 if TYPE_CHECKING:
     from trainledger.tensors.einops import Rearranged
-    from trainledger.tensors.einsum import Tensor
     from trainledger.tensors.strided import Chain, Strided
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
@@ -23,7 +29,46 @@ _VIEW = "A view: nothing is copied."
 _ROW_MAJOR = "Row-major. Elementwise: one operation per element (ReLU, a square) that reads the tensor and writes one."
 
 
-def tensor(one: Tensor) -> Document:
+@frozen
+class Operated(Answer):
+    """A tensor and what operations make of it; ``failure`` is of the first that fails."""
+
+    written: Document
+    failure: Problem | None = None
+
+    def document(self, **options: Any) -> Document:
+        return self.written
+
+
+@question(impossible=lambda answer: answer.failure, intermixed=True, plots=False, trains=False)
+def tensor(
+    tensor: Annotated[str, word('a format and a shape, such as "float32[4,8]"')],
+    operations: Annotated[
+        Sequence[str], word('such as transpose:0,1 or "view(32)"', several=True, metavar="OPERATION")
+    ] = (),
+    *,
+    at: Annotated[str | None, text("where the element of this index lies, such as 1,2", metavar="INDEX")] = None,
+    draw: Annotated[bool, text("draw the storage after each step, not only after the last")] = False,
+) -> Operated:
+    """A tensor such as "float32[4,8]", and what operations such as transpose and "view(32)" make of it.
+
+    Alone: bytes in every unit, strides, and what one operation on each element costs. With operations, as one would
+    write them after the tensor in torch: shape, strides, offset and storage after each, which is a view, which copies
+    how many bytes, which fails and what works in its place. transpose:0,1 is short for "transpose(0,1)", "[:,1]" picks
+    a part; view and reshape alone flatten.
+
+    Raises `InvalidInput`.
+    """
+    one = read_tensor(tensor)
+    if not operations and at is None and not draw:
+        return Operated(alone(one))
+    after = chained(one, operations)
+    index = () if at is None else read_index(at)
+    offsets = [] if at is None else places_in(after, index)
+    return Operated(chain(one, after, index, offsets, draw=draw), after.failure)
+
+
+def alone(one: Tensor) -> Document:
     """A tensor alone: bytes in every unit, its layout, and what an operation on each element costs."""
     return Document(one.dtype, sections(*_tensor(one)), data=lambda: _tensor_data(one))
 

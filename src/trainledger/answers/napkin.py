@@ -1,16 +1,47 @@
-"""The document of a napkin: the run in a line, its formulas with numbers, its static state, and the sources."""
+"""A run on a napkin: in a line, its formulas with numbers, its static state, and the sources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from trainledger.forecast.plan.napkin import Napkin, headline
+from trainledger.answers.question import question, text
+from trainledger.forecast.plan import napkin as solved
+from trainledger.forecast.plan.napkin import Napkin, headline, why_impossible
 from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.report.document import Document, Table, section, sections
+from trainledger.spec.device import Device
 from trainledger.spec.units import format_flops_per_second, format_gigabytes, format_nbytes
 
 _NAMES = {"flops": "FLOPs", "device_hours": "device-hours", "tokens_per_parameter": "tokens/parameter", "kwh": "energy"}
+
+
+@question(impossible=why_impossible, plots=False)
+def napkin(
+    *,
+    device: Annotated[str | Device, text("a device of the catalog, or this-machine")],
+    params: Annotated[Any, text('parameters, such as "70B"')] = None,
+    tokens: Annotated[Any, text('tokens, such as "15T"; "20x" is 20 per parameter', metavar="D")] = None,
+    count: Annotated[Any, text("how many devices")] = None,
+    days: Annotated[Any, text('days, or a time such as "2w"')] = None,
+    mfu: Annotated[Any, text("share of the peak that is reached, such as 0.5 or 50%")] = None,
+    price: Annotated[Any, text("money per device-hour, for the bill")] = None,
+    dtype: Annotated[str | None, text("whose peak counts; bf16 where the device has it, else fp16")] = None,
+) -> Napkin:
+    """Days, FLOPs, device-hours and static bytes of a training run from rules of thumb.
+
+    Give four of --params, --tokens, --count, --days and --mfu; the fifth is solved for. Exit code 2 where that needs
+    more than the peak of the devices.
+
+    Raises `InvalidInput`. `trainledger.forecast.plan.napkin` has the method.
+
+    >>> answer = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu=0.5)
+    >>> round(answer.days, 1), answer.devices_for_static["fp32-adamw"]
+    (143.9, 14)
+    """
+    return solved.napkin(
+        device=device, params=params, tokens=tokens, count=count, days=days, mfu=mfu, price=price, dtype=dtype
+    )
 
 
 def page(answer: Napkin) -> Document:

@@ -1,29 +1,160 @@
-"""The document of an explained account: every line with its formula, its numbers and its source."""
+"""An explained account: every line with its formula, its numbers and its source; and its page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import device_of, kernels_of, machine_of
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.interval import of_memory, of_steps
 from trainledger.answers.pages.model import components_table
 from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.answers.question import Progress, count, nbytes, question, silent, text, word
+from trainledger.forecast.explain import account as explained
 from trainledger.forecast.explain.account import Part
-from trainledger.forecast.explain.envelope import Envelope
-from trainledger.forecast.predict.device_memory import DeviceMemory
-from trainledger.forecast.predict.roofline import RooflineRow
-from trainledger.ledger.model.parameters import forward_flops, parameters
-from trainledger.report.document import Amount, Cell, Document, Table, Term, Terms, details, notes, section, sections
+from trainledger.forecast.explain.envelope import Envelope, envelope
+from trainledger.forecast.explain.symbols import MEANINGS
+from trainledger.forecast.explain.symbols import symbolic as with_symbols
+from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
+from trainledger.forecast.predict.parallel_step import layout_time
+from trainledger.forecast.predict.roofline import RooflineRow, roofline_table
+from trainledger.ledger.model.parameters import forward_flops, leaves_of, parameters
+from trainledger.ledger.ranks import accounts, heaviest
+from trainledger.report.document import (
+    Amount,
+    Answer,
+    Cell,
+    Document,
+    Table,
+    Term,
+    Terms,
+    details,
+    notes,
+    section,
+    sections,
+)
 from trainledger.report.table import sentence
-from trainledger.spec.device import ErrorModel
+from trainledger.spec.device import Device, ErrorModel
+from trainledger.spec.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_count, format_flops, format_nbytes, format_seconds
 
 UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
 _LINES = 16  # of the short answer
 _KEYS = UNITS | {"parameters": "parameters"}
+_LONGEST = 15  # operations and collectives of a step
+
+
+@frozen
+class Explained(Answer):
+    """An account of a run, explained by its document."""
+
+    run: Run
+    written: Document
+
+    def document(self, **options: Any) -> Document:
+        return self.written
+
+
+@question(plots=False)
+def explain(
+    what: Annotated[str, word("which account", choices=tuple(UNITS))],
+    run: Source = "run.toml",
+    overrides: Overrides = (),
+    *,
+    symbolic: Annotated[
+        str | None, text("leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V", metavar="SIZE")
+    ] = None,
+    memory: Annotated[
+        int | None,
+        nbytes(
+            "memory for the tensors at the peak, such as 80GB; absent: that of the device, less what is outside them",
+            metavar="BYTES",
+        ),
+    ] = None,
+    stage: Annotated[
+        int | None,
+        count("the stage of a pipeline, counted from 0 (of memory the one that needs most, else 0)", least=0),
+    ] = None,
+    top: Annotated[
+        int | None, count(f"of time: so many of the longest operations and collectives ({_LONGEST})")
+    ] = None,
+    progress: Progress = silent,
+) -> Explained:
+    """Every line of an account: its formula, the formula with numbers, its basis and its source.
+
+    With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
+
+    Raises `InvalidInput`.
+    """
+    run = resolve(run, overrides, progress=progress)
+    if stage is not None and stage >= run.layout.pipeline:
+        rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
+        raise InvalidInput([Problem("--stage", stage, rule, run.layout.pipeline - 1)])
+    if stage is None and what == "memory" and run.layout.pipeline > 1:
+        stage = heaviest(accounts(run, backend=kernels_of(run))).stage
+    if top is not None and what != "time":
+        raise InvalidInput([Problem("--top", top, f"is of time; of {what} every line is printed")])
+    if symbolic is not None:
+        if what != "memory":
+            raise InvalidInput([Problem("--symbolic", symbolic, f"explains memory, not {what}", "memory")])
+        return Explained(run, _over(run, symbolic, memory, stage or 0))
+    if memory is not None:
+        raise InvalidInput([Problem("--memory", memory, "goes with --symbolic")])
+    if what == "time":
+        if stage:
+            rule = "with time the slowest stage is explained, whichever that is"
+            raise InvalidInput([Problem("--stage", stage, rule, 0)])
+        return Explained(run, _time(run, top or _LONGEST))
+    return Explained(run, _account(run, what, stage or 0))
+
+
+def _account(run: Run, what: str, stage: int) -> Document:
+    """Memory, flops or parameters of a stage."""
+    account = with_symbols(run, backend=kernels_of(run), stage=stage)
+    parts, held, device = getattr(explained, what)(account), None, device_of(run)
+    if what == "memory" and device is not None:
+        reserved = tuple((name, account.number(nbytes)) for name, nbytes in account.ledger.reserved)
+        held = memory_of_device(run, int(parts[-1].total), device, reserved)
+        if not held.tensors_alone:
+            parts += (explained.outside_tensors(held),)
+    legend = {
+        str(size): (value, MEANINGS[str(size)]) for size, value in account.values.items() if str(size) in MEANINGS
+    }
+    errors = None if device is None else device.errors
+    return page(run, kernels_of(run), what, parts, symbols=legend, stage=stage, held=held, errors=errors)
+
+
+def _time(run: Run, top: int) -> Document:
+    """The step by cause, its roofline by kind, and its operations."""
+    machine, device = machine_of(run), device_of(run)
+    if machine is None:
+        rule = "was not measured yet, so there are no times to explain; run `trainledger measure machine` once"
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
+    step = layout_time(accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
+    if step.seconds is None:
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
+    parts, rows = explained.time(step), roofline_table(step.entries, machine)
+    return time_document(run, kernels_of(run), parts, rows, top=top, errors=None if device is None else device.errors)
+
+
+def _over(run: Run, symbol: str, memory: int | None, stage: int) -> Document:
+    """The memory over one size, and the largest that fits."""
+    device, holds = device_of(run) if memory is None else None, None
+    if device is not None:
+        memory, holds = device.capacity_nbytes, _holds(run, device)
+    over = envelope(run, symbol, backend=kernels_of(run), memory_nbytes=memory, stage=stage, holds=holds)
+    return envelope_document(run, kernels_of(run), over, MEANINGS[symbol], stage=stage)
+
+
+def _holds(run: Run, device: Device) -> Callable[[int], bool]:
+    return lambda nbytes: memory_of_device(run, nbytes, device).fits is not False
 
 
 def page(

@@ -1,14 +1,21 @@
-"""The document of an einsum: its steps, its totals, and its time on devices with their tiles and waves."""
+"""An einsum: its steps, its totals, and its time on devices with their tiles and waves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
+from trainledger import catalog
 from trainledger.answers.pages.plain_data import named, plain
-from trainledger.answers.pages.tensors import totals
+from trainledger.answers.question import question, text, word
+from trainledger.answers.tensor import pattern, totals
+from trainledger.forecast.predict.einsum_time import EinsumTime, Matmul, einsum_time
+from trainledger.forecast.predict.kernel import Tiling
 from trainledger.report.document import Cell, Content, Document, Table, sections
 from trainledger.report.table import sentence
+from trainledger.spec.device import Device
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import (
     counted,
     format_flops,
@@ -17,16 +24,88 @@ from trainledger.spec.units import (
     format_percent,
     format_seconds,
 )
+from trainledger.tensors.chain import start_of
+from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
+from trainledger.tensors.einsum import Einsum, Tensor, read_shape
+from trainledger.tensors.einsum import einsum as costs_of
+from trainledger.tensors.number import known_format
 from trainledger.tensors.strided import list_text
 
-if TYPE_CHECKING:
-    from trainledger.forecast.predict.einsum_time import EinsumTime
-    from trainledger.forecast.predict.kernel import Tiling
-    from trainledger.tensors.einsum import Einsum
+MOST_DEVICES = 8
 
 
-def einsum(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
-    """An einsum: its steps, its totals, and what bounds it on devices (`answers.einsum_times.einsum_times`)."""
+@question(intermixed=True, plots=False)
+def einsum(
+    equation: Annotated[str, word('such as "ij,jk->ik", or a pattern of einops such as "b (h d) -> b h d"')],
+    shapes: Annotated[
+        Sequence[str], word("of each operand, as 1024,512; or a size, as h=8", several=True, metavar="SHAPE")
+    ] = (),
+    *,
+    reduce: Annotated[
+        str | None, text("how dims that vanish become one number: mean, sum, max ...", metavar="HOW")
+    ] = None,
+    dtype: Annotated[str, text("format of all tensors")] = "fp32",
+    device: Annotated[
+        str | None, text("devices of the catalog, commas between them, whose peaks bound the time")
+    ] = None,
+) -> Document:
+    """An einsum such as "ij,jk->ik" 1024,512 512,256: FLOPs, bytes, the cheapest order, and what bounds it.
+
+    With --device also the predicted time, and what tiles and waves cost; several devices are shown side by side.
+
+    Indices are letters, or words with spaces as in einops: "batch seq d_model, d_model d_ff -> batch seq d_ff". A
+    pattern of einops on one tensor, such as "b (h d) t -> b h t d" 2,64,10 h=8, is read too: what it rearranges,
+    repeats or, with --reduce, reduces, and whether that is a view or a copy.
+
+    Raises `InvalidInput`.
+    """
+    words, sizes = read_sizes(list(shapes))
+    operands = [read_shape(shape, f"shape {number}") for number, shape in enumerate(words, start=1)]
+    name = known_format(dtype, "--dtype")
+    if not is_pattern(equation, operands, sizes, reduce):
+        one = costs_of(equation, operands, name)
+        return page(one, () if device is None else einsum_times(one, devices_named(device, "--device")))
+    if device is not None:
+        rule = "bounds the time of an einsum; a pattern on one tensor moves bytes and is not timed"
+        raise InvalidInput([Problem("--device", device, rule)])
+    if len(operands) != 1:
+        rule = f"is a pattern on one tensor, and {len(operands)} shapes are given"
+        raise InvalidInput([Problem("equation", equation, rule)])
+    return pattern(rearranged(start_of(Tensor(name, operands[0])), equation, sizes, reduction=reduce or ""))
+
+
+def einsum_times(one: Einsum, devices: Iterable[Device]) -> tuple[EinsumTime, ...]:
+    """The time of an einsum in its cheapest order on each device: its bound, and what is predicted.
+
+    >>> from trainledger.tensors.einsum import einsum
+    >>> one = einsum("mk,kn->mn", [(4096, 4096), (4096, 4096)], "bf16")
+    >>> [(each.device, each.bound) for each in einsum_times(one, devices_named("h100-sxm, b200"))]
+    [('h100-sxm', 'compute'), ('b200', 'compute')]
+    """
+    matmuls = [
+        Matmul(
+            each.matmul,
+            one.dtype,
+            each.flops,
+            nbytes_in(each.read_elements, one.dtype),
+            nbytes_in(each.written_elements, one.dtype),
+        )
+        for each in one.steps
+    ]
+    return tuple(einsum_time(matmuls, each) for each in devices)
+
+
+def devices_named(text: str, field: str = "device") -> tuple[Device, ...]:
+    """The devices of the catalog in a text, commas between them; raises `InvalidInput`."""
+    names = [each.strip() for each in text.split(",") if each.strip()]
+    if len(names) > MOST_DEVICES:
+        rule = f"names {len(names)} devices, and {MOST_DEVICES} are compared at most"
+        raise InvalidInput([Problem(field, text, rule, ",".join(names[:MOST_DEVICES]))])
+    return tuple(catalog.device(each, field) for each in names)
+
+
+def page(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
+    """An einsum: its steps, its totals, and what bounds it on devices (`einsum_times`)."""
     operands = " and ".join(map(list_text, one.operands))
     steps = tuple(
         (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)

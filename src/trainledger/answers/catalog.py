@@ -1,16 +1,28 @@
-"""The documents of the catalog: its models, devices and links in tables, and one of them with all that is known."""
+"""The catalog: its models, devices and links in tables, and one of them with all that is known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from trainledger import catalog
+from trainledger import catalog as known
+from trainledger.answers.question import question, word
 from trainledger.forecast.plan.napkin import short
 from trainledger.report.document import Cell, Document, Table, sections
 from trainledger.spec.plain import to_plain
 
 KINDS = ("models", "devices", "links")
+
+
+@question(plots=False)
+def catalog(
+    what: Annotated[str | None, word("models, devices, links, or the name of one of them (all)")] = None,
+) -> Document:
+    """List the models, devices and links that are known by name, each with its source."""
+    if what is None or what in KINDS:
+        return of_kinds([what] if what else KINDS)
+    names = [*known.model_names(), *known.device_names(), *known.link_names()]
+    return of_one(known.known_as(what, names, "name"))
 
 
 def of_kinds(kinds: Sequence[str]) -> Document:
@@ -25,24 +37,17 @@ def of_one(name: str) -> Document:
     """All that the catalog says of a model, a device or a link; of a device also its ridge points."""
     entry = _entry(name)
     rows = tuple((key, _errors(value) if key == "errors" else _plain(value)) for key, value in entry.items() if value)
-    peaks = _peaks(name) if name in catalog.device_names() else None
-    return Document(
-        name,
-        sections(
-            Table(name, (name, ""), rows, align="ll"),
-            peaks,
-        ),
-        data=lambda: {name: entry},
-    )
+    peaks = _peaks(name) if name in known.device_names() else None
+    return Document(name, sections(Table(name, (name, ""), rows, align="ll"), peaks), data=lambda: {name: entry})
 
 
-_NAMES = {"models": catalog.model_names, "devices": catalog.device_names, "links": catalog.link_names}
+_NAMES = {"models": known.model_names, "devices": known.device_names, "links": known.link_names}
 
 
 def _entry(name: str) -> dict[str, Any]:
-    if name in catalog.model_names():
-        return catalog.model_entry(name)
-    entry: dict[str, Any] = to_plain(catalog.device(name) if name in catalog.device_names() else catalog.link(name))
+    if name in known.model_names():
+        return known.model_entry(name)
+    entry: dict[str, Any] = to_plain(known.device(name) if name in known.device_names() else known.link(name))
     return entry
 
 
@@ -68,7 +73,7 @@ def _errors(errors: dict[str, Any]) -> str:
 
 def _peaks(name: str) -> Table:
     """Each dense peak, its ratio to fp32's, and the ridge point: FLOPs per byte above which compute is the limit."""
-    device = catalog.device(name)
+    device = known.device(name)
     peaks, bandwidth = device.peak_flops_per_second, device.memory_bytes_per_second
     rows = tuple(
         (

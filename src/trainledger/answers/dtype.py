@@ -1,22 +1,73 @@
-"""The documents of number formats: what they hold, and what becomes of a number in each."""
+"""Number formats: what they hold, and what becomes of a number in each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 from trainledger.answers.pages.plain_data import named
+from trainledger.answers.question import question, text, word
 from trainledger.report.document import Content, Document, Section, Table, section, sections
 from trainledger.spec.dtypes import BLOCK_FORMATS, FORMATS, NumberFormat, Rounded
-from trainledger.tensors.number import TF32, WHOLE, InBlock, Whole, overflows_from, zero_up_to
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.tensors.number import (
+    TF32,
+    WHOLE,
+    InBlock,
+    Whole,
+    formats_and_blocks,
+    in_block,
+    is_format,
+    known_format,
+    overflows_from,
+    read_number,
+    zero_up_to,
+)
 
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
 _SPECIALS = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}
 
 
-def formats(
+@question(intermixed=True, plots=False)
+def dtype(
+    words: Annotated[
+        Sequence[str], word("a number such as 1e-8, a format such as fp8, or both", several=True, metavar="VALUE")
+    ] = (),
+    *,
+    format: Annotated[str | None, text("this format only, such as bf16 (all)", metavar="NAME")] = None,
+    largest: Annotated[
+        str | None,
+        text("the largest other magnitude in its block: what it becomes in formats in blocks", metavar="NUMBER"),
+    ] = None,
+) -> Document:
+    """A number in every floating-point format: what it becomes, its error, its bits, and the step to the next.
+
+    Without a number, the table of formats: range, smallest values, spacing, bytes, and what each suits. A format in
+    place of the number, or before it, shows that format only: fp16, fp8 (both of them), int (integers), mxfp4 (its
+    elements, and with --largest what becomes of the number in a block).
+
+    Raises `InvalidInput`.
+    """
+    given = [word for word in words if not is_format(word)]
+    numbers = [read_number(word) for word in given]
+    if len(numbers) > 1:
+        raise InvalidInput([Problem("value", given[1], "is a second number; one is shown at a time", given[0])])
+    number = numbers[0] if numbers else None
+    if format is not None and not is_format(format):
+        known_format(format, "--format", floating=True)
+    named = [word for word in words if word not in given] + ([] if format is None else [format])
+    chosen, blocks = formats_and_blocks(named)
+    if largest is None:
+        return page(chosen, number, named)
+    if number is None:
+        raise InvalidInput([Problem("--largest", largest, "is of a block with a number in it; give the number too")])
+    most = read_number(largest, "--largest")
+    return page(chosen, number, named, [in_block(block, number, most, "--largest") for block in blocks])
+
+
+def page(
     chosen: Sequence[NumberFormat | Whole],
     number: float | None = None,
     names: Sequence[str] = (),
