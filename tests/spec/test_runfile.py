@@ -340,6 +340,10 @@ def test_a_part_is_written_short_or_as_a_table_beside_a_preset():
         ({"job": {}, "model": {"flavor": "8B"}, "training": {"seq_len": 8192}, "parallelism":
           {"tensor_parallel_degree": 8}}, "run file: is a config of torchtitan, not a run file; nearest that works: "
          "--set recipe.seq_len=8192 --set layout.tensor=8"),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device":
+          "none"}}, "train_batch_size": 4}, "run file: is a config of DeepSpeed, not a run file; its offloading "
+         "(offload_optimizer) is not accounted for; nearest that works: --set layout.zero=3 "
+         "--set recipe.global_batch=4"),
         ({"zero_optimization": 5, "train_batch_size": "x"}, "run file: is a config of DeepSpeed, not a run file; "
          "nearest that works: trainledger init"),
     ],

@@ -1,79 +1,108 @@
-"""Readers and writers of what others write; here configuration files that are recognized by their keys."""
+"""Readers and writers of what others write; here configuration files of other programs, recognized by their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainledger.spec.problem import Problem
 
-_DEEPSPEED = (
-    "zero_optimization",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
+# Keys of each program's files, dots between a section and its key; two of them are its mark. Of programs whose files
+# have keys in common the one with more keys of its own comes first.
+_MARKS = {
+    "LLaMA-Factory": "finetuning_type cutoff_len template lora_target dataset_dir stage preprocessing_num_workers",
+    "axolotl": "base_model sequence_len micro_batch_size sample_packing num_epochs val_set_size dataset_prepared_path "
+    "adapter load_in_4bit load_in_8bit datasets lora_target_linear pad_to_sequence_len",
+    "torchtune": "model._component_ tokenizer._component_ optimizer._component_ loss._component_ dataset._component_",
+    "LLM Foundry": "device_train_microbatch_size max_duration train_loader eval_loader global_train_batch_size",
+    "GPT-NeoX": "pipe_parallel_size model_parallel_size attention_config pos_emb no_weight_tying gpt_j_residual "
+    "rotary_pct train_micro_batch_size_per_gpu norm init_method output_layer_init_method",
+    "nanotron": "parallelism.dp parallelism.tp parallelism.pp tokens.micro_batch_size tokens.sequence_length "
+    "model.model_config model.init_method data_stages general.project general.run",
+    "Lightning": "model.class_path data.class_path optimizer.class_path model.init_args data.init_args seed_everything",
+    "NeMo": "trainer.devices trainer.num_nodes trainer.precision trainer.max_steps exp_manager "
+    "model.micro_batch_size model.global_batch_size model.tensor_model_parallel_size model.megatron_amp_O2",
+    "Accelerate": "compute_environment distributed_type mixed_precision num_machines num_processes machine_rank "
+    "main_training_function rdzv_backend same_network fsdp_config deepspeed_config use_cpu",
+    "DeepSpeed": "zero_optimization train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
     "wall_clock_breakdown",
-)
-_TORCHTITAN = ("job", "training", "parallelism", "activation_checkpoint", "lr_scheduler")
-_AXES = {
-    "data_parallel_replicate_degree": "replicate",
-    "data_parallel_shard_degree": "shard",
-    "tensor_parallel_degree": "tensor",
-    "pipeline_parallel_degree": "pipeline",
-    "context_parallel_degree": "context",
-    "expert_parallel_degree": "expert",
+    "torchtitan": "job training parallelism activation_checkpoint lr_scheduler",
+    "Hugging Face's Trainer": "per_device_train_batch_size output_dir num_train_epochs gradient_accumulation_steps "
+    "max_steps save_strategy logging_steps save_steps lr_scheduler_type per_device_eval_batch_size",
 }
+# Fields of a run by the keys that mean them.
+_MEANT = {
+    "layout.zero": "zero_optimization.stage",
+    "recipe.seq_len": "training.seq_len sequence_len cutoff_len max_seq_length max_length tokens.sequence_length "
+    "model.encoder_seq_length seq_length max_seq_len tokenizer.max_seq_len",
+    "recipe.micro_batch": "training.local_batch_size train_micro_batch_size_per_gpu micro_batch_size "
+    "per_device_train_batch_size tokens.micro_batch_size model.micro_batch_size batch_size",
+    "recipe.global_batch": "train_batch_size model.global_batch_size global_train_batch_size "
+    "training.global_batch_size",
+    "recipe.steps": "training.steps max_steps tokens.train_steps trainer.max_steps train_iters",
+    "layout.replicate": "parallelism.data_parallel_replicate_degree",
+    "layout.shard": "parallelism.data_parallel_shard_degree",
+    "layout.tensor": "parallelism.tensor_parallel_degree parallelism.tp model.tensor_model_parallel_size "
+    "model_parallel_size",
+    "layout.pipeline": "parallelism.pipeline_parallel_degree parallelism.pp model.pipeline_model_parallel_size "
+    "pipe_parallel_size",
+    "layout.context": "parallelism.context_parallel_degree parallelism.context_parallel_size "
+    "model.context_parallel_size",
+    "layout.expert": "parallelism.expert_parallel_degree parallelism.expert_parallel_size "
+    "model.expert_model_parallel_size",
+}
+_DEEPEST = 4  # maps in one another
 
 
-def foreign_problem(table: Mapping[str, Any]) -> Problem | None:
-    """The problem of a file of DeepSpeed or torchtitan in place of ours; None for any other.
+def foreign_problem(table: Mapping[Any, Any]) -> Problem | None:
+    """The problem of a file of another program in place of ours; None for any other.
 
     >>> found = foreign_problem({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4})
     >>> found.rule, found.nearest
     ('is a config of DeepSpeed, not a run file', '--set layout.zero=2 --set recipe.micro_batch=4')
     """
-    programs: tuple[tuple[str, tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[str]]], ...] = (
-        ("DeepSpeed", _DEEPSPEED, _deepspeed),
-        ("torchtitan", _TORCHTITAN, _torchtitan),
-    )
-    for program, keys, meant in programs:
-        if sum(key in table for key in keys) >= 2:
-            sets = " ".join(f"--set {override}" for override in meant(table))
-            return Problem("", None, f"is a config of {program}, not a run file", sets or "trainledger init")
+    for program, marks in _MARKS.items():
+        if "model_type" not in table and sum(_at(table, key) is not None for key in marks.split()) >= 2:
+            sets = " ".join(f"--set {override}" for override in _meant(table))
+            if program not in ("DeepSpeed", "torchtitan"):  # whose files say nothing of the model
+                sets = f"trainledger plan MODEL {sets}".strip()
+            aside = ", ".join(sorted(set(_offloaded(table))))
+            rule = f"is a config of {program}, not a run file"
+            if aside:
+                rule += f"; its offloading ({aside}) is not accounted for"
+            return Problem("", None, rule, sets or "trainledger init")
     return None
 
 
-def _deepspeed(table: Mapping[str, Any]) -> Iterator[str]:
-    stage = _at(table, "zero_optimization", "stage")
-    if stage in (1, 2, 3):
-        yield f"layout.zero={stage}"
-    micro, whole = table.get("train_micro_batch_size_per_gpu"), table.get("train_batch_size")
-    if _is_count(micro):
-        yield f"recipe.micro_batch={micro}"
-    if _is_count(whole):
-        yield f"recipe.global_batch={whole}"
+def _meant(table: Mapping[Any, Any]) -> Iterator[str]:
+    for field, keys in _MEANT.items():
+        value = next((value for key in keys.split() if type(value := _at(table, key)) is int and value > 0), 0)
+        if value > field.startswith("layout") - (field == "layout.zero"):
+            yield f"{field}={value}"
     for name in ("bf16", "fp16"):
-        if _at(table, name, "enabled") is True:
+        own = table.get(name)
+        if own is True or (isinstance(own, Mapping) and own.get("enabled") is True):
             # DeepSpeed keeps 16-bit parameters and an fp32 copy of them with the optimizer, as fp16 here always does.
-            yield f"recipe.precision={name}"
-            if name == "bf16":
+            yield f"recipe.precision={name if isinstance(own, Mapping) else f'{name}-mixed'}"
+            if name == "bf16" and isinstance(own, Mapping):
                 yield "recipe.precision.master_weights=true"
 
 
-def _torchtitan(table: Mapping[str, Any]) -> Iterator[str]:
-    for theirs, ours in (("seq_len", "seq_len"), ("local_batch_size", "micro_batch"), ("steps", "steps")):
-        if _is_count(_at(table, "training", theirs)):
-            yield f"recipe.{ours}={_at(table, 'training', theirs)}"
-    for theirs, ours in _AXES.items():
-        ranks = _at(table, "parallelism", theirs)
-        if _is_count(ranks) and ranks > 1:
-            yield f"layout.{ours}={ranks}"
+def _offloaded(table: Mapping[Any, Any], depth: int = 0) -> Iterator[str]:
+    """Keys that move a part of the memory to the host."""
+    for key, value in table.items():
+        off = value in (None, False, 0, "", "none", "false")
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            off = str(value.get("device", "none")).lower() == "none"
+            yield from _offloaded(value, depth + 1)
+        if "offload" in str(key).lower() and not off:
+            yield str(key)
 
 
-def _at(table: Mapping[str, Any], section: str, name: str) -> Any:
-    inner = table.get(section)
-    return inner.get(name) if isinstance(inner, Mapping) else None
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
+def _at(table: Any, path: str) -> Any:
+    """What stands at a path, a dash of a key being as good as an underscore; None where nothing does."""
+    for part in path.split("."):
+        if not isinstance(table, Mapping):
+            return None
+        table = table.get(part, table.get(part.replace("_", "-")))
+    return table

@@ -17,7 +17,7 @@ from trainledger.spec.convert.megatron.arguments import (
 )
 from trainledger.spec.convert.megatron.sections import model_of, recipe_of
 from trainledger.spec.frozen import frozen
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import ceil_div
 
 __all__ = ["SUFFIXES", "Arguments", "MegatronRun", "from_arguments", "from_values", "read_arguments", "read_file"]
@@ -126,7 +126,7 @@ def _run_of(arguments: Arguments, devices: int | None, where: str) -> MegatronRu
             break
     for name, rule in tables()["refused"].items():
         if name in arguments.given:
-            read.refuse(name, shown(" ".join(read.words(name))), rule)
+            read.refuse(name, " ".join(read.words(name)), rule)
     tensor, pipeline, context = ranks_of(read)
     replica = tensor * pipeline * context
     count = devices or arguments.devices
@@ -184,6 +184,8 @@ def layout_of(read: Reading, data_ranks: int, layers: int) -> dict[str, Any]:
         read.notes.append(f"--cp-comm-type {said}: assuming a ring over all context ranks")
     if (experts := read.count("expert-model-parallel-size", 1) or 1) > 1:
         section["expert"] = experts
+        if read.text("moe-token-dispatcher-type", "allgather") == "allgather":
+            read.notes.append("--moe-token-dispatcher-type allgather: assuming an all-to-all between expert ranks")
     within = read.count("expert-tensor-parallel-size")
     if within is not None and within != tensor and read.flag("num-experts"):
         read.notes.append(

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainledger.spec.convert import foreign_problem
 from trainledger.spec.convert.megatron.shell import Script, ways_through
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
@@ -195,6 +196,8 @@ def _of_map(text: str, where: str) -> Arguments:
         raise InvalidInput([Problem("", None, f"is not a YAML file that can be read{place}")], where) from None
     if not isinstance(table, Mapping):
         raise InvalidInput([Problem("", None, "must be a map of arguments")], where)
+    if (foreign := foreign_problem(table)) is not None:
+        raise InvalidInput([foreign], where)
     inner, variables = table.get("MODEL_ARGS", table), table.get("ENV_VARS")
     read = from_values(
         dict(_members(inner)) if isinstance(inner, Mapping) else {},

@@ -64,6 +64,8 @@ def _attention(read: Reading, width: int, heads: int, biased: bool) -> dict[str,
     groups, channels = read.count("num-query-groups"), read.count("kv-channels")
     if read.flag("group-query-attention") and groups:
         section["n_kv_heads"] = groups
+    elif groups and groups not in (1, heads):  # 1 is Megatron-LM's default, which a log prints
+        read.notes.append(f"--num-query-groups {groups} without --group-query-attention: Megatron-LM ignores it")
     if channels and channels * heads != width:
         section["head_dim"] = channels
     if biased or read.flag("add-qkv-bias"):
@@ -213,6 +215,8 @@ def _global_batch(read: Reading) -> int | None:
 def _precision(read: Reading) -> dict[str, Any]:
     """Parameters in 16 bits with an fp32 copy at the optimizer; of bf16 gradients add up in fp32 (arguments.py)."""
     in_8_bits = read.given("fp8-format")
+    if in_8_bits is not None and not read.flag("bf16"):
+        read.refuse("fp8-format", in_8_bits, "computes in 8 bits beside bf16 here", "--bf16")
     if read.flag("fp16"):
         section: dict[str, Any] = {"kind": "fp16"}
     elif read.flag("bf16"):
@@ -227,7 +231,9 @@ def _precision(read: Reading) -> dict[str, Any]:
         if not any(read.flag(name) for name in ("use-megatron-fsdp", "use-torch-fsdp2", "use-custom-fsdp")):
             section["weight_caching"] = True  # Transformer Engine's is_first_microbatch
     moments = {read.text("exp-avg-dtype", None), read.text("exp-avg-sq-dtype", None)} - {None, "fp32"}
-    if read.flag("use-precision-aware-optimizer") and moments:
+    if moments and not read.flag("use-precision-aware-optimizer"):
+        read.refuse("exp-avg-dtype", ", ".join(sorted(map(str, moments))), "needs --use-precision-aware-optimizer")
+    elif moments:
         if moments == {"bf16"}:
             section["moment_dtype"] = "bf16"
         else:
