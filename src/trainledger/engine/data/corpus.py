@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,13 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import STANDARD_LIBRARY
 from trainledger.spec.units import GIB, KIB, MIB, round_up
 
-RECORD_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+RECORD_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".json": "json"}
+# Formats whose bytes are no text to train on, with what is read in their place.
+_TABLES = dict.fromkeys((".csv", ".tsv", ".xls", ".xlsx", ".ods", ".arrow", ".feather", ".orc", ".avro"), "a table")
+_STORED = dict.fromkeys((".npy", ".npz", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".h5"), "stored arrays")
+_PACKED = dict.fromkeys((".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar"), "an archive")
+_LAID_OUT = dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub"), "a laid-out document")
+_NO_TEXT = _TABLES | _STORED | _PACKED | _LAID_OUT | dict.fromkeys((".db", ".sqlite", ".sqlite3"), "a database")
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 LEFT_OUT_OF_THE_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 PIECES_OF_A_CUT_FILE = 256
@@ -34,7 +41,7 @@ PIECES_OF_A_CUT_FILE = 256
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a corpus: ``kind`` is text, jsonl or parquet, ``compression`` gz, zst or nothing."""
+    """One file of a corpus: ``kind`` is text, jsonl, json (an array) or parquet, ``compression`` gz, zst or nothing."""
 
     path: str
     kind: str
@@ -78,7 +85,7 @@ def find_corpus(paths: tuple[str, ...], cache: Path) -> Corpus:
         found = 0
         for file, in_directory in _files_of(path, os.path.realpath(cache)):
             found += 1
-            source = _source(file)
+            source = _source(file, in_directory=in_directory)
             if isinstance(source, Problem):
                 problems.append(source)
             elif in_directory and source.kind == "text" and _is_binary(file):
@@ -156,11 +163,12 @@ def plan_shards(corpus: Corpus) -> list[list[Segment]]:
     documents of 1 KiB to 64 KiB each. Uncompressed JSONL is dealt out by byte ranges, Parquet by row groups, a
     compressed file goes to one shard whole.
     """
-    target = min(max(corpus.nbytes // 64, MIB), GIB)
+    whole = corpus.nbytes  # a sum over all files
+    target = min(max(whole // 64, MIB), GIB)
     shards: list[list[Segment]] = []
     room = 0
     for number, source in enumerate(corpus.sources):
-        for segment, nbytes in _segments(source, target, corpus.nbytes):
+        for segment, nbytes in _segments(source, target, whole):
             if room <= 0:
                 shards.append([])
                 room = target
@@ -175,7 +183,7 @@ def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple
         groups = row_groups(source.path)
         for group in range(groups):
             yield replace(whole, start=group, stop=group + 1), source.nbytes // groups
-    elif source.compression:
+    elif source.compression or source.kind == "json":
         yield whole, source.nbytes
     elif source.kind == "jsonl":
         for start in range(0, source.nbytes, target):
@@ -256,14 +264,27 @@ def _walk(directory: str, left_out: set[str], cache: str) -> Iterator[str]:
                 yield os.path.join(folder, name)
 
 
-def _source(path: str) -> Source | Problem:
+def _source(path: str, *, in_directory: bool) -> Source | Problem:
     stem, suffix = os.path.splitext(path.lower())
     compression = COMPRESSIONS.get(suffix, "")
     kind = RECORD_SUFFIXES.get(os.path.splitext(stem)[1] if compression else suffix, "text")
     if compression and kind != "jsonl":
         rule = f"is compressed, and of compressed files only .jsonl{suffix} is read: decompress it"
         return Problem("data.path", path, rule, path[: -len(suffix)])
+    if not compression and suffix in _NO_TEXT and not (in_directory and _is_binary(path)):
+        rule = f"is {_NO_TEXT[suffix]} ({suffix}), whose bytes are no text to train on"
+        return Problem("data.path", path, rule, 'write its texts as JSON lines: {"text": ...} in a .jsonl file')
+    if kind == "json":
+        kind = _kind_of_json(path, in_directory=in_directory)
     return Source(path, kind, compression)
+
+
+def _kind_of_json(path: str, *, in_directory: bool) -> str:
+    """An array of records, JSON lines under another name, or a text among others in a directory."""
+    begin = _beginning(path).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if re.match(rb"\[\s*\{", begin):
+        return "json"
+    return "text" if in_directory and not re.match(rb"\{[^\n]*\}\s*\n\s*\{", begin) else "jsonl"
 
 
 def _matches_nothing(path: str) -> Problem:
@@ -279,8 +300,12 @@ def _matches_nothing(path: str) -> Problem:
 
 
 def _is_binary(path: str) -> bool:
+    return b"\0" in _beginning(path)
+
+
+def _beginning(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return b"\0" in file.read(8 * KIB)
+            return file.read(8 * KIB)
     except OSError as error:
         raise problem_of_reading(path, error) from None

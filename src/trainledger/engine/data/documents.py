@@ -135,7 +135,7 @@ def _decoded(data: bytes, path: str, offset: int) -> Document:
         return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}", (offset, 0))
 
 
-LONGEST_LINE_NBYTES = 256 * MIB  # of a compressed file: a record is in memory at once
+LONGEST_LINE_NBYTES = 256 * MIB  # a record is in memory at once
 MOST_EXPANSION = 500  # text shrinks some 3 to 20 times, equal lines 100 to 300; a gzip bomb 1,000
 FREE_NBYTES = 64 * MIB  # decompressed before the expansion is judged
 ROWS_AT_ONCE = 256  # of a Parquet file
@@ -154,7 +154,7 @@ def documents(segment: Segment, text_field: str) -> Iterator[Document]:
         if segment.kind == "parquet":
             found = _rows(segment, text_field)
         else:
-            found = _records(segment, text_field) if segment.kind == "jsonl" else text_documents(segment)
+            found = text_documents(segment) if segment.kind == "text" else _records(segment, text_field)
         for document in found:
             if document.text:
                 yield document
@@ -177,22 +177,18 @@ def split_hash(utf8: bytes) -> float:
 
 
 def _records(segment: Segment, text_field: str) -> Iterator[Document]:
-    number = 0
-    for number, (offset, line) in enumerate(_lines(segment), 1):
-        place = f"{segment.path}:{number}"
-        if segment.start:
-            place = f"{segment.path} byte {offset}"
-        try:
-            decoded, repaired = line.decode("utf-8-sig" if offset == 0 else "utf-8"), ""
-        except UnicodeDecodeError as error:
-            decoded, repaired = line.decode(errors="replace"), f"{place}, {error.start} bytes into the line"
-        if not decoded.strip():
-            continue
-        try:
-            record = json.loads(decoded)
-        except (ValueError, RecursionError) as error:
-            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise _bad_line(segment, offset, number, f"is not JSON: {why}", "data.path") from None
+    """The texts of a file's records: its lines, or the elements of its array."""
+    of_array = segment.kind == "json"
+    for number, (offset, decoded, damaged) in enumerate(_array(segment) if of_array else _decoded_lines(segment), 1):
+        place = f"{segment.path} byte {offset}" if segment.start else f"{segment.path}:{number}"
+        record, repaired = decoded, "" if damaged is None else f"{place}, {damaged} bytes into the line"
+        if isinstance(decoded, str):
+            if not decoded.strip():
+                continue
+            try:
+                record = json.loads(decoded)
+            except (ValueError, RecursionError) as error:
+                raise _bad_line(segment, offset, number, f"is not JSON: {_why(error)}", "data.path") from None
         if not isinstance(record, dict):
             rule = f"is a JSON {_json_kind(record)}, not an object with a field {text_field!r}"
             raise _bad_line(segment, offset, number, rule, "data.path")
@@ -208,12 +204,45 @@ def _records(segment: Segment, text_field: str) -> Iterator[Document]:
         yield Document(text, place, repaired or (place if had_halves else ""), (offset, 0))
 
 
+def _decoded_lines(segment: Segment) -> Iterator[tuple[int, Any, int | None]]:
+    """Where each line begins, its text, and the first byte of it that is no UTF-8."""
+    for offset, line in _lines(segment):
+        try:
+            yield offset, line.decode("utf-8-sig" if offset == 0 else "utf-8"), None
+        except UnicodeDecodeError as error:
+            yield offset, line.decode(errors="replace"), error.start
+
+
+def _array(segment: Segment) -> Iterator[tuple[int, Any, int | None]]:
+    """The elements of a file that is one JSON array, by their numbers."""
+    if segment.file_nbytes > LONGEST_LINE_NBYTES:
+        rule = f"is a JSON array of {segment.file_nbytes} bytes, and at most {LONGEST_LINE_NBYTES} are read at once"
+        raise InvalidInput([file_problem("data.path", segment.path, rule, "write it as JSON lines")])
+    with open(segment.path, "rb") as file:
+        content = file.read()
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidInput(
+            [file_problem("data.path", segment.path, f"is not a JSON array: {_why(error)}{line}")]
+        ) from None
+    # A record that is itself text would be taken for a line.
+    yield from ((number, None if isinstance(each, str) else each, None) for number, each in enumerate(found))
+
+
+def _why(error: ValueError | RecursionError) -> str:
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
 def _json_kind(value: object) -> str:
     kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     return kinds.get(type(value), "null")
 
 
 def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str) -> InvalidInput:
+    if segment.kind == "json":
+        return InvalidInput([file_problem(field, f"{segment.path} record {number}", rule)])
     if segment.start:  # lines before the segment were not read, so they are counted now
         with open(segment.path, "rb") as file:
             remaining = offset
@@ -232,8 +261,11 @@ def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
             offset = 0
             if segment.start:
                 file.seek(segment.start - 1)
-                offset = segment.start - 1 + len(file.readline())
-            while offset < segment.stop and (line := file.readline()):
+                while not (line := file.readline(MIB)).endswith(b"\n") and line:
+                    offset += len(line)
+                offset += segment.start - 1 + len(line)
+            while offset < segment.stop and (line := file.readline(LONGEST_LINE_NBYTES + 1)):
+                _check_length(segment, offset, line)
                 yield offset, line
                 offset += len(line)
         return
@@ -241,15 +273,19 @@ def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
     for chunk in _decompressed(segment):
         first, *others = chunk.split(b"\n")
         kept += first
-        if len(kept) > LONGEST_LINE_NBYTES:
-            rule = f"has a line of more than {LONGEST_LINE_NBYTES} bytes (it begins at byte {offset})"
-            raise InvalidInput([file_problem("data.path", segment.path, rule, "one record a line")])
+        _check_length(segment, offset, kept)
         for following in others:
             yield offset, bytes(kept)
             offset += len(kept) + 1
             kept = bytearray(following)
     if kept:
         yield offset, bytes(kept)
+
+
+def _check_length(segment: Segment, offset: int, line: bytes | bytearray) -> None:
+    if len(line) > LONGEST_LINE_NBYTES:
+        rule = f"has a line of more than {LONGEST_LINE_NBYTES} bytes (it begins at byte {offset})"
+        raise InvalidInput([file_problem("data.path", segment.path, rule, "one record a line")])
 
 
 def _decompressed(segment: Segment) -> Iterator[bytes]:
@@ -312,6 +348,9 @@ def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
     arrow = imported("pyarrow", segment.path)
     with _opened(segment.path) as file:
         fields = list(file.schema_arrow.names)
+        if fields.count(text_field) > 1:
+            rule = f"has {fields.count(text_field)} columns {text_field!r}, and which is the text is not known"
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
         if text_field not in fields:
             rule = missing_field(text_field, fields)
             raise InvalidInput([file_problem("data.text_field", segment.path, rule)])

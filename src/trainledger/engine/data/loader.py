@@ -46,6 +46,8 @@ def _place(file: dict[str, Any], at: list[int]) -> str:
     """Where a document begins in its file, as the messages of preparing say it."""
     if file["kind"] == "parquet":
         return f"{file['path']} row group {at[0]} row {at[1]}"
+    if file["kind"] == "json":
+        return f"{file['path']} record {at[0] + 1}"
     return f"{file['path']} byte {at[0]}" + (" of its text" if file["compression"] else "")
 
 

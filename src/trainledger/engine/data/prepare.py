@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainledger.engine.data.corpus import Corpus, find_corpus, identify, plan_shards
-from trainledger.engine.data.documents import Segment
+from trainledger.engine.data.documents import Segment, problem_of_reading
 from trainledger.engine.data.files import check_file, file_problem, problem_of_writing, write_whole
 from trainledger.engine.data.shard import DAMAGED, ShardRecord, read_counts, read_record
 from trainledger.engine.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store, read_index, with_checksum
@@ -34,6 +35,7 @@ from trainledger.spec.run import DataSpec, MixtureSource
 from trainledger.spec.units import MIB
 
 SMALLEST_BPE = BYTE_VALUES + 1
+MOST_UNKNOWN, SAID_UNKNOWN = 0.5, 0.01  # shares of tokens that stand for text which the vocabulary cannot spell
 WORTH_PROCESSES_NBYTES = 4 * MIB
 NAME_DIGITS = 16
 
@@ -49,6 +51,7 @@ class Text:
     data: DataSpec
     corpus: Corpus
     plan: list[list[Segment]]
+    seen: tuple[tuple[int, int, int], ...]  # of each file before it was hashed: its size and times
 
 
 def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: int | None = None) -> TokenStore:
@@ -94,9 +97,19 @@ def _found(name: str, data: DataSpec, cache: Path, shown: Progress) -> Text:
     """The text of a source, identified."""
     with _named(name):
         corpus = find_corpus(data.path, cache)
+        seen = _seen(corpus)
         with shown(f"identifying {name or 'the corpus'}", corpus.nbytes) as advance:
             corpus = identify(corpus, cache, advance)
-        return Text(name, data, corpus, plan_shards(corpus))
+        return Text(name, data, corpus, plan_shards(corpus), seen)
+
+
+def _seen(corpus: Corpus) -> tuple[tuple[int, int, int], ...]:
+    """Size, modification time and change time of each file, of which the last cannot be set back."""
+    try:
+        found = (os.stat(each.path) for each in corpus.sources)
+        return tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
+    except OSError as error:
+        raise problem_of_reading(str(error.filename), error) from None
 
 
 def _made(text: Text, tokenizer: Tokenizer, cache: Path, workers: int, shown: Progress, *, progress: bool) -> Path:
@@ -149,11 +162,19 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
         f"tokenizing {text.name}".strip(), corpus.nbytes if plain and len(jobs) == len(plan) else None
     ) as advance:
         run_jobs(jobs, workers, advance)
+    changed = [each for each, one, two in zip(corpus.sources, text.seen, _seen(corpus), strict=True) if one != two]
+    if changed:  # the hash may be another text's than the tokens
+        for path in directory.iterdir():
+            if path.name != "lock":
+                path.unlink()
+        rule = "was changed while it was prepared"
+        raise InvalidInput([file_problem("data.path", changed[0].path, rule, "prepare again when it is not")])
     found = [read_record(directory, shard) for shard in range(len(plan))]
     records = [each for each in found if each is not None]
     if len(records) != len(plan):
         raise InvalidInput([file_problem("data.cache", directory, "lost files while they were written")])
     _check_splits(records, data)
+    _check_unknown(directory, len(records), tokenizer)
     index = {
         "format": FORMAT,
         "fingerprint": fingerprint,
@@ -265,6 +286,20 @@ def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
         rule = f"holds out none of the {train} documents of the corpus"
         nearest: object = needed if needed <= 0.5 else "a larger corpus"
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, nearest)])
+
+
+def _check_unknown(directory: Path, shards: int, tokenizer: Tokenizer) -> None:
+    """Refuse a corpus of which the tokenizer spells little, and say so where it lacks a part of it."""
+    unknown = tokenizer.unknown_id
+    if unknown is None:
+        return
+    counts = sum((read_counts(directory, shard).sum(axis=0) for shard in range(shards)), start=np.uint64(0))
+    share = float(np.asarray(counts)[unknown] / np.asarray(counts).sum())
+    if share > MOST_UNKNOWN:
+        rule = f"spells {share:.0%} of this corpus as its token for unknown text; at most {MOST_UNKNOWN:.0%} works"
+        raise InvalidInput([Problem("data.tokenizer", tokenizer.name, rule, '"bpe"')])
+    if share > SAID_UNKNOWN:
+        print(f"{tokenizer.name}: {share:.1%} of the tokens are unknown text.", file=unheard(sys.stderr))
 
 
 def _unigram_entropy_nats(directory: Path, shards: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from trainledger.spec.problem import InvalidInput, Problem
 
 Ids = npt.NDArray[np.uint32]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+# Names of other tokens that say that a text, a turn or a part ends, the likeliest first.
+_ENDS = ("eos|end_?of_?(text|sentence|document|seq)|^</s>$", "eot|eod|im_end|end_?of|(?<![a-z])end(?![a-z])", "sep")
 BYTE_VALUES = 256
 ENCODED_AT_ONCE = 2**18  # characters
 LARGEST_ID = 10**8 - 1  # as model.vocab_size
@@ -42,6 +45,7 @@ class ByteTokenizer:
     name: ClassVar[str] = "bytes"
     vocab_size: ClassVar[int] = BYTE_VALUES + 1
     end_id: ClassVar[int] = BYTE_VALUES
+    unknown_id: ClassVar[None] = None
 
     @property
     def definition(self) -> str:
@@ -76,6 +80,14 @@ class JsonTokenizer:
         # A document that spells out <|endoftext|> gets the letters, not the token.
         engine.encode_special_tokens = True
         return engine
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The token in place of text that the vocabulary cannot spell; None where there is no such token."""
+        model = json.loads(self.definition).get("model", {})
+        token = model.get("unk_token")
+        found: int | None = model.get("unk_id") if token is None else self._engine.token_to_id(token)
+        return found
 
     @cached_property
     def vocab_size(self) -> int:
@@ -146,11 +158,21 @@ def read_tokenizer(path: str, end_token: str | None) -> JsonTokenizer:
         why = f"({error.strerror})" if isinstance(error, OSError) else f"is not JSON ({error})"
         rule = f'is neither "bytes" nor "bpe" nor a tokenizer.json that can be read: {file} {why}'
         raise InvalidInput([Problem("data.tokenizer", path, rule, '"bytes"')]) from None
-    return json_tokenizer(path, definition, end_token)
+    return json_tokenizer(path, definition, end_token, _eos_beside(file))
 
 
-def json_tokenizer(name: str, definition: str, end_token: str | None = None) -> JsonTokenizer:
-    """The tokenizer of a definition, with the token that ends its documents found."""
+def _eos_beside(file: Path) -> str | None:
+    """The eos_token that a tokenizer_config.json in the same directory names."""
+    try:
+        eos = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    return eos if isinstance(eos, str) else None
+
+
+def json_tokenizer(name: str, definition: str, end_token: str | None = None, eos: str | None = None) -> JsonTokenizer:
+    """The tokenizer of a definition, with the token that ends its documents found; ``eos`` is proposed for it."""
     with _refused(name, "is not a tokenizer"):
         engine = _engine_of(definition)
         vocabulary = engine.get_vocab(with_added_tokens=True)
@@ -161,15 +183,29 @@ def json_tokenizer(name: str, definition: str, end_token: str | None = None) -> 
         if not vocabulary:
             rule = "has no tokens"
         raise InvalidInput([Problem("data.tokenizer", name, rule, '"bytes"')])
-    wanted = END_TOKENS if end_token is None else (end_token,)
+    tokens = engine.get_added_tokens_decoder().values()
+    special = {each.content for each in tokens if each.special}
+    # A word of the vocabulary that looks like an end comes after a special token.
+    wanted = sorted(END_TOKENS, key=lambda each: each not in special) if end_token is None else [end_token]
     for token in wanted:
         end_id = engine.token_to_id(token)
         if end_id is not None:
             return JsonTokenizer(name, definition, end_id)
-    added = sorted(each.content for each in engine.get_added_tokens_decoder().values())
+    added = sorted((each.content for each in tokens), key=lambda each: (each not in special, each))
     rule = f"is not a token of {name}, whose added tokens are {', '.join(added[:20]) or 'none'}"
     value = end_token if end_token is not None else " or ".join(END_TOKENS)
-    raise InvalidInput([Problem("data.end_token", value, rule, added[0] if added else None)])
+    raise InvalidInput([Problem("data.end_token", value, rule, eos if eos in vocabulary else _likeliest_end(added))])
+
+
+def _likeliest_end(tokens: list[str]) -> str | None:
+    """The token whose name says that something ends.
+
+    >>> _likeliest_end(["[CLS]", "[PAD]", "[SEP]"]), _likeliest_end(["<|begin_of_text|>", "<|end_of_turn|>"])
+    ('[SEP]', '<|end_of_turn|>')
+    """
+    plain = [each.lower().replace("\u2581", "_").replace(" ", "_") for each in tokens]
+    found = (token for end in _ENDS for token, name in zip(tokens, plain, strict=True) if re.search(end, name))
+    return next(found, None)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ place in a spec, is a problem for whoever reads the weights as well, and none fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
@@ -19,6 +20,26 @@ from trainledger.spec.setting import Broken, may_be_none, quantity_of, read_valu
 
 _ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 _LARGEST = 10**9
+# Keys of other families for what a field says: true or false is no news where the model has it so.
+_SAME: dict[str, tuple[str, object]] = {
+    "attention_bias": ("attention.bias", True),
+    "qkv_bias": ("attention.bias", True),
+    "use_qkv_bias": ("attention.bias", True),
+    "mlp_bias": ("feed_forward.bias", True),
+    "lm_head_bias": ("head_bias", True),
+    "use_qk_norm": ("attention.qk_norm", True),
+    "qk_layernorm": ("attention.qk_norm", True),
+    "qk_norm": ("attention.qk_norm", True),
+    "use_parallel_block": ("block", "parallel"),
+    "use_parallel_residual": ("block", "parallel-two-norms"),
+    "use_rms_norm": ("norm", "rmsnorm"),
+}
+_MULTIPLIERS = ("_multiplier", "_factor", "_scale", "_scaling", "full_attn_mod")
+_AMOUNTS = ("_size", "_layers", "_experts", "_rank", "_coef", "_noise", "_dropout", "_prob", "_loss")
+# Flags that add something where they are true; that of another word may be on by default.
+_SWITCH = re.compile(
+    r"(.*_)?(bias|use|add|enable|with|has|scale|mup|moe|mtp|clip|quantize|gate)(_(?!rope|rms|glu|gated).*)?"
+)
 
 
 def _field(path: str) -> Field[Any]:
@@ -103,12 +124,12 @@ class Reading:
 
     def read_tables(self) -> None:
         """Every key by the tables of the family: unknown ones are refused, and the fields that are keys are set."""
-        self._refuse_unknown()
         self._check_architectures()
         for name, key in self.family.keys.items():
             self._take_key(name, key)
         for key, switch in self.family.switches.items():
             self.fields |= switch.on if self.flag(key, switch.default) else switch.off
+        self._refuse_unknown()
 
     def _refuse_unknown(self) -> None:
         family = self.family
@@ -136,9 +157,19 @@ class Reading:
                 if value:
                     rule = "the code it names is not read, and the model type is built in"
                     self.notes.append(f"{key} is left out: {rule}")
-            else:
+            elif not self._changes_nothing(key, value):
                 rule = f"is no key that is known here for {family.model_type}; it may change the model"
                 self.refuse(key, value, rule)
+
+    def _changes_nothing(self, key: str, value: Any) -> bool:
+        """A key that the family does not read has the value that means off, or what the model has anyway."""
+        if key in _SAME:
+            path, on = _SAME[key]
+            has = self.fields.get(path)
+            return value is None or (isinstance(value, bool) and value is (on in (has, bool(has))))
+        if type(value) in (int, float) and value in (0, 1):
+            return key.endswith(_MULTIPLIERS if value else _AMOUNTS)
+        return value is None or (value is False and _SWITCH.fullmatch(key) is not None)
 
     def check_allowed(self, key: str, value: Any) -> None:
         """Refuse a value of a key that changes the cost, unless it is one of those that do not."""
