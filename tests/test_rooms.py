@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "engine": (62, 9420, 990),
     "forecast": (53, 9284, 812),
     "ledger": (44, 6745, 506),
-    "observe": (39, 5254, 575),
+    "observe": (39, 5500, 600),
     "report": (12, 1515, 128),
     "spec": (42, 6640, 375),
     "tensors": (10, 1929, 108),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3670, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 421, 91100, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 421, 91250, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 64_400
+MOST_TEST_LINES = 64_900
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -29,8 +29,8 @@ from trainledger.forecast.predict.predict import checkpoint_nbytes, forecast
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger, summary, write_ledger
-from trainledger.ledger.measured import EagerBytes, Measured, measured_run
-from trainledger.ledger.ranks import RankAccount, RankFigures, account_of, account_run, figures, write_rank
+from trainledger.ledger.measured import Measured, measured_run
+from trainledger.ledger.ranks import RankFigures, account_of, account_run, figures, write_rank
 from trainledger.ledger.step import account
 from trainledger.observe.measure.hardware import memory_nbytes, title
 from trainledger.observe.measure.meter import QuietSteps, StepMeter
@@ -158,8 +158,8 @@ class Measuring(Observer):
         )
         if self._state.device.type == "cpu":
             measured = replace(measured, threads=torch.get_num_threads())
-        if meter.ledger is not None and meter.ran_eagerly:
-            measured = replace(measured, eager=EagerBytes.of(_as_metered(self._state, meter).ledger))
+        if meter.ledger is None:
+            measured = replace(measured, parameters=meter.parameters)
         if not self._state.run.layout.alone:
             measured = replace(measured, model_flops=None)  # MFU is of all ranks, and the metered FLOPs are of one
         if meter.ledger is not None:
@@ -170,11 +170,10 @@ class Measuring(Observer):
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
-        if self.meter.ran_eagerly:
+        if not self.meter.records:
             notes.append(
-                "the step was metered without torch.compile, which an operation-by-operation record undoes: bytes kept "
-                "for backward and the peak memory, predicted and measured, are those of eager operations, and the "
-                "allocator's peak is that of compiled ones"
+                "FLOPs, bytes kept for backward and the peak by category are not measured: to record a step operation "
+                "by operation would run compiled code eagerly here, with other bits; the allocator's peak is measured"
             )
         slowdowns = self.quiet.slowdowns
         if slowdowns:
@@ -201,15 +200,9 @@ class RankMeasuring(Observer):
         ledger, state = self.meter.ledger, self._state
         if ledger is None or state.run.layout.alone:
             return
-        own = _as_metered(state, self.meter)
+        own = account_of(state.run, state.rank, kernels=_kernels(state.device))
         before, after = figures(own.ledger, state.run.layout), figures(ledger)
         write_rank(state.run_dir, RankFigures(rank=state.rank, title=own.title, predicted=before, measured=after))
-
-
-def _as_metered(state: TrainingState, meter: StepMeter) -> RankAccount:
-    """The account of this rank's metered step, which may have run without torch.compile."""
-    run = replace(state.run, recipe=state.run.recipe.uncompiled) if meter.ran_eagerly else state.run
-    return account_of(run, state.rank, kernels=_kernels(state.device))
 
 
 def _with_earlier(measured: Measured, path: Path) -> Measured:
@@ -220,7 +213,7 @@ def _with_earlier(measured: Measured, path: Path) -> Measured:
         return measured
     names = ("parameters", "tokens_per_step", "flops", "model_flops", "kept_nbytes", "kept_by_kind", "peak_nbytes",
              "peak_by_category", "allocator_peak_nbytes", "matmul_sums_nbytes", "eager")  # fmt: skip
-    return replace(measured, **{name: getattr(earlier, name) for name in names})
+    return replace(measured, **{name: getattr(measured, name) or getattr(earlier, name) for name in names})
 
 
 def run_closed_loop(

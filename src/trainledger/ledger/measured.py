@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from itertools import chain
 from typing import Any
 
@@ -50,11 +50,6 @@ class EagerBytes:
     peak_nbytes: int
     peak_by_category: dict[str, int]
 
-    @classmethod
-    def of(cls, ledger: Ledger) -> EagerBytes:
-        facts = summary(ledger)
-        return cls(**{each.name: facts[each.name] for each in fields(cls)})
-
 
 @frozen(kw_only=True)
 class Measured(StepFigures):
@@ -66,8 +61,8 @@ class Measured(StepFigures):
     ``step_seconds_by_phase`` are means over the middle half of the steady steps, ``seconds_by_phase`` sums over the
     run; ``warm-up`` and ``metering`` in it are what the first steps and the metered ones took longer than steady ones,
     and a step that was not clocked phase by phase counts as split like steady ones. ``threads`` are those of a CPU that
-    a rank had. ``eager`` is what the closed form says of the metered step, where that ran without the torch.compile of
-    the run's other steps.
+    a rank had. ``eager``, of runs metered before 2026-12, is what the closed form says of the metered step, where that
+    ran without the torch.compile of the run's other steps.
     """
 
     allocator_peak_nbytes: int | None = None

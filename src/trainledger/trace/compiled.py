@@ -23,7 +23,7 @@ from torch.utils import _python_dispatch as dispatch
 
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.compiled_runs import NEXT, Owners, Runs, Work, work_of_kernel, work_of_operator
-from trainledger.trace.patches import around, replaced
+from trainledger.trace.patches import all_replaced, around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import compiled_parts, is_users, shown_file
 
@@ -222,17 +222,44 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode | None) 
             torch._dynamo.reset()
 
 
-def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = None) -> AbstractContextManager[None]:
-    """Inside, what is compiled of a real step runs as compiled and is recorded.
+@contextmanager
+def compiled_calls() -> Iterator[list[object]]:
+    """What torch.compile made and is called inside, also where it runs eagerly; once for each call."""
+    calls: list[object] = []
 
-    On an accelerator, among several ranks, or where this torch lacks what that needs, it runs eagerly, as the ledger
-    says. Compiled code is made anew for it, and once more when it is called after it. ``compiled``: whether some of the
-    step is, where that is known; else the model's modules tell.
+    def noted(before: Callable[[Any], Any], callback: Any) -> Any:
+        calls.extend([callback] if callable(callback) else [])
+        return before(callback)
+
+    loaded = [(torch._dynamo.eval_frame, "_callback_from_stance", around(noted))] if dynamo_is_loaded() else []
+    with all_replaced(*loaded):
+        yield calls
+
+
+def backend_failed() -> bool:
+    """Whether a backend has lately raised in this process, as a loop may expect of it."""
+    found = torch._dynamo.utils.get_compilation_metrics() if dynamo_is_loaded() else []
+    return any(each.fail_type == "BackendCompilerFailed" for each in found)
+
+
+def follows_compiled(model: nn.Module) -> bool:
+    """Whether compiled code of a real step runs as compiled while it is recorded, with the same bits.
+
+    On an accelerator, among several ranks, or where this torch lacks what that needs, it runs eagerly.
     """
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    return on_cpu and alone and has_all_names()
+
+
+def metered(model: nn.Module, recorder: Recorder, *, compiled: bool | None = None) -> AbstractContextManager[None]:
+    """Inside, what is compiled of a real step runs as compiled and is recorded, else eagerly (`follows_compiled`).
+
+    Compiled code is made anew for it, and once more when it is called after it. ``compiled``: whether some of the step
+    is, where that is known; else the model's modules tell.
+    """
     some = is_compiled(model) if compiled is None else compiled
-    follows = some and on_cpu and alone and dynamo_is_loaded() and has_all_names()
+    follows = some and dynamo_is_loaded() and follows_compiled(model)
     return captured(model, recorder, None) if follows else compiled_runs_eagerly()
 
 

@@ -142,6 +142,22 @@ def test_a_resumed_run_of_ranks_ends_with_the_same_bits(trained: Path, tmp_path:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("name", ["shards", "replicas"])
+@pytest.mark.parametrize("loss", ["full", "compiled"])
+def test_resumed_and_metered_compiled_ranks_end_with_the_same_bits(name: str, loss: str, tmp_path: Path) -> None:
+    fields = FIELDS | {"steps": 9, "compile": True, "loss": loss}
+    common = {"layout": LAYOUTS[2][name], "fields": fields, "metered": True}
+    parts = common | {"dir": str(tmp_path / "parts")}
+    runs = [common | {"dir": str(tmp_path / "whole")}, parts | {"stop_after": 5}, parts | {"resume": True}]
+    runs.append({**common, "dir": str(tmp_path / "unmetered"), "metered": False})
+    assert train_on_ranks(tmp_path, runs, 2) == [[0, 0], [143, 143], [0, 0], [0, 0]]
+    whole, *others = (all_checkpoints(tmp_path / each)[-1] for each in ("whole", "parts", "unmetered"))
+    for other in others:
+        for file in [*whole.glob("model*"), *whole.glob("optimizer*")]:
+            assert (other / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.process
 def test_what_one_process_only_trains_is_refused_on_all_ranks(tmp_path: Path) -> None:
     refused = [
         {"dir": str(tmp_path / "a"), "layout": {"shard": 2}, "fields": {"optimizer": "adafactor"}},

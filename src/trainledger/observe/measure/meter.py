@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ from trainledger.engine.train.precision import gradient_buffers
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.measure.hardware import SLOWED, Pace, Sample, pace_of, watched
-from trainledger.trace.compiled import metered
+from trainledger.trace.compiled import follows_compiled, metered
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
 from trainledger.trace.loss import optimizers_in
 from trainledger.trace.operators.scratch import sums_of_matmul
@@ -108,16 +109,18 @@ class StepMeter(Observer):
 
     ``ledger`` is None until the first of them is done; ``allocator_peak_nbytes`` until the second, or where
     the allocator tells nothing. A run that ends before is simply not metered. ``matmul_sums_nbytes`` are what the sums
-    of bf16 matmuls add to the peak on a CPU without instructions for them.
+    of bf16 matmuls add to the peak on a CPU without instructions for them. No metered step has other bits: where its
+    record would run compiled code eagerly, there is none.
     """
 
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
-        self.ran_eagerly = False  # whether the ledger's step ran without the torch.compile of all others
+        self.records = True  # whether a step can be recorded with its bits
+        self.parameters: int | None = None  # of this rank, from the watched step
         self.allocator_peak_nbytes: int | None = None
         self.matmul_sums_nbytes = 0
         self._recorder: Recorder | None = None
-        self._steps: tuple[int, ...] = ()
+        self._steps: tuple[int, ...] = ()  # the recorded one, the watched one
 
     @property
     def metered(self) -> frozenset[int]:
@@ -127,8 +130,9 @@ class StepMeter(Observer):
     def on_start(self, state: TrainingState) -> None:
         self._state = state
         last = state.run.recipe.total_steps
+        self.records = not state.run.recipe.compiles or follows_compiled(state.model)
         first = min(state.step + STEPS_BEFORE + 1, last)
-        self._steps = tuple(each for each in (first, first + 1) if each <= last)
+        self._steps = tuple(each for each in (first, first + 1)[not self.records :] if each <= last)
 
     def meters(self, step: int) -> bool:
         return step in self._steps
@@ -137,36 +141,47 @@ class StepMeter(Observer):
     def around_step(self, step: int) -> Iterator[None]:
         if step not in self._steps:
             yield
-        elif step == self._steps[0]:
+        elif self.records and step == self._steps[0]:
             yield from self._recorded()
         else:
             yield from self._watched()
 
-    def _recorded(self) -> Iterator[None]:
+    def _follower(self) -> tuple[Recorder, AbstractContextManager[object]]:
+        """A recorder that knows what is there before a step, and the context in which it records."""
         state = self._state
-        state.optimizer.zero_grad(set_to_none=True)
         on_cpu = state.device.type == "cpu"
+        recorder: Recorder
         if state.run.layout.alone:
-            self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
-            recording: AbstractContextManager[object] = self._recorder
+            recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            recording: AbstractContextManager[object] = recorder
         else:
-            rank = RealRankRecorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
-            self._recorder, recording = rank, recorded(rank)
-        self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
+            recorder = rank = RealRankRecorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
+            recording = recorded(rank)
+        recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
-            self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
+            recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
+        return recorder, recording
+
+    def _recorded(self) -> Iterator[None]:
+        state, tokens = self._state, self._state.run.recipe.tokens_per_step
+        state.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
+        self._recorder, recording = self._follower()
         with recording, metered(state.model, self._recorder, compiled=state.run.recipe.compiles):
             yield
-        self.ran_eagerly = state.run.recipe.compiles and not self._recorder.sees_compiled
-        self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
-        self._recorder = None
-        if on_cpu:
+        self.ledger, self._recorder = self._recorder.ledger(tokens=tokens, writer="measure"), None
+        if state.device.type == "cpu":
             self.matmul_sums_nbytes = with_sums(self.ledger).peak().nbytes - self.ledger.peak().nbytes
 
     def _watched(self) -> Iterator[None]:
         self._state.optimizer.zero_grad(set_to_none=True)
-        before = sum(nbytes for _, nbytes in self.ledger.resident) if self.ledger is not None else 0
-        with AllocatorPeak(self._state.device, live_nbytes=before) as peak:
+        before = self.ledger or self._follower()[0].ledger(tokens=0, writer="measure")
+        live, self.parameters = sum(nbytes for _, nbytes in before.resident), before.parameters
+        if self.ledger is None:  # else it has what the step only reads: the batch, and DDP's buckets
+            run, trained = self._state.run, (each for each in self._state.model.parameters() if each.requires_grad)
+            live += 2 * torch.int64.itemsize * run.device_batch * run.grad_accum * run.recipe.seq_len
+            is_ddp = run.layout.shard_ranks == 1 < run.layout.replicate
+            live += sum(each.nbytes for each in trained) if is_ddp else 0
+        with AllocatorPeak(self._state.device, live_nbytes=live) as peak:
             yield
         self.allocator_peak_nbytes = peak.nbytes
 
@@ -217,13 +232,17 @@ def meter(
 ) -> Iterator[Meter]:
     """A context that records a training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
 
-    Forward and backward are distinguished by what runs an operation, the optimizer's step by its hooks. Start
-    with gradients set to None, as those that are there already are not followed. Compiled modules run as compiled,
-    made anew for it; on an accelerator and among several ranks they run eagerly inside.
+    Forward and backward are distinguished by what runs an operation, the optimizer's step by its hooks. Compiled
+    modules run as compiled, made anew for it; on an accelerator and among several ranks they run eagerly inside. Where
+    an operation cannot be recorded the step goes on, and the ledger is ``partial``, which is warned of.
     """
     recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
+    recorder.is_guest = True
+    recorder.resident((each.grad for each in model.parameters() if each.grad is not None), "gradients")
     with phases_of(optimizers_in(optimizer), recorder), recorder, metered(model, recorder):
         yield Meter(recorder)
+    if recorder.partial:
+        warnings.warn(f"the ledger is partial: {recorder.partial}", RuntimeWarning, stacklevel=3)
 
 
 class QuietSteps(Observer):

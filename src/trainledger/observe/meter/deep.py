@@ -9,13 +9,14 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.measure.meter import RealRankRecorder, recorded
@@ -23,8 +24,9 @@ from trainledger.observe.meter.directory import main_script
 from trainledger.observe.meter.watch import Finding
 from trainledger.spec.units import counted, format_nbytes, format_percent, round_up
 from trainledger.trace.annotate.annotate import watched_code
+from trainledger.trace.annotate.annotation import Finding as Watched
 from trainledger.trace.annotate.source import Files, Holder, holder_of
-from trainledger.trace.compiled import metered
+from trainledger.trace.compiled import backend_failed, compiled_calls, follows_compiled, is_compiled, metered
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 
@@ -148,6 +150,7 @@ def _sentence(more: dict[Kind, int]) -> str:
 
 
 _LINES = 5  # steps line by line: a graph that is kept alive is found from the fourth on
+_SKIPPED = "recording"  # the name of findings about what is not recorded
 
 
 class DeepSteps:
@@ -170,23 +173,36 @@ class DeepSteps:
         self._alone = alone
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
+        self._calls: list[object] = []
+        self._watched: Callable[[], tuple[Watched, ...]] = tuple
 
-    def before(self, number: int) -> None:
-        """Begin what is recorded of the step of that number."""
-        if number in self.slowed:
-            self._stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")  # they are ours
-        if number == self.slowed[0]:
-            for each in self._optimizers:  # gradients that are there already are not followed
-                each.zero_grad(set_to_none=True)
-            kind = Recorder if self._alone else RealRankRecorder
-            self._recorder = kind(self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines())
-            self._stack.enter_context(
-                recorded(self._recorder) if isinstance(self._recorder, RealRankRecorder) else self._recorder
-            )
-            self._stack.enter_context(metered(self._model, self._recorder))
-        elif number == self.slowed[1]:
+    def before(self, number: int) -> Iterator[Finding]:
+        """Begin what is recorded of the step of that number; what is to be said of that."""
+        if number not in self.slowed[:2]:
+            return
+        try:
+            if reason := _reason():
+                raise RuntimeError(reason)
+            self._begin(number)
+        except Exception as error:  # of what the loop has around its update
+            self._stack.close()
+            self._recorder, self.slowed = None, self.slowed[:0]
+            yield Finding(_SKIPPED, number, f"Step {number} is not recorded: {error}.")
+
+    def _begin(self, number: int) -> None:
+        self._stack.enter_context(_no_word_of_hooks())
+        if number != self.slowed[0]:
             self._watched = self._stack.enter_context(watched_code(main_script() or "<loop>"))
+            return
+        kind = Recorder if self._alone else RealRankRecorder
+        recorder = kind(self._model, self._optimizers, clocked=self._on_cpu, find_phases=True, lines=Lines())
+        recorder.is_guest = True
+        there = (each.grad for each in self._model.parameters() if each.grad is not None)
+        recorder.resident(there, "gradients")  # the loop may go on to add to them
+        self._stack.enter_context(recorded(recorder) if isinstance(recorder, RealRankRecorder) else recorder)
+        self._stack.enter_context(metered(self._model, recorder))
+        self._calls = self._stack.enter_context(compiled_calls())
+        self._recorder = recorder
 
     @contextmanager
     def update(self) -> Iterator[None]:
@@ -200,18 +216,49 @@ class DeepSteps:
         ``forwards`` are its micro-batches: a loss may run several backwards of one.
         """
         self.recorded = False
-        if number == self.slowed[0] and self._recorder is not None:
+        if self._recorder is not None:
             self._stack.close()
-            found = self._recorder.ledger(tokens=tokens, writer="measure")
-            self.ledger, self.recorded = replace(found, micro_batches=forwards or found.micro_batches), True
-            self._recorder = None
-            yield from odd_shapes(self.ledger, number)
-        elif number == self.slowed[-1]:
+            found, self._recorder = self._recorder.ledger(tokens=tokens, writer="measure"), None
+            if self._calls:
+                self.slowed = self.slowed[:1]  # code that runs compiled has no lines
+                eager = "" if is_compiled(self._model) and follows_compiled(self._model) else _EAGER
+                yield Finding(_SKIPPED, number, f"Step {number} of a compiled loop was recorded{eager}; {_AGAIN}.")
+            if found.partial:
+                yield Finding(_SKIPPED, number, f"Step {number} has no ledger: {found.partial}")
+            else:
+                self.ledger, self.recorded = replace(found, micro_batches=forwards or found.micro_batches), True
+                yield from odd_shapes(self.ledger, number)
+        elif number in self.slowed[-1:]:
             self._stack.close()
             for each in self._watched():
                 yield Finding(each.kind, number, f"{each.line}: {each.what}: {each.why}; {each.instead}.")
-        self.before(number + 1)
+        yield from self.before(number + 1)
 
     def stop(self) -> None:
         """Record no more."""
         self._stack.close()
+
+
+_EAGER = ", for which it ran without torch.compile: its loss may differ in the last bits"
+_AGAIN = "the next step is compiled again, and no step is watched line by line"
+
+
+def _reason() -> str:
+    """Why a step cannot be recorded, "" where nothing is known."""
+    if modes := _get_current_dispatch_mode_stack():  # the loop would end ours in the place of its own
+        return f"its update runs inside of a dispatch mode of the loop, {type(modes[-1]).__name__}"
+    if backend_failed():
+        return "a backend of torch.compile failed before, which it would not do in a recorded step"
+    return ""
+
+
+@contextmanager
+def _no_word_of_hooks() -> Iterator[None]:
+    """Inside, torch.compile does not warn of hooks on all modules: they are ours. Other filters may come and go."""
+    warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ours in warnings.filters:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import date, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainledger.engine.train.records import Metrics, read_lines
-from trainledger.engine.train.run_directory import locked, read_state, write_state
+from trainledger.engine.train.run_directory import read_state, taken, write_state
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import measured_run
 from trainledger.observe.measure.hardware import DISTURBED, SLOWED, title
 from trainledger.spec.plain import write_json
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput
 
 
 def main_script() -> str | None:
@@ -104,21 +105,53 @@ class RunDirectory:
 
 @contextmanager
 def begin(
-    run_dir: str | Path | None, device: torch.device, after: int, forecast: Forecast | None
+    run_dir: str | Path | None, device: torch.device, after: int, forecast: Forecast | None, say: Callable[[str], None]
 ) -> Iterator[RunDirectory]:
-    """Hold a directory for a loop that goes on after so many steps; raises `InvalidInput` where it has another run."""
-    path = Path(run_dir) if run_dir is not None else _named()
-    with locked(path):
-        state = read_state(path)
-        if state is not None and state.get("loop") != METERED:
-            rule = "holds a run of a run file, which trainledger train --resume continues; name another directory"
-            raise InvalidInput([Problem("run_dir", str(path), rule)])
-        if state is not None and not after:
-            rule = f"holds a metered loop of {state.get('step')} steps; name another directory, or go on behind them"
-            raise InvalidInput([Problem("run_dir", str(path), rule, f"first_step={state.get('step', 0) + 1}")])
+    """Hold a directory for a loop that goes on after so many steps; a free one beside it where it has another run."""
+    named = Path(run_dir) if run_dir is not None else _named()
+    with ExitStack() as stack:
+        path, why = _free(named, after, stack)
+        if why:
+            say(f"{named} {why}: this run is in {path}.")
         if forecast is not None:
             write_json(forecast, path / "forecast.json")
         yield RunDirectory(path, device, after)
+
+
+def _free(named: Path, after: int, stack: ExitStack) -> tuple[Path, str]:
+    """The directory, or the first free NAME-2, NAME-3 ... and why it is not the one; held until ``stack`` ends.
+
+    A loop that goes on does so in the last of them.
+    """
+    first = ""
+    for number in count(1):
+        path = named if number == 1 else named.with_name(f"{named.name}-{number}")
+        if after and named.with_name(f"{named.name}-{number + 1}").is_dir():
+            continue
+        inside = ExitStack()
+        why = _taken(path, after, inside)
+        if not why:
+            stack.push(inside)
+            return path, first
+        inside.close()
+        first = first or why
+    raise AssertionError
+
+
+def _taken(path: Path, after: int, stack: ExitStack) -> str:
+    """Why a loop cannot write into a directory, which is held; "" where it can."""
+    if not taken(path, stack):
+        return "is being written by another run"
+    try:
+        state = read_state(path)
+    except InvalidInput:
+        return "holds a run with a damaged state.json"
+    if state is not None and state.get("loop") != METERED:
+        return "holds a run of a run file"
+    if state is not None and not after:
+        steps = state.get("step", 0)
+        return f"holds a metered loop of {steps} steps (first_step={steps + 1} goes on behind them)"
+    return ""
 
 
 def _named() -> Path:

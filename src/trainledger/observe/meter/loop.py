@@ -6,7 +6,8 @@ import atexit
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.observe.meter.deep import DeepSteps, Piles
 from trainledger.observe.meter.directory import RunDirectory, begin, send
-from trainledger.observe.meter.phases import DATA, FORWARD, OUTSIDE, Hooks, LoopClock, StepClock
+from trainledger.observe.meter.phases import DATA, FORWARD, OUTSIDE, Guest, Hooks, LoopClock, StepClock, guest
 from trainledger.observe.meter.usage import Speed, Usage
 from trainledger.observe.meter.watch import MEMORY_GROWS, Finding, RankTimes, Seen, Watch
 from trainledger.spec.problem import InvalidInput, Problem
@@ -58,7 +59,9 @@ def meter_loop(
 
     ``hear_model`` False leaves the model without hooks, for a loop that tells the phases by ``begin``.
 
-    Ends with the program, or with ``close()``, or as a context. Raises `InvalidInput` where the directory holds a run.
+    Ends with the program, or with ``close()``, or as a context. A loop has the same bits with it as without, but for a
+    compiled one in its recorded step. What fails in it is said once, and then it is off. Where the directory holds a
+    run, the next of its name (NAME-2) is taken, which is said.
 
     >>> import tempfile
     >>> model = nn.Linear(4, 4)
@@ -84,13 +87,23 @@ def meter_loop(
     if problems:
         raise InvalidInput(problems)
     facts = (run_dir, tokens_per_step, model_flops_per_step, forecast, deep, first_step)
-    return LoopMeter(model, optimizers, *facts, say, hear_model)
+    return LoopMeter(say, model, optimizers, *facts, hear_model)
 
 
 class LoopMeter:
     """What `meter_loop` gives: tell it of data, of checkpoints and of losses, and close it."""
 
-    def __init__(
+    def __init__(self, say: Callable[[str], None], *facts: Any) -> None:
+        self.guest = Guest(self._failed)
+        self._say, self._stack, self._closed, self.rank = say, ExitStack(), False, 0
+        self.directory: RunDirectory | None = None
+        self._deep: DeepSteps | None = None
+        self._refused: set[str] = set()  # names of logged values that cannot be kept
+        self._clock = LoopClock(torch.device("cpu"))
+        self._begin_run(*facts)
+
+    @guest
+    def _begin_run(
         self,
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
@@ -100,18 +113,12 @@ class LoopMeter:
         forecast: Forecast | None,
         deep: int | None,
         first_step: int,
-        say: Callable[[str], None],
         hear_model: bool,
     ) -> None:
         self._optimizer = optimizers[-1]
-        self._say = say
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         ranks = dist.is_available() and dist.is_initialized()
         self.rank, self._world = (dist.get_rank(), dist.get_world_size()) if ranks else (0, 1)
-        self._stack = ExitStack()
-        self.directory: RunDirectory | None = None
-        if self.rank == 0:
-            self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast))
         self._tokens_given = tokens
         self._speed = Speed(model, device, model_flops, self._world)
         self._usage = Usage(device)
@@ -119,18 +126,22 @@ class LoopMeter:
         self._ranks = RankTimes(self.rank, self._world)
         expected = forecast if forecast is not None else Forecast()
         self._watch = Watch(expected.step_seconds, expected.step_seconds_by_phase)
-        self._deep = None if deep is None else DeepSteps(deep, model, optimizers, device, alone=self._world == 1)
         self._held: tuple[StepClock, dict[str, float]] | None = None  # the last step whose time is known: not written
         self._tokens = 0
         self._time = 0.0
-        self._closed = False
         self._clock = LoopClock(device, first_step)
-        self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated)
+        if self.rank == 0:
+            self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast, self._say))
+        self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated, self.guest)
+        self._stack.callback(self._hooks.remove)
         self._hooks.inputs = lambda args, kwargs: self.count((args, kwargs))
-        if self._deep is not None:
-            self._hooks.around_update = self._deep.update
-            self._deep.before(first_step)
         atexit.register(self.close)
+        if deep is not None:
+            self._deep = DeepSteps(deep, model, optimizers, device, alone=self._world == 1)
+            self._stack.callback(self._deep.stop)
+            self._hooks.around_update = self._deep.update
+            for each in self._deep.before(first_step):
+                self._find(each)
 
     @property
     def steps(self) -> int:
@@ -146,7 +157,7 @@ class LoopMeter:
         """The same batches; the time in which the loop waits for one counts as waiting for data."""
         iterator = iter(batches)
         while True:
-            with self._clock.inside(DATA):
+            with self.phase(DATA):
                 try:
                     batch = next(iterator)
                 except StopIteration:
@@ -155,37 +166,72 @@ class LoopMeter:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """What runs inside is of this phase: "data", "checkpoint", "evaluation", or a name of the loop's own."""
-        return self._clock.inside(name)
+        return self._clock.inside(name) if self.guest.hears else nullcontext()
 
-    def log(self, **facts: float | Tensor) -> None:
-        """Numbers of this step, such as ``loss`` and ``grad_norm``; tensors are read later, without waiting."""
+    @guest
+    def log(self, /, **facts: float | Tensor) -> None:
+        """Numbers of this step, such as ``loss`` and ``grad_norm``; tensors are read later, without waiting.
+
+        A name that each line has already, or what is no single number, is left out, which is said once.
+        """
         begun = any(phase == FORWARD for phase, _ in self._clock.step.begins)
         step = self._clock.step if begun or self._clock.last is None else self._clock.last
         for name, value in facts.items():
-            step.facts[name] = _on_its_way(value) if isinstance(value, Tensor) else value
+            if name in _OWN:
+                self._refuse(name, f"each line has a field of this name already; another name works: my_{name}")
+            else:
+                step.facts |= self._kept(name, _on_its_way if isinstance(value, Tensor) else _number, value)
 
+    def _kept(self, name: str, read: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+        """A logged value as it is read, by its name; empty where that is no single number, which is said once."""
+        try:
+            return {name: read(value)}
+        except Exception:  # of any object that a loop logs
+            self._refuse(name, f"must be a single number, not {type(value).__name__}")
+            return {}
+
+    def _refuse(self, name: str, why: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            self._say(f"meter.log({name}=...) is left out: {why}.")
+
+    @guest
     def saved(self, nbytes: int) -> None:
         """How many bytes the checkpoint of this step has, so that the speed of its disk is known."""
         self._clock.step.facts["saved_nbytes"] = nbytes
 
     def close(self, state: str | None = None) -> None:
         """Write what is left and let go of model and optimizer; ``state`` is finished unless an error ends the run."""
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self.close)
-        self._hooks.remove()
-        if self._deep is not None:
-            self._deep.stop()
+        if not self._closed:
+            self._end(state)
+            self._let_go()
+
+    @guest
+    def _end(self, state: str | None) -> None:
         self._take(wait=True)
         if self._held is not None:
             self._write(*self._held)
+        self._measured(state or ("failed" if getattr(sys, "last_value", None) is not None else "finished"))
+
+    def _measured(self, state: str) -> None:
         if self.directory is not None:
             ledger = None if self._deep is None else self._deep.ledger
-            crashed = getattr(sys, "last_value", None) is not None
-            state = state or ("failed" if crashed else "finished")
             self.directory.end(state, self.steps, self._time, self._speed.parameters, ledger)
-        self._stack.close()
+
+    def _let_go(self) -> None:
+        """Leave the loop as if it had never been metered."""
+        atexit.unregister(self.close)
+        self._closed = True
+        with suppress(Exception):
+            self._stack.close()
+
+    def _failed(self, error: Exception) -> None:
+        """A part of the meter failed: say so, keep what there is, and be off."""
+        with suppress(Exception):
+            self._say(f"Metering is off, and the loop goes on without it: {type(error).__name__}: {error}")
+        with suppress(Exception):
+            self._measured("interrupted")
+        self._let_go()
 
     def __enter__(self) -> LoopMeter:
         return self
@@ -196,14 +242,17 @@ class LoopMeter:
         ended = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         self.close(ended)
 
+    @guest
     def begin(self, phase: str) -> None:
         """What follows is of this phase; for frameworks that say what they begin."""
         self._clock.begin(phase)
 
+    @guest
     def was(self, phase: str) -> None:
         """What ran since the last beginning was of this phase."""
         self._clock.was(phase)
 
+    @guest
     def count(self, batch: Any) -> None:
         """Count the tokens of a micro-batch: of the first integers [B, T] in it."""
         self._speed.see_format()
@@ -241,7 +290,9 @@ class LoopMeter:
 
     def _write(self, step: StepClock, phases: dict[str, float]) -> None:
         outside = {name: phases.pop(name) for name in OUTSIDE if name in phases}
-        facts = {name: _number(value) for name, value in step.facts.items()}
+        facts: dict[str, Any] = {}
+        for name, value in step.facts.items():
+            facts |= self._kept(name, _number, value)
         seconds = sum(phases.values())
         self._time += seconds
         tokens = self._tokens_of(step)
@@ -270,17 +321,27 @@ class LoopMeter:
                 self.directory.event("finding", found.step, name=found.name, sentence=found.sentence)
 
 
+# Fields of a line that the meter writes itself; a learning rate is also the loop's to log.
+_OWN = {"event", "step", "tokens", "seconds", "time", "phase_seconds", "tokens_per_second", "mfu", "memory_nbytes"}
+_OWN |= {"peak_memory_nbytes", "others", "slowdown", "saved_nbytes"}
+
+
 def _on_its_way(value: Tensor) -> Tensor:
     """A number of the device, copied to the host: nothing waits for it, and no recorder sees it."""
     with _disable_current_modes():
-        if value.device.type != "cuda":
-            return value.detach().clone()
-        there = torch.empty((), dtype=value.dtype, pin_memory=True)
-        return there.copy_(value.detach().reshape(()), non_blocking=True)
+        one = value.detach().reshape(())
+        if one.device.type != "cuda":
+            return one.clone()
+        return torch.empty((), dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, Tensor):
+    """A number that JSON has, of a tensor, of an array of one element, or of any real number; None is itself."""
+    if hasattr(value, "item"):
+        with _disable_current_modes():
+            value = value.item()
+    if value is None or isinstance(value, bool | int | float):
         return value
-    with _disable_current_modes():
-        return value.item()
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError

@@ -17,16 +17,26 @@ stream, which nothing waits for: a phase is then the time between two events on 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from types import FrameType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from trainledger.trace.recorder.source_lines import callers
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DATA, FORWARD, LOSS, BACKWARD, GRADIENT_WAIT = "data", "forward", "loss", "backward", "gradient wait"
 CLIP, OPTIMIZER, OTHER = "clip", "optimizer", "other"
@@ -124,6 +134,78 @@ class LoopClock:
             yield first, seconds
 
 
+class Guest:
+    """Keeps a meter's own failures out of its loop: the first is told to ``failed``, and it hears nothing from then on.
+
+    So does a process that the loop forks: what it trains is not this run's.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed, self._hears, self._process = failed, True, os.getpid()
+
+    @property
+    def hears(self) -> bool:
+        return self._hears and os.getpid() == self._process
+
+    def fail(self, error: Exception) -> None:
+        """End with this error, once."""
+        if self.hears:
+            self._hears = False
+            self._failed(error)
+
+
+def guest(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T | None]:
+    """A method that the loop calls, of a class with a ``guest``: it raises nothing, and is None once that hears not."""
+
+    @wraps(method)
+    def unheard(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if self.guest.hears and not torch.compiler.is_compiling():
+            try:
+                result: T = method(self, *args, **kwargs)
+                return result
+            except Exception as error:  # of any part of the meter: none may end the loop
+                self.guest.fail(error)
+        return None
+
+    return unheard
+
+
+# In `_compiled_call_impl` of a module, which torch calls in its place and leaves out of its state: hooks of the module
+# would be copied, pickled and compiled with it.
+class Heard:
+    """Calls a model between two functions; a copy of it, and what pickle makes of it, is None."""
+
+    def __init__(self, model: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._model, self._before, self._after = weakref.ref(model), before, after
+        self._inside = model._compiled_call_impl
+        self.compiles = self._inside is not None and getattr(self._inside, "compiles", True)
+        vars(model)["_compiled_call_impl"] = self  # a module of torch.compile would set it on the one inside of it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._inside or self._model()._call_impl  # type: ignore[union-attr]
+        if torch.compiler.is_compiling():
+            return run(*args, **kwargs)
+        self._before(args, kwargs)
+        output = run(*args, **kwargs)
+        self._after(output)
+        return output
+
+    def remove(self) -> None:
+        """Have the model called as before; where another one hears it around this one, this one stays and is silent."""
+        model = self._model()
+        self._before = self._after = lambda *args: None
+        if model is not None and vars(model).get("_compiled_call_impl") is self:
+            del vars(model)["_compiled_call_impl"]
+            if self._inside is not None:
+                vars(model)["_compiled_call_impl"] = self._inside
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
 class Hooks:
     """Tells a clock what a model (None: others tell that) and its optimizers begin; `remove` takes all hooks off."""
 
@@ -133,44 +215,52 @@ class Hooks:
         optimizers: list[torch.optim.Optimizer],
         clock: LoopClock,
         updated: Callable[[], None],
+        guest: Guest,
     ) -> None:
+        self.guest = guest
         self._clock = clock
         self._updated = updated
         self._last = optimizers[-1]
-        self._in_backward = False
+        self._in_backward = self._ends_step = False
+        self._running: FrameType | None = None  # of the outermost step of an optimizer
         self._updating = ExitStack()
-        self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], None] = lambda args, kwargs: None
+        self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], object] = lambda args, kwargs: None
         self.around_update: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._handles = [
+        self._handles: list[Any] = [
             *(each.register_step_pre_hook(self._before_update) for each in optimizers),
             *(each.register_step_post_hook(self._after_update) for each in optimizers),
         ]
         if model is not None:
-            # Before those of FSDP, which wait there for parameters.
-            before = model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
-            self._handles += [before, model.register_forward_hook(self._after_forward)]
+            self._model = weakref.ref(model)
+            self._handles.append(Heard(model, self._before_forward, self._after_forward))
 
     def remove(self) -> None:
         for each in self._handles:
             each.remove()
+        self._updating.close()
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not (torch.is_grad_enabled() and model.training):
+    @guest
+    def _before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        model = self._model()
+        if model is None or not (torch.is_grad_enabled() and model.training):
             self._clock.begin(EVALUATION)
             return
         self._clock.begin(FORWARD)
         self.inputs(args, kwargs)
 
-    def _after_forward(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    @guest
+    def _after_forward(self, output: Any) -> None:
         if self._clock.phase != FORWARD:
             return
         self._clock.begin(LOSS)
         self._in_backward = False
-        for each in tree_leaves(output):
-            if isinstance(each, Tensor) and each.requires_grad:
-                each.register_hook(self._at_backward)  # type: ignore[no-untyped-call]
+        # Of nodes and not of tensors: these may be parameters, and one with hooks warns when it is saved.
+        nodes = {each.grad_fn for each in tree_leaves(output) if isinstance(each, Tensor)} - {None}
+        for node in nodes:
+            node.register_prehook(self._at_backward)  # type: ignore[union-attr]
 
-    def _at_backward(self, gradient: Tensor) -> None:
+    @guest
+    def _at_backward(self, gradients: tuple[Tensor, ...]) -> None:
         """The first gradient of an output: autograd has begun, and says when it ends."""
         if self._in_backward:
             return
@@ -178,20 +268,33 @@ class Hooks:
         self._clock.begin(BACKWARD)
         torch.autograd.Variable._execution_engine.queue_callback(self._gradients_done)
 
+    @guest
     def _gradients_done(self) -> None:
         self._clock.begin(GRADIENT_WAIT)
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
+    @guest
     def _after_backward(self) -> None:
         self._clock.begin(CLIP)
 
+    @guest
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        nested = self._running is not None and any(frame is self._running for frame in callers())
+        self._ends_step = optimizer is self._last or (nested and self._ends_step)
+        if nested:
+            return  # the step of a class calls that of the one above it, or a container those inside of it
+        self._updating.close()  # of a step that raised
+        self._running = sys._getframe(2)  # torch's wrapper of the step, around this method's own
         if any(map(callable, (*args[1:], *kwargs.values()))):
             return  # a closure: forward and backward are inside of the step
         self._clock.begin(OPTIMIZER)
         self._updating.enter_context(self.around_update())
 
+    @guest
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if sys._getframe(2) is not self._running:
+            return
+        self._running = None
         self._updating.close()
-        if optimizer is self._last:
+        if self._ends_step:
             self._updated()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainledger.catalog import device_of_driver
 from trainledger.engine.train.device import host_threads
@@ -70,9 +71,7 @@ class Speed:
     """``basis`` says where the FLOPs come from: given, measured (a recorded step), or assumed (6 N D)."""
 
     def __init__(self, model: nn.Module, device: torch.device, model_flops: int | None, ranks: int) -> None:
-        trained = [each for each in model.parameters() if each.requires_grad]
-        self.parameters = sum(each.numel() for each in trained)  # of a DTensor the whole
-        self._formats = [each.dtype for each in trained[:1]]
+        self._trained = [each for each in model.parameters() if each.requires_grad]
         self._device, self._ranks = device, ranks
         self._model_flops = model_flops
         self.basis = "assumed" if model_flops is None else "given"
@@ -82,12 +81,17 @@ class Speed:
         self._peaks = {} if self._machine is None else self._machine.peak_flops_per_second
         self._format: str | None = None
 
+    @property
+    def parameters(self) -> int:
+        """Trained parameters, of a DTensor the whole; of a lazy module those that it has by now."""
+        return sum(each.numel() for each in self._trained if not is_lazy(each))
+
     def see_format(self) -> None:
         """Take note, inside of a forward, of the format that matmuls are in."""
         kind = self._device.type
         if self._format is None:
             autocast = torch.is_autocast_enabled(kind)
-            found = [torch.get_autocast_dtype(kind)] if autocast else self._formats
+            found = [torch.get_autocast_dtype(kind)] if autocast else [each.dtype for each in self._trained[:1]]
             self._format = dtype_name(found[0]) if found else ""
 
     def record(self, ledger: Ledger) -> None:

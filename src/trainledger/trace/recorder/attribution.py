@@ -337,6 +337,8 @@ def added_into(func: OpOverload, args: Args) -> Tensor | None:
         return None
     if torch._C._current_autograd_node() is None or not engine_calls(sys._getframe(1)):
         return None
+    if older.layout is not torch.strided or newer.layout is not torch.strided:
+        return None
     sole = alone()
     if sole is None or _references(older) != sole or older.dtype != newer.dtype or not _is_dense(older):
         return None

@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.uncounted: dict[str, int] = {}
         self.partial = ""
+        self.is_guest = False  # of somebody's loop, which an error of the record does not end
         self.notes: list[str] = []
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
@@ -198,11 +199,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             start = time.perf_counter()
             out = func(*args, **kwargs)
             seconds = time.perf_counter() - start
-        if has_no_memory(out):
+        if has_no_memory(out) or (self.is_guest and self.partial):
             return out
-        event = self._record(func, args, kwargs, out, seconds, into)
-        if self._observe is not None:
-            self._observe(func, args, kwargs, out, event)
+        try:
+            event = self._record(func, args, kwargs, out, seconds, into)
+            if self._observe is not None:
+                self._observe(func, args, kwargs, out, event)
+        except Exception as error:
+            if not self.is_guest:
+                raise
+            self.partial = why_it_stopped(error, self.phases.latest)
         return out
 
     def _higher_order(self, func: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -219,5 +219,6 @@ def plain_name(name: str) -> str:
 def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The compiled modules of a model with their names: those that ``torch.compile`` or ``Module.compile`` made."""
     for name, module in model.named_modules():
-        if hasattr(module, "_torchdynamo_orig_callable") or module._compiled_call_impl is not None:
+        call = module._compiled_call_impl  # a meter that hears a module is there too
+        if hasattr(module, "_torchdynamo_orig_callable") or (call is not None and getattr(call, "compiles", True)):
             yield name, module

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from trainledger.ledger.entry import Event, Origin, Storage, TensorLife
 from trainledger.trace.patches import Args, Kwargs, names
@@ -53,10 +54,10 @@ def is_followed(tensor: Tensor) -> bool:
 
 
 def has_no_memory(value: Any) -> bool:
-    """Whether a tensor is on the meta device, as models are built there to count their parameters."""
+    """Whether a tensor is on the meta device, as models are built there, or a lazy module's that has none yet."""
     if isinstance(value, FakeTensor):
         return value.fake_device.type == "meta"
-    return isinstance(value, Tensor) and value.is_meta
+    return isinstance(value, Tensor) and (value.is_meta or is_lazy(value))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -130,17 +131,17 @@ class Storages:
 
     def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
         """Follow tensors that were there before; a storage is counted once."""
-        for tensor, name in zip_longest(tensors, names, fillvalue=category):
-            assert isinstance(tensor, Tensor)
-            tensor = self._local(tensor)
-            if has_no_memory(tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self.live and storage._cdata not in self._replaced:
-                record = Storage(storage.nbytes(), "resident", category)
-                record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
-                self.watch(storage, record)
-                self.there_before.append(record)
+        for whole, name in zip_longest(tensors, names, fillvalue=category):
+            assert isinstance(whole, Tensor)
+            for tensor in tensors_in(self._local(whole)):
+                if has_no_memory(tensor):
+                    continue
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.live and storage._cdata not in self._replaced:
+                    record = Storage(storage.nbytes(), "resident", category)
+                    record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
+                    self.watch(storage, record)
+                    self.there_before.append(record)
 
     def replaced_by_fake(self, tensors: Iterable[Tensor]) -> None:
         """Count no memory for these real tensors, which fake ones replace: a loss may still refer to them."""
