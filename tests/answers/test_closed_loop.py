@@ -17,9 +17,11 @@ import torch
 
 from thinned import thinned
 from trainledger import catalog
+from trainledger.answers import closed_loop
 from trainledger.answers.closed_loop import is_it
 from trainledger.answers.pages.record import read_run
 from trainledger.cli import main
+from trainledger.cli import train as cli_train
 from trainledger.ledger.ranks import read_ranks
 from trainledger.observe.measure.hardware import title
 from trainledger.spec.units import GIB
@@ -192,6 +194,64 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
     assert "def read(self, path):" in said
     assert main(["demo", *flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("forecast.json", 2), ("predicted-ledger.json.gz", 2), ("metrics.jsonl", 1), (".tmp-state.json", 1),
+     ("measured.json", 0), ("report.html", 0)],
+)  # fmt: skip
+def test_a_directory_where_a_file_belongs_is_a_sentence_and_loses_no_result(
+    name: str, code: int, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written before the first step ends the run there; what is written after the last one does not."""
+    words = ["train", "run.toml", "--set", "recipe.steps=2"]
+    assert main([*words, "--resume"]) == 2
+    run_dir = Path(capsys.readouterr().err.split("(")[1].split(")")[0])
+    (run_dir / name / "other").mkdir(parents=True)
+    assert main(words) == code
+    said = capsys.readouterr()
+    assert name in said.err
+    assert ("2 steps" in said.out) == (code == 0)
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"])
+def test_what_a_launcher_never_sets_is_refused(
+    variable: str, run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv(variable, "x")
+    assert main(["train", "run.toml"]) == 2
+    assert f"{variable} = 'x': in the environment must be a whole number" in capsys.readouterr().err
+
+
+def test_a_run_directory_must_be_utf_8(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run.toml", "--dir", os.fsdecode(b"runs\xff")]) == 2
+    assert "must be UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "step"), [(0.0, 1), (1e6, 4)])
+def test_a_demo_without_time_has_its_whole_report(
+    seconds: float, step: int, run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at its deadline, or begun anew with fewer steps (here as few as there are)."""
+    monkeypatch.setattr(cli_train, "_SECONDS_TO_TRAIN", seconds)
+    monkeypatch.setattr(closed_loop, "_SHARE_OF_STEPS", 0.0)
+    begin = closed_loop.Deadline.on_start
+
+    def as_if_endless(self: closed_loop.Deadline, state: Any) -> None:
+        begin(self, state)
+        self._last *= 10**9 if self._last == 300 else 1
+
+    monkeypatch.setattr(closed_loop.Deadline, "on_start", as_if_endless)
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    cut = ["data.path=['corpus/*.txt']", "model.vocab_size=300", "recipe.evaluation.sequences=4",
+           "data.validation_fraction=0.1"]  # fmt: skip
+    assert main(["demo", *(part for change in cut for part in ("--set", change))]) == 0
+    said = capsys.readouterr()
+    assert all(each in said.out for each in ("What the model writes", "Forecast and measurement"))
+    assert json.loads((only_run() / "state.json").read_text())["step"] == step, "what was begun too long is gone"
+    assert ("4 instead of 300" in said.err) == (step == 4)
 
 
 def test_an_evaluation_is_forecast_with_the_text_there_is(run_file: Path) -> None:

@@ -5,6 +5,9 @@ The engine knows nothing of this: forecast and meter watch it as observers and l
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +22,7 @@ from trainledger.answers.machine import THIS_MACHINE
 from trainledger.answers.pages.record import read_metrics
 from trainledger.engine.train.device import compute_capability, find_device
 from trainledger.engine.train.engine import say_on_stderr, train
-from trainledger.engine.train.observer import Finished, Observer, TrainingState
+from trainledger.engine.train.observer import Finished, Observer, StepRecord, TrainingState
 from trainledger.engine.train.preflight import Needs
 from trainledger.engine.train.ranks import SECONDS_IN_A_COLLECTIVE, Ranks, this_rank
 from trainledger.forecast.plan.fit import refuse_beyond
@@ -122,6 +125,32 @@ class Forecasting(Observer):
         predicted, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
         write_ledger(ledger, state.run_dir / "predicted-ledger.json.gz")
         write_json(predicted, state.run_dir / "forecast.json")
+
+
+class Deadline(Observer):
+    """Ends a session, saved, before ``at`` (of `time.monotonic`).
+
+    Where the second step of a run shows that all take longer than that, ``fewer`` is as many as there is time for.
+    """
+
+    def __init__(self, at: float) -> None:
+        self.at, self.passed = at, False
+        self.fewer: int | None = None
+
+    def on_start(self, state: TrainingState) -> None:
+        self._begun, self._last = state.step, state.run.recipe.total_steps
+
+    def on_step_end(self, record: StepRecord) -> None:
+        left = self.at - time.monotonic()
+        if record.step == 2 and self._begun == 0 and (self._last - 2) * record.seconds > left:
+            self.fewer = max(_FEWEST_STEPS, int(_SHARE_OF_STEPS * left / record.seconds))
+        if not self.passed and (self.fewer or left < record.seconds) and record.step < self._last:
+            self.passed = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+_FEWEST_STEPS = 4  # the third is metered
+_SHARE_OF_STEPS = 0.7  # of the time, beside evaluations and checkpoints
 
 
 class Measuring(Observer):

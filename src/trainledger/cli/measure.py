@@ -92,7 +92,9 @@ def with_html(document: Document, path: str | None) -> Document | Outcome:
     """The document, also written as a page with its figures where requested."""
     if path is None:
         return document
-    replace_file(path, whole_page(document.title, parts(document), document.figures()).encode())
+    replace_file(
+        path, whole_page(document.title, parts(document), document.figures()).encode(errors="backslashreplace")
+    )
     return Outcome(document, remarks=(f"Written to {path}",))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +27,7 @@ from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, R
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.trained import continued, visible
+from trainledger.engine.processors import make_way
 from trainledger.engine.remarks import unheard
 from trainledger.forecast.predict.roofline import NoRate, mfu, step_peak
 from trainledger.report import terminal
@@ -54,6 +58,8 @@ _WHY = {  # a new run file sets each of these fields
 }
 _MOST_NAMED = 6
 _PROMPT = "def read(self, path):\n"
+_SECONDS_TO_TRAIN = 400.0  # of a demonstration of ten minutes, from its begin; sample and report take the rest
+_SHARES = {"steps": 1, "schedule.warmup_steps": 10, "evaluation.every": 4, "checkpoints.every": 3}  # of all steps
 Directory = Annotated[str, text("where the runs are", flag="--dir", metavar="DIR")]
 
 
@@ -263,12 +269,18 @@ def _train(
         if str(end) and not (end.of_all_ranks and this_rank()):
             say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
-    run_dir, html = finished.run_dir, finished.run_dir / "report.html"
-    record = read_run(run_dir)
-    write_html(record, html)
+    return 0, {"state": "finished", **vars(finished), **_reconciled(finished.run_dir)}
+
+
+def _reconciled(run_dir: Path) -> dict[str, Any]:
+    """The reconciliation of a run, also written as a page."""
+    record, html = read_run(run_dir), run_dir / "report.html"
+    try:
+        write_html(record, html)
+    except (OSError, InvalidInput) as error:  # the result of a run is said all the same
+        say(f"The report could not be written: {error}")
     reconciled = reconciliation_page(record)
-    result = {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": terminal.text(reconciled)}
-    return 0, {"state": "finished", **vars(finished), **result}
+    return {"html": html, "reconciliation": reconciled.data(), "reconciliation_text": terminal.text(reconciled)}
 
 
 def _mfu(run: Run) -> Callable[[float], float] | None:
@@ -314,9 +326,14 @@ def demo(
 ) -> Outcome:
     """The whole loop on a small run: measure this machine, forecast, train on real text, sample, reconcile.
 
-    About four minutes on two CPU cores. An interrupted demo continues where it stopped.
+    About four minutes on two CPU cores; shorter, and at most ten, where steps are slow. An interrupted demo continues
+    where it stopped.
     """
-    sys.stdout = unheard(sys.stdout)
+    sys.stdout, began = unheard(sys.stdout), time.monotonic()
+    if (busy := make_way()) is not None:
+        say(busy)
+    from trainledger.answers.closed_loop import Deadline  # without torch it fails here, before the forecast
+
     with as_file(files("trainledger.cli") / "demo.toml") as path:
         run = load(path, changes)
 
@@ -326,7 +343,7 @@ def demo(
 
     if machine_of(run) is None:
         heading("Measuring this machine (a minute, once)")
-        calibration, kept_in = measure_and_keep(run.cluster.backend)
+        calibration, kept_in = measure_and_keep(run.cluster.backend, quick=busy is not None)
         say(f"{calibration.title}, kept in {kept_in}")
     if "recipe.precision" not in run.origin.explicit and (fast := fast_precision(run)) is not None:
         run = load(run, {"recipe.precision": fast.kind})
@@ -335,9 +352,19 @@ def demo(
     if not as_json:
         heading("What it will cost", plan(run))
     heading("Training it")
-    code, result = _train(run, run_dir, resume=run_dir.exists())
-    if code:
+    # As long as a person has said.
+    fixed = any(each.startswith(("recipe.steps=", "recipe.tokens=")) for each in changes)
+    deadline, begun = Deadline(inf if fixed else began + _SECONDS_TO_TRAIN), run_dir.exists()
+    code, result = _train(run, run_dir, resume=begun, trackers=[deadline])
+    if steps := deadline.fewer:
+        say(f"Steps are slow here: {steps} instead of {run.recipe.total_steps}, so that this ends within ten minutes.")
+        shutil.rmtree(run_dir)
+        run = load(run, {f"recipe.{name}": max(1, steps // share) for name, share in _SHARES.items()})
+        run_dir, deadline = Path(folder) / run_name(run), Deadline(deadline.at)
+        code, result = _train(run, run_dir, resume=run_dir.exists(), trackers=[deadline])
+    if code and not deadline.passed:
         return Outcome(lines("", result), code)
+    result |= _reconciled(run_dir) if code else {}
     written, _ = continued(run_dir, _PROMPT, tokens=160, temperature=0.7, top_k=40, seed=0)
     result["sample"] = visible(_PROMPT + written)
     heading("What the model writes", result["sample"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -114,3 +115,11 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     state = read_state(tmp_path / "back")
     assert state is not None
     assert state["seconds"] > 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_whose_directory_was_deleted_does_not_end_as_if_it_were_there(tmp_path: Path, asynchronous: bool) -> None:
+    run, run_dir = tiny_run(**{"checkpoints.asynchronous": asynchronous}), tmp_path / "run"
+    deleting = OnceSaved(lambda: shutil.rmtree(run_dir, ignore_errors=True), lambda: None)
+    with pytest.raises(OSError, match=r"was deleted while the run went on"):
+        train(run, run_dir, open_feed=CountingFeed, observers=[deleting])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from trainledger.engine.train import run_directory, saving
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.records import read_lines as read_metrics
 from trainledger.engine.train.trained import byte_level, load_trained, write_start
-from trainledger.spec.durable import text_sha256
+from trainledger.spec.durable import held, text_sha256
 from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import digest, parse, to_toml
@@ -188,6 +189,35 @@ def test_exported_from_the_command_line_transformers_opens_it_all(run_dir, tmp_p
     assert "exists and is not empty; --force replaces it" in capsys.readouterr().err
     assert main(["export", str(run_dir / "checkpoints/step-00000002"), str(tmp_path / "hf"), "--force"]) == 0
     assert "AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
+
+
+def test_what_a_killed_export_left_is_replaced(run_dir, tmp_path, capsys):
+    out, partial, former = (tmp_path / each for each in ("out", ".out.partial", ".out.former"))
+    assert main(["export", str(run_dir), str(out)]) == 0
+    out.rename(former)  # killed between the two renames of --force
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"half of it")
+    assert main(["export", str(run_dir), str(out)]) == 2, "the earlier one is back"
+    assert "exists and is not empty; --force replaces it" in capsys.readouterr().err
+    assert main(["export", str(run_dir), str(out), "--force"]) == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "runs"]
+    with held(out, wait=False):
+        out.rename(partial)
+        assert main(["export", str(run_dir), str(out)]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["export", "import"])
+def test_a_full_disk_under_what_is_written_is_a_sentence(verb, run_dir, tmp_path, capsys):
+    assert main(["export", str(run_dir), str(tmp_path / "hf")]) == 0
+    source, limits = run_dir if verb == "export" else tmp_path / "hf", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert main([verb, str(source), str(tmp_path / "out")]) == 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "the disk is full: " in capsys.readouterr().err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "runs"]
 
 
 def test_imported_from_the_command_line_it_is_a_start(run_dir, tmp_path, capsys):

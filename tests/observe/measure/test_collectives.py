@@ -35,6 +35,13 @@ def test_nccl_without_a_gpu_for_each_rank_is_a_sentence():
         measure_collectives(9, "nccl")
 
 
+def test_more_ranks_than_cores_and_memory_serve_are_not_started():
+    with pytest.raises(
+        InvalidInput, match=r"--ranks = 100000: each is a process with 0\.5 GiB of memory, and 8 share a"
+    ):
+        measure_collectives(100_000, "gloo")
+
+
 def test_the_verb_prints_bus_bandwidths_and_fits(tmp_path):
     command = [sys.executable, "-m", "trainledger", "measure", "collectives", "--json", "--html", "found.html"]
     done = subprocess.run(

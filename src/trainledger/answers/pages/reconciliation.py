@@ -200,7 +200,7 @@ def _data(rows: Reconciliation) -> dict[str, Any]:
 
 def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
     """Store the report of a run as one file."""
-    replace_file(path, html(record).encode())
+    replace_file(path, html(record).encode(errors="backslashreplace"))
 
 
 def html(record: RunRecord) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 from trainledger.engine.data.documents import Segment, documents, held_out
 from trainledger.engine.data.shard import write_shard
 from trainledger.engine.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, train_bpe
+from trainledger.engine.processors import cores
 from trainledger.spec.durable import is_full
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import KIB, MIB
@@ -37,8 +38,7 @@ SMALLEST_SHARE = 64 * KIB
 
 def default_workers() -> int:
     """Worker processes for the cores this process may use, at most `MOST_WORKERS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
+    return min(cores(), MOST_WORKERS)
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, advance: Callable[[int], None]) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from errno import ENOSPC
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 from trainledger.engine.nn.positions import Masks, Rotary
 from trainledger.engine.nn.transformer import Transformer
-from trainledger.spec.durable import parse_json, sync
+from trainledger.spec.durable import held as holding
+from trainledger.spec.durable import is_full, parse_json, sync
 from trainledger.spec.layers import local_angles
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
@@ -193,24 +195,38 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
     """
     directory = directory.resolve()
     refuse_occupied(directory, force=force, ours=ours)
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    except OSError as error:
-        raise _refusal(directory, f"cannot be made here: {error.strerror}") from error
-    try:
-        yield partial
+    partial, former = (directory.with_name(f".{directory.name}.{each}") for each in ("partial", "former"))
+    with ExitStack() as stack:
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            partial.mkdir(exist_ok=True)
+            stack.enter_context(holding(partial, wait=False))
+            # What a process left that was killed: nobody else holds it.
+            if former.is_dir() and not directory.exists():
+                former.rename(directory)
+            for each in (former, *partial.iterdir()):
+                shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+        except BlockingIOError:
+            raise _refusal(directory, "is being written by another process") from None
+        except OSError as error:
+            if is_full(error):
+                raise
+            raise _refusal(directory, f"cannot be made here: {error.strerror}") from error
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        refuse_occupied(directory, force=force, ours=ours)
+        try:
+            yield partial
+        except SafetensorError as error:
+            if not is_full(error):
+                raise
+            raise OSError(ENOSPC, os.strerror(ENOSPC), str(partial)) from error
         readable = partial.stat().st_mode & 0o666  # what the umask leaves
         for each in partial.iterdir():
             each.chmod(readable)  # safetensors makes files that only their owner may read
             sync(each)
         sync(partial)
         refuse_occupied(directory, force=force, ours=ours)
-        _put(partial, directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _put(partial, directory, former)
 
 
 def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> None:
@@ -228,24 +244,18 @@ def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> No
         raise _refusal(directory, rule)
 
 
-def _put(partial: Path, directory: Path) -> None:
+def _put(partial: Path, directory: Path, former: Path) -> None:
     """Give ``partial`` its name; what had the name before goes only after that worked."""
-    former = None
     if directory.is_dir():
-        if any(directory.iterdir()):
-            former = directory.with_name(f".{directory.name}.former-{os.getpid()}")
-            directory.rename(former)
-        else:
-            directory.rmdir()
+        directory.rename(former)
     try:
         partial.rename(directory)
     except OSError:
-        if former is not None:
+        if former.is_dir():
             former.rename(directory)
         raise
     sync(directory.parent)
-    if former is not None:
-        shutil.rmtree(former, ignore_errors=True)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _refusal(directory: Path, rule: str) -> InvalidInput:

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from trainledger.engine.processors import cores
 from trainledger.engine.train.ranks import refuse_other_count
 from trainledger.engine.train.stop import ENDED_FILE, LIFELINE, STOP_SIGNALS, left_end
 from trainledger.spec.run import Run
@@ -30,7 +31,7 @@ def launch(run: Run, ranks: int, words: Sequence[str], *, restarts: int, say: Ca
     save and end. Threads of a CPU are divided among the ranks where ``OMP_NUM_THREADS`` does not say how many.
     """
     refuse_other_count(run, ranks)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(

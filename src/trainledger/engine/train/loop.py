@@ -32,6 +32,7 @@ from trainledger.engine.train.saving import Saver, cannot_record
 from trainledger.engine.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.engine.train.stop import Interrupted, LostRank, Stopped, StopRequests, memory_told
 from trainledger.spec.durable import FORBIDDEN, is_full
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import due, learning_rate
 
 
@@ -84,6 +85,7 @@ class TrainingLoop:
     def run(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
         state, records = self.state, self.records
+        started: list[Observer] = []
         records.open()
         try:
             if records.metrics.damaged:
@@ -94,6 +96,7 @@ class TrainingLoop:
             with stops as requests, memory_told(), lost_ranks_named(self.ranks.seconds):
                 for each in self.observers:
                     each.on_start(state)
+                    started.append(each)
                 self.steps(requests)
                 return self.finish()
         except (Interrupted, LostRank) as error:
@@ -115,10 +118,10 @@ class TrainingLoop:
             self.saver.close()
             with suppress(OSError):  # what a full disk did not take was said where it was written
                 self.records.metrics.close()
-            for each in self.observers:
+            for each in started:
                 try:
                     each.on_stop()
-                except OSError as error:
+                except (OSError, InvalidInput) as error:
                     self.say(f"What was measured could not be written: {error}.")
 
     def steps(self, requests: StopRequests) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -175,6 +176,15 @@ class Tracker(Observer):
                 self.end()
 
 
+_OF_OTHERS = threading.excepthook
+
+
+def _unless_tensorboard(args: threading.ExceptHookArgs) -> None:
+    """Print a thread's traceback but for TensorBoard's, whose next flush raises the same in the loop, which says it."""
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        _OF_OTHERS(args)
+
+
 class TensorBoard(Tracker):
     """Event files in ``<run_dir>/tensorboard``, where the tensorboard package is installed."""
 
@@ -187,6 +197,7 @@ class TensorBoard(Tracker):
     def begin(self, state: TrainingState) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        threading.excepthook = _unless_tensorboard
         self._writer: Any = SummaryWriter(str(state.run_dir / "tensorboard"), purge_step=state.step + 1)
 
     def send(self, scalars: dict[str, float], step: int) -> None:

@@ -129,9 +129,9 @@ def joined(run: Run, *, seconds: float = SECONDS_IN_A_COLLECTIVE) -> Iterator[Ra
     ``seconds`` is how long a collective waits for a rank before it fails. Raises `InvalidInput` where the processes
     that were started are not as many as the layout's devices.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = _of_launcher("WORLD_SIZE", 1)
     refuse_other_count(run, started)
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = _of_launcher("LOCAL_RANK", 0)
     device = find_device(run.cluster.backend, local)
     if started == 1:
         yield Ranks(device=device)
@@ -234,15 +234,23 @@ def lost_ranks_named(seconds: float) -> Iterator[None]:
         ) from error
 
 
+def _of_launcher(name: str, default: int) -> int:
+    """A number that torchrun leaves in the environment."""
+    if (given := os.environ.get(name, str(default))).isdecimal():
+        return int(given)
+    rule = "in the environment must be a whole number, as torchrun sets it; without it one process trains"
+    raise InvalidInput([Problem(name, given, rule)])
+
+
 # torchrun counts restarts of its own machine only; a machine that replaces another begins at 0.
 def restarted() -> bool:
     """Whether torchrun has started this rank again after one was lost: the run then goes on from its checkpoint."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _of_launcher("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
 def this_rank() -> int | None:
     """The rank that torchrun has given this process; None where it was started alone."""
-    return int(os.environ["RANK"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+    return _of_launcher("RANK", 0) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
 
 def refuse_other_count(run: Run, started: int) -> None:

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from errno import ENOENT
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,8 +55,10 @@ class Metrics:
         self.write({"event": event, "step": step, **facts})
 
     def sync(self) -> None:
-        """Have the lines on the disk, so that no checkpoint is ahead of its curve."""
+        """Have the lines on the disk, so that no checkpoint is ahead of its curve; OSError where they were deleted."""
         os.fsync(self._file.fileno())
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise FileNotFoundError(ENOENT, "was deleted while the run went on", str(self.path))
 
     def close(self) -> None:
         self._file.close()

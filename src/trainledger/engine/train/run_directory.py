@@ -195,6 +195,9 @@ def locked(run_dir: Path) -> Iterator[None]:
     The system releases the lock when the process ends, however it ends.
     """
     with ExitStack() as stack:
+        if str(run_dir) != os.fsencode(run_dir).decode(errors="replace"):
+            rule = "must be UTF-8 text: safetensors (0.8) opens no other paths, so that nothing could be resumed"
+            raise InvalidInput([Problem("run directory", str(run_dir), rule)])
         if not taken(run_dir, stack):
             rule = "another process is training in this directory; wait for it or choose another directory"
             raise InvalidInput([Problem("run directory", str(run_dir), rule)])

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainledger.engine.processors import cores
 from trainledger.engine.train.device import synchronize
+from trainledger.engine.train.preflight import of_machine
 from trainledger.ledger.measured import BUSY
 from trainledger.observe.measure.hardware import (
     DISTURBED,
@@ -31,12 +33,13 @@ from trainledger.observe.measure.rounds import Tell
 from trainledger.spec.calibration import COLLECTIVES, CollectiveTime
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.units import KIB, MIB
+from trainledger.spec.units import GIB, KIB, MIB
 
 SIZES = tuple(4 * KIB * 4**each for each in range(8))  # 4 KiB to 64 MiB
 FEW_SIZES = (16 * KIB, 1 * MIB, 16 * MIB)  # what a fit needs at least
 BLOCKS, BLOCK_SECONDS, MOST_CALLS = 3, 0.05, 500
 TIMEOUT_SECONDS = 120.0
+RANKS_OF_A_CORE, RANK_NBYTES = 8, 512 * MIB  # more only wait; torch (250 MB) and three times the largest size
 BACKENDS = ("gloo", "nccl")
 
 # torch 2.13 has given them new names, and warns of the old ones.
@@ -71,6 +74,11 @@ def measure_collectives(
         raise InvalidInput(
             [Problem("--ranks", ranks, f"nccl takes a GPU for each, and this machine has {gpus}", nearest)]
         )
+    free = of_machine()
+    most = min(RANKS_OF_A_CORE * cores(), ranks if free is None else free.nbytes // RANK_NBYTES)
+    if ranks > most:
+        rule = f"each is a process with {RANK_NBYTES / GIB:.2g} GiB of memory, and {RANKS_OF_A_CORE} share a core"
+        raise InvalidInput([Problem("--ranks", ranks, rule, most if most > 1 else "a machine with more memory")])
     job = {"backend": backend, "sizes": list(sizes), "names": list(names), "block_seconds": block_seconds}
     return tuple(from_plain(CollectiveTime, each) for each in on_ranks("collectives", ranks, job, tell)[0])
 

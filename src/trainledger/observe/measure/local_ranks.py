@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainledger.engine.processors import cores
 from trainledger.observe.measure.rounds import Tell
 
 Job = Mapping[str, Any]
@@ -129,9 +130,4 @@ def threads_of_each(ranks: int) -> int:
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said.isdigit() and int(said):
         return int(said)
-    return max(1, cores_here() // ranks)
-
-
-def cores_here() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores() // ranks)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import build
+from trainledger.engine.processors import cores
 from trainledger.engine.train.device import compute_capability, host_threads, keep_freed_memory, synchronize
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.step import optimizer_step
@@ -31,7 +32,6 @@ from trainledger.observe.measure.copies import READ, device_copies, disk_times
 from trainledger.observe.measure.hardware import Pace, Sample, described, memory_nbytes, rounded, watched, worth_timing
 from trainledger.observe.measure.kernels import fresh_bytes_per_second, kernels, operation_seconds
 from trainledger.observe.measure.loader import loader_tokens_per_second
-from trainledger.observe.measure.local_ranks import cores_here
 from trainledger.observe.measure.rounds import Block, Tell, Timing, has_a_clock, timed
 from trainledger.spec.block import Dense, MultiHead
 from trainledger.spec.calibration import Calibration, CollectiveTime, KernelTime
@@ -195,7 +195,7 @@ def measure_machine(
         compute_capability=compute_capability(device),
         read_bytes_per_second=reads,
         loader_tokens_per_second=loads,
-        cores=cores_here(),
+        cores=cores(),
         pace_seconds=None if pace is None else pace.fastest,
         host_copies=copied,
         collectives=links,
@@ -210,7 +210,7 @@ def _collectives_of(device: torch.device) -> str | None:
     """What ranks of this machine talk through; None where there are no two devices, or no two cores."""
     if device.type == "cuda":
         return "nccl" if torch.cuda.device_count() >= RANKS else None
-    return "gloo" if device.type == "cpu" and cores_here() >= RANKS else None
+    return "gloo" if device.type == "cpu" and cores() >= RANKS else None
 
 
 def _watched_often(
