@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_runs import pick, run_of
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import trainledger as tl
 from trainledger.ledger.entry import Entry
@@ -377,9 +379,14 @@ def test_rms_norms_under_autocast_run_in_fp32() -> None:
         ("sm100", 64, 64, {"dropout_p": 0.125}, "cudnn"), ("sm100", 64, 64, {"dropout_p": 0.1}, "cudnn"),
         ("sm90", 64, 64, {"dtype": torch.float32}, "efficient"), ("sm90", 64, 64, {"masked": True}, "cudnn"),
         ("cuda", 64, 64, {}, "flash"), ("cuda", 64, 64, {"masked": True}, "efficient"),
+        ("sm70", 64, 64, {"dtype": torch.float16}, "efficient"), ("other", 64, 64, {}, "flash"),
+        ("sm70", 33, 33, {"dtype": torch.float32}, "efficient"),
+        ("sm90", 64, 64, {"only": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]}, "efficient"),
+        ("sm90", 64, 64, {"only": SDPBackend.FLASH_ATTENTION}, "flash"),
+        ("cuda", 64, 64, {"only": SDPBackend.CUDNN_ATTENTION}, "cudnn"),
     ],
 )  # fmt: skip
-def test_generations_9_and_10_take_cudnns_attention_where_it_can(
+def test_a_device_takes_the_first_attention_that_it_has_and_the_program_allows(
     kernels: str, width: int, value_width: int, given: dict[str, Any], kernel: str
 ) -> None:
     dtype, dropout = given.get("dtype", torch.bfloat16), given.get("dropout_p", 0.0)
@@ -388,9 +395,10 @@ def test_generations_9_and_10_take_cudnns_attention_where_it_can(
         def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTW: Tensor) -> Tensor:
             hidden = torch.ones(33, 33, dtype=torch.bool).tril() if given.get("masked") else None
             causal = hidden is None and given.get("is_causal", True)
-            return F.scaled_dot_product_attention(
-                q_BHTK, k_BHTK, v_BHTW, attn_mask=hidden, is_causal=causal, dropout_p=dropout
-            )
+            with sdpa_kernel(given["only"]) if "only" in given else nullcontext():
+                return F.scaled_dot_product_attention(
+                    q_BHTK, k_BHTK, v_BHTW, attn_mask=hidden, is_causal=causal, dropout_p=dropout
+                )
 
     heads = [torch.zeros(2, 4, 33, each, dtype=dtype, requires_grad=True) for each in (width, width, value_width)]
     ledger = tl.trace(Core(), heads, loss=lambda y: (y * y).sum(), kernels=kernels)
@@ -398,8 +406,31 @@ def test_generations_9_and_10_take_cudnns_attention_where_it_can(
     assert forward.name == f"_scaled_dot_product_{kernel}_attention"
     (backward,) = (each for each in of(ledger, "backward") if each.kind == "attention")
     assert backward.name == f"{forward.name}_backward"
-    ours = cudnn_takes(kernels, dtype_name(dtype), width, value_width)
-    assert ours == (kernel == "cudnn"), "the closed form asks the same"
+    if "only" not in given:
+        ours = cudnn_takes(kernels, dtype_name(dtype), width, value_width)
+        assert ours == (kernel == "cudnn"), "the closed form asks the same"
+
+
+class Attend(nn.Module):
+    def __init__(self, only: list[SDPBackend]) -> None:
+        super().__init__()
+        self.qkv, self.only = nn.Linear(64, 192, dtype=torch.bfloat16), only
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(self.only):
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK)
+
+
+@pytest.mark.filterwarnings("ignore:the trace is partial")
+def test_before_8_bf16_attention_is_unfused_and_flash_alone_is_refused() -> None:
+    x_BTD = torch.zeros(2, 128, 64, dtype=torch.bfloat16)
+    every = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    unfused = tl.trace(Attend(every), x_BTD, loss=torch.mean, kernels="sm70")
+    assert "bmm" in [entry.name for entry in of(unfused, "forward")]
+    refused = tl.trace(Attend(every[:1]), x_BTD, loss=torch.mean, kernels="sm70")
+    assert "No available kernel: sm70 has none" in refused.partial
+    assert "test_kernels.py" in refused.partial
 
 
 def test_other_backends_are_refused_with_those_that_are_known() -> None:

@@ -133,7 +133,7 @@ def _trace_code(
         problems.append(Problem("--kernels", kernels, rule, "cuda"))
     elif name in catalog.device_names() and kernels is not None:
         own = kernels_of_capability(catalog.device(name).compute_capability)
-        if kernels not in (own, "cuda"):  # an older PyTorch has CUDA's kernels alone, on any device
+        if kernels != own and (kernels != "cuda" or own == "sm70"):  # an older PyTorch has CUDA's alone, from 8.0 on
             problems.append(Problem("--kernels", kernels, f"are not those of --device {name}", own))
     if problems:
         raise InvalidInput(problems)

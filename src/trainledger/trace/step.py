@@ -52,7 +52,7 @@ def trace(
     With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
     it; one that takes a closure evaluates the model by it, as often as ``notes`` say (`optimizers`). ``grad_accum``
     micro-batches of this batch make the step; without ``backward`` it is a forward alone. ``kernels`` are those
-    of a CPU or, where they differ in what they keep or allocate, of "cuda", "sm90" or "sm100" (`kernels_of`).
+    of a CPU or, where they differ in what they keep or allocate, of "cuda", "sm70", "sm90", "sm100" or "other".
 
     ``blocks`` says whether ``all`` identical blocks of a stack are traced or a few of them ``once``, which are then
     multiplied where that is proved to be the same (`blocks.traced_once`); ``auto`` does so for eight and more. The

@@ -24,11 +24,12 @@ import torch.utils._foreach_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trainledger.spec.device import KERNELS
+from trainledger.spec.device import KERNELS, fused_attention
 from trainledger.trace.patches import Args, Kwargs, all_replaced, answering
+from trainledger.trace.recorder.storages import dtype_name
 
 # What remains different from a step on CUDA:
-# - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
+# - Before compute capability 8.0 (`sm70`) widths of heads are those of 7.x.
 # - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attention` does for heads of
 #   uneven width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
 # - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
@@ -70,7 +71,7 @@ def kernels_of(backend: str) -> Iterator[None]:
         if backend == "cpu":
             yield
             return
-        attention = partial(attention_on_cuda, cudnn_width=_CUDNN_WIDTHS.get(backend, 0))
+        attention = partial(attention_on_cuda, backend=backend)
         devices = answering(["cpu", "cuda"])
         with (
             autocast_as_on_cuda(),
@@ -90,14 +91,18 @@ def attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    cudnn_width: int = 0,
+    backend: str = "cuda",
 ) -> Tensor:
     """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one.
 
-    Devices of generations 9 and 10 take cuDNN's kernel before them, up to a ``cudnn_width`` of heads
-    (`spec.device.kernels_of_capability`).
+    Generations 9 and 10 take cuDNN's kernel before them, those before 8 have the second alone (`fused_attention`).
+    Kernels that the program turns off (``sdpa_kernel``) are left out; RuntimeError, as torch's, where none is left.
     """
-    aten = torch.ops.aten
+    aten, on = torch.ops.aten, torch.backends.cuda
+    has = fused_attention(backend, dtype_name(query.dtype))
+    alone = not (on.flash_sdp_enabled() or on.mem_efficient_sdp_enabled() or on.math_sdp_enabled())
+    cudnn_first = on.cudnn_sdp_enabled() and (backend in _CUDNN_WIDTHS or (alone and "cudnn" in has))
+    cudnn_width = _CUDNN_WIDTHS.get(backend, 128) if cudnn_first else 0
     width = value.shape[-1]
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if _cudnn_takes(query, key, value, dropout_p, enable_gqa, cudnn_width):
@@ -105,18 +110,22 @@ def attention_on_cuda(
             attn_mask = _added(attn_mask, query.dtype)
         run = aten._scaled_dot_product_cudnn_attention
         out = run(query, key, value, attn_mask, keeps, dropout_p, is_causal, False, scale=scale)
-    elif _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
+    elif (
+        "flash" in has and on.flash_sdp_enabled() and _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa)
+    ):
         scale = 1 / math.sqrt(width) if scale is None else scale
         query, key, value = (_to_multiple(each) for each in (query, key, value))
         run = aten._scaled_dot_product_flash_attention
         out = run(query, key, value, dropout_p, is_causal, False, scale=scale)
-    elif _efficient_takes(query, key, value):
+    elif "efficient" in has and on.mem_efficient_sdp_enabled() and _efficient_takes(query, key, value, backend):
         if attn_mask is not None:
             attn_mask = _aligned(_added(attn_mask, query.dtype)).expand(
                 *query.shape[:2], query.shape[-2], key.shape[-2]
             )
         run = aten._scaled_dot_product_efficient_attention
         out = run(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)
+    elif not on.math_sdp_enabled():
+        raise RuntimeError(f"No available kernel: {backend} has none of those that sdpa_kernel allows")
     else:
         run = aten._scaled_dot_product_attention_math
         out = run(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -166,8 +175,8 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: b
     )
 
 
-def _efficient_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    aligned = 8 if q.dtype in _HALVES else 4
+def _efficient_takes(q: Tensor, k: Tensor, v: Tensor, backend: str) -> bool:
+    aligned = 8 if q.dtype in _HALVES else 1 if backend == "sm70" else 4  # whose fp32 has no tensor cores
     known = _of_formats((*_HALVES, torch.float32), q, k, v)
     return known and _same_heads(q, k, v) and q.shape[-1] % aligned == 0 and v.shape[-1] % aligned == 0
 
