@@ -12,7 +12,8 @@ from zoo_compared import kept_by, quiet, traced, truth
 from zoo_own_code import sparse_clicks
 
 import trainledger as tl
-from trainledger.trace.fakes.tensors import FakeTensorMode, results_of
+from trainledger.trace.fakes.results import results_of
+from trainledger.trace.fakes.tensors import FakeTensorMode
 from trainledger.trace.fakes.values import ZeroWhereUnknown
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,8 @@ from zoo_compared import built, compare, named
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace import trace
-from trainledger.trace.fakes.tensors import CPU_RESULTS, fake_batch, make_states
+from trainledger.trace.fakes.results import CPU_RESULTS
+from trainledger.trace.fakes.tensors import fake_batch, make_states
 from trainledger.trace.fakes.values import ZeroWhereUnknown
 from trainledger.trace.operators.table import operator_of
 from trainledger.trace.recorder.recorder import Recorder

@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compiled, no_word_of_hooks
 from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.rules import Counts
-from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake, results_of
+from trainledger.trace.fakes.tensors import Gradients, fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
 from trainledger.trace.patches import Kwargs
@@ -182,10 +183,12 @@ def _record(
     with quiet_fake_errors(), mode, on_fake(model, optimizers, mode), kernels_of(kernels):
         inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
         fakes = tensors_in([inputs.batch, inputs.label])
+        stateful = [parameter for each in optimizers for parameter, state in each.state.items() if state]
 
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
             assumed.clear()
             counts.clear()
+            gradients = Gradients(model, optimizers, stateful)
             stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
             for fake in fakes:
@@ -201,14 +204,17 @@ def _record(
                 threads_follow(recorder.attribution),
                 counts.followed(given.batch),
                 recorder.random_states(),
+                gradients.followed(),
                 recorder.as_far_as_it_goes(),
                 no_word_of_hooks(),
                 captured(model, recorder, mode),
             ):
                 step(inputs, recorder, rounds)
-            if stateless:
-                recorder.notes.append(stateless)
-            recorder.notes += (*assumed.notes(), *counts.notes())
+            unused = ""
+            if not recorder.partial:
+                recorder.storages.never_there(gradients.unused_states())
+                unused = gradients.note()
+            recorder.notes += filter(None, (stateless, *assumed.notes(), *counts.notes(), unused))
             tokens = next((each.numel() for each in fakes if not each.is_floating_point()), 0)
             ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
             ledger = replace(ledger, micro_batches=1) if find_phases else ledger

@@ -26,7 +26,8 @@ from trainledger.spec.run import Run
 from trainledger.spec.savings import Segments
 from trainledger.trace.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
 from trainledger.trace.fakes.kernels import kernels_of
-from trainledger.trace.fakes.tensors import make_states, results_of
+from trainledger.trace.fakes.results import results_of
+from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.fakes.values import ZeroWhereUnknown
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.repeat_blocks import LEAST

@@ -98,7 +98,8 @@ def attention_on_cuda(
     Generations 9 and 10 take cuDNN's kernel before them, those before 8 have the second alone (`fused_attention`).
     Kernels that the program turns off (``sdpa_kernel``) are left out; RuntimeError, as torch's, where none is left.
     """
-    aten, on = torch.ops.aten, torch.backends.cuda
+    on: Any = torch.backends.cuda
+    aten = torch.ops.aten
     has = fused_attention(backend, dtype_name(query.dtype))
     alone = not (on.flash_sdp_enabled() or on.mem_efficient_sdp_enabled() or on.math_sdp_enabled())
     cudnn_first = on.cudnn_sdp_enabled() and (backend in _CUDNN_WIDTHS or (alone and "cudnn" in has))

@@ -1,28 +1,28 @@
-"""Fake tensors in the place of real ones, and results of kernels that torch's rules for shapes do not give.
-
-Such results have other dtypes or more memory, or are sparse gradients: [rows] indices and [rows, width] values. How
-many rows are left where entries of a row are added up depends on values: all are assumed to stay, which is the most.
-"""
+"""Fake tensors in the place of real ones, optimizers' states, and which parameters get a gradient."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.spec.units import round_up
+from trainledger.spec.units import counted
 from trainledger.trace.loss import make_state, needs_closure
-from trainledger.trace.patches import Args, all_replaced, around
+from trainledger.trace.patches import all_replaced, around, replaced
+from trainledger.trace.recorder.source_lines import plain_name
 
+_MOST_NAMED = 4  # parameters in a sentence
 _DEEPEST = 4  # containers in containers whose contents are put back
 
 
@@ -101,44 +101,89 @@ def mapped(batch: Any, made: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode: FakeTensorMode) -> Iterator[None]:
-    """Put fake tensors in the place of a model's parameters and buffers and its optimizers'; `restored` undoes it."""
-    twins: dict[int, Tensor] = {}
-
+    """Let a model's parameters and buffers and its optimizers' be fake tensors; `restored` undoes what changes them."""
     lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
     if lazy is not None:
         raise ValueError(f"{lazy} has no shape before a first forward: run the model once, then trace it")
-
-    def twin(tensor: Tensor) -> Tensor:
-        known = twins.get(id(tensor))
-        if known is None:
-            known = fake(tensor, mode)
-            if isinstance(tensor, nn.Parameter):
-                known = nn.Parameter(known, requires_grad=tensor.requires_grad)
-            twins[id(tensor)] = known
-        return known
-
     slots: list[dict[str, Any]] = [slot for each in model.modules() for slot in (each._parameters, each._buffers)]
-    places = [(slot, name, value) for slot in slots for name, value in slot.items() if isinstance(value, Tensor)]
-    fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
+    tensors = {id(value): value for slot in slots for value in slot.values() if isinstance(value, Tensor)}
+    if not all(isinstance(value, FakeTensor) for value in tensors.values()):
+        groups = (group["params"] for each in optimizers for group in each.param_groups)
+        tensors |= {id(value): value for parameters in groups for value in parameters}
     before = mode.allow_non_fake_inputs
-    with restored(model, optimizers):
+    with restored(model, optimizers), ExitStack() as stack:
         # A loss may refer to real targets
         mode.allow_non_fake_inputs = True
+        nodes: dict[Any, Any] = {}
+        will_run: Any = lambda before, node: before(nodes.get(node, node))  # noqa: E731  hooks of several gradients ask
+        stack.enter_context(replaced(torch._C, "_will_engine_execute_node", around(will_run)))
         try:
-            if not fake_already:
-                for slot, name, value in places:
-                    slot[name] = twin(value)
-                for group in (group for each in optimizers for group in each.param_groups):
-                    # L-BFGS refers to the list itself
-                    group["params"][:] = [twin(each) for each in group["params"]]
+            for tensor in tensors.values():
+                if not isinstance(tensor, FakeTensor):
+                    stack.enter_context(_as_fake(tensor, mode, nodes))
             for optimizer in optimizers:
                 state, optimizer.state = optimizer.state, defaultdict(dict)
                 for parameter, values in state.items():
-                    new = parameter if fake_already else twin(parameter)
-                    optimizer.state[new] = {key: fake_batch(value, mode) for key, value in values.items()}
+                    optimizer.state[parameter] = {key: fake_batch(value, mode) for key, value in values.items()}
             yield
         finally:
             mode.allow_non_fake_inputs = before
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@contextmanager
+def _as_fake(tensor: Tensor, mode: FakeTensorMode, nodes: dict[Any, Any]) -> Iterator[None]:
+    """Let a tensor be a fake one itself, so that whoever refers to it has that: a hook, a dict of optimizers by it.
+
+    A leaf's node of autograd is another meanwhile, which has its hooks: ``nodes`` get it.
+    """
+    twin = fake(tensor, mode)
+    of_node: list[tuple[str, list[Any]]] = []
+    hooks: dict[str, Any] = dict.fromkeys(_HOOKS)
+    if isinstance(tensor, nn.Parameter):
+        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    if tensor.requires_grad and tensor.is_leaf:
+        hooks = {name: getattr(tensor, name) for name in _HOOKS}
+        with _disable_current_modes():
+            node: Any = get_gradient_edge(tensor).node
+            of_node = [(name, _hooks_of(getattr(node, name))) for name in ("register_prehook", "register_hook")]
+    contents = {name: dict(value or ()) for name, value in hooks.items()}
+    twin.__dict__.update({name: value for name, value in vars(tensor).items() if name not in vars(twin)})
+    _swap(tensor, twin)
+    try:
+        if any(contents.values()) or any(registered for _, registered in of_node):
+            for name, value in hooks.items():
+                setattr(tensor, name, value)  # which registers them with the tensor's new autograd meta data
+            nodes[node] = get_gradient_edge(tensor).node  # held: a tensor does not hold its node itself
+            for name, registered in of_node:
+                for hook in registered:
+                    getattr(nodes[node], name)(hook)
+        yield
+    finally:
+        _swap(tensor, twin)
+        for name, value in hooks.items():
+            if value is not None:
+                value.clear()
+                value.update(contents[name])
+            if getattr(tensor, name) is not value:
+                setattr(tensor, name, value)
+
+
+def _hooks_of(register: Callable[..., Any]) -> list[Any]:
+    # A node's hooks are asked of the dict into which it puts one more (torch/csrc/autograd/python_cpp_function.cpp).
+    handle = register(lambda *gradients: None)
+    hooks = [hook for number, hook in handle.hooks_dict_ref().items() if number != handle.id]
+    handle.remove()
+    return hooks
+
+
+def _swap(tensor: Tensor, other: Tensor) -> None:
+    # As torch.utils.swap_tensors, which refuses tensors with a weak reference, as a compiler has them.
+    tensor.__class__, other.__class__ = type(other), type(tensor)
+    tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, other)
 
 
 def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
@@ -161,12 +206,61 @@ def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
     model.zero_grad(set_to_none=True)
 
 
+class Gradients:
+    """Which trained parameters get a gradient in a step; state of optimizers is kept of those and of ``stateful``."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], stateful: Iterable[Tensor]
+    ) -> None:
+        self._named = {id(each): plain_name(name) for name, each in model.named_parameters() if each.requires_grad}
+        groups = [group["params"] for each in optimizers for group in each.param_groups]
+        self._parameters = {id(each): each for each in chain(model.parameters(), *groups) if each.requires_grad}
+        self._optimizers = [each for each in optimizers if not needs_closure(each)]
+        self._stateful = set(map(id, stateful))
+        self._given: set[int] = set()
+
+    def _taken(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        self._given |= {id(each) for each in parameters if each.grad is not None}
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Inside, gradients are noticed: those that autograd accumulates, and those that an optimizer takes."""
+        self._given.clear()
+        given = lambda parameter: self._given.add(id(parameter))  # noqa: E731
+        leaves = (each for each in self._parameters.values() if each.is_leaf)
+        hooks = [each.register_post_accumulate_grad_hook(given) for each in leaves]
+        hooks.append(register_optimizer_step_pre_hook(self._taken))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def unused_states(self) -> Iterator[Tensor]:
+        """Tensors of states that were made for parameters which got no gradient."""
+        kept = self._given | self._stateful
+        for optimizer in self._optimizers if self._given else ():
+            for parameter, state in optimizer.state.items():
+                if id(parameter) not in kept:
+                    yield from _tensors(state)
+
+    def note(self) -> str:
+        """A sentence that names the trained parameters without a gradient; "" where all or none got one."""
+        missing = [name for number, name in self._named.items() if number not in self._given]
+        if not missing or not self._given:
+            return ""
+        names = ", ".join([*missing[:_MOST_NAMED], *(["..."] if len(missing) > _MOST_NAMED else [])])
+        state = "; no optimizer state is counted for them" if self._optimizers else ""
+        return f"{counted(len(missing), 'trained parameter')} got no gradient in this step: {names}{state}"
+
+
 @contextmanager
 def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Restore all attributes of a model's modules and of optimizers, and the contents of lists, dicts and sets in them.
 
     What a forward keeps for later (a table of angles, running statistics, its last output) would else be fake. So with
-    loss scalers that are used meanwhile.
+    loss scalers and other optimizers that are used meanwhile.
     """
     before: dict[int, tuple[Any, Any]] = {}  # containers and copies of their contents, by the container's identity
     for each in (*model.modules(), *optimizers):
@@ -177,10 +271,12 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
         return method(scaler, *args, **kwargs)
 
     uses = ("scale", "unscale_", "step", "update")
+    steps = register_optimizer_step_pre_hook(lambda optimizer, *_: _remember(vars(optimizer), before, 0))
     try:
         with all_replaced(*((torch.amp.GradScaler, use, around(used)) for use in uses)):
             yield
     finally:
+        steps.remove()
         for container, contents in before.values():
             if isinstance(container, list):
                 container[:] = contents
@@ -197,190 +293,3 @@ def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) ->
     for each in container.values() if isinstance(container, dict) else container:
         if isinstance(each, (dict, list, set)):
             _remember(each, before, depth + 1)
-
-
-aten = torch.ops.aten
-_HALVES = (torch.bfloat16, torch.float16)
-Correct = Callable[[Args, Any], Any]  # from an operator's arguments and fake result, the real one's form
-NOTES = {
-    "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
-    "is the most"
-}
-_BY_NUMBER = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar)
-_BY_VALUE = (*_BY_NUMBER, aten.sqrt.default, aten.neg.default)
-
-
-def _statistics_in_fp32(args: Args, out: Any) -> Any:
-    # Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu).
-    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
-
-
-def _norm(args: Args, out: Any) -> Any:
-    # Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur.
-    first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
-    weights = [argument for argument in args[first : first + 2] if argument is not None]
-    mixed = args[0].dtype in _HALVES and any(weight.dtype == torch.float32 for weight in weights)
-    return _statistics_in_fp32(args, out) if mixed else out
-
-
-def _group_norm_backward(args: Args, out: Any) -> Any:
-    # The gradient of half-precision values is in half precision, whatever the weights are in.
-    x = args[1]
-    if out[0] is None or out[0].dtype == x.dtype:
-        return out
-    return (out[0].to(x.dtype), *out[1:])
-
-
-def _in_place_of_all(args: Args, out: Any) -> Any:
-    # A reduced loss is a view of the memory that all its terms were allocated.
-    elements = max(args[0].numel(), args[1].numel())
-    if not isinstance(out, Tensor) or out.dim() or elements < 2:
-        return out
-    return out.new_empty(elements).as_strided((), ())
-
-
-def _resized(args: Args, out: Any) -> Any:
-    # A result is made as large as the input and then resized: memory never becomes less by that.
-    if args[0].numel() <= out.numel():
-        return out
-    return out.new_empty(args[0].numel()).as_strided(out.shape, out.stride())
-
-
-def _layer_norm(args: Args, out: Any) -> Any:
-    # Results of the CPU's kernel are contiguous, whatever the input is; torch's rule for shapes keeps the input's
-    # strides.
-    first = out[0]
-    if isinstance(first, Tensor) and not first.is_contiguous():
-        out = (torch.empty(first.shape, dtype=first.dtype, device="cpu"), *out[1:])
-    return _norm(args, out) if isinstance(args[1], (list, tuple)) else out
-
-
-_PAGE, _CACHE_LINE = 4096, 64  # bytes
-
-
-def _recurrent(args: Args, out: Any) -> Any:
-    # oneDNN keeps gates and states of every step for the backward, in memory whose size the operator does not show.
-    # The buffers are those of oneDNN's `rnn_utils.cpp`; their formats were found by the sizes that torch 2.13
-    # allocates, which this gives to the byte.
-    x, hidden, train = args[0], args[10], args[15]
-    if not train:
-        return out
-    (steps, batch), wide, size = x.shape[:2], max(x.shape[-1], hidden), x.element_size()
-    states = 2 * (steps + 1)  # of the layer and of its input, and those before the first step
-    rows = (
-        steps * _row(4 * hidden, size),  # gates
-        steps * _row(hidden, size),  # outputs
-        *(states * _row(wide, nbytes) for nbytes in (size, 4, 4)),  # layer states, two gradients
-        *(states * hidden * nbytes for nbytes in (size, 4)),  # hidden states, cell states
-    )
-    nbytes = sum(round_up(batch * row, _PAGE) for row in rows)
-    return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device="cpu"))
-
-
-def _row(numbers: int, size: int) -> int:
-    # Whole cache lines, and one more where rows would lie a multiple of 256 numbers apart, against 4K aliasing
-    # (oneDNN's rnn_utils.cpp, get_good_ld).
-    line = _CACHE_LINE // size
-    whole = round_up(numbers, line)
-    return (whole + (0 if whole % 256 else line)) * size
-
-
-CPU_RESULTS: dict[OpOverload, Correct] = {
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm,
-    aten.native_group_norm.default: _norm,
-    aten.native_batch_norm.default: _norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.mse_loss.default: _in_place_of_all,
-    aten.smooth_l1_loss.default: _in_place_of_all,
-    aten.binary_cross_entropy.default: _in_place_of_all,
-    aten.mkldnn_rnn_layer.default: _recurrent,
-    aten.im2col.default: _resized,
-    aten.col2im.default: _resized,
-    aten.soft_margin_loss.default: _in_place_of_all,
-}
-CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _statistics_in_fp32}
-
-
-def results_of(backend: str) -> Mapping[OpOverload, Correct]:
-    """What to correct for the kernels of a backend (`spec.device.KERNELS`)."""
-    return {**SPARSE_RESULTS, **(CPU_RESULTS if backend == "cpu" else CUDA_RESULTS)}
-
-
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.sparse_coo
-
-
-def _made(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool = False) -> Tensor:
-    known = coalesced or None
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False, is_coalesced=known)
-
-
-def _bags_backward(args: Args, out: Any) -> Any:
-    """A row for each entry of the bags."""
-    grad, entries = args[0], args[1]
-    if not _is_sparse(out):
-        return out
-    rows = torch.empty((entries.numel(), grad.shape[-1]), dtype=grad.dtype, device=grad.device)
-    return _made(entries.reshape(1, -1), rows, out)
-
-
-def _clone(args: Args, out: Any) -> Any:
-    # A gradient is not copied where it becomes a parameter's, whatever happens to fake ones.
-    x = args[0]
-    if not _is_sparse(x):
-        return out
-    node = torch._C._current_autograd_node()
-    given = node is not None and "AccumulateGrad" in node.name()
-    indices, values = (each if given else each.clone() for each in (x._indices(), x._values()))
-    return _made(indices, values, x, coalesced=x.is_coalesced())
-
-
-def _coalesce(args: Args, out: Any) -> Any:
-    return _made(args[0]._indices().clone(), args[0]._values().clone(), args[0], coalesced=True)
-
-
-def _mask(args: Args, out: Any) -> Any:
-    """The rows of a dense tensor that a sparse one has."""
-    x, mask = args[0], args[1]
-    if not _is_sparse(out) or not _is_sparse(mask):
-        return out
-    rows = torch.empty(mask._values().shape, dtype=x.dtype, device=x.device)
-    return _made(mask._indices().clone(), rows, out, coalesced=mask.is_coalesced())
-
-
-def _each_value(args: Args, out: Any) -> Any:
-    """The same rows with other values."""
-    x = args[0]
-    if not _is_sparse(out) or not _is_sparse(x) or out._values().shape[0]:
-        return out
-    return _made(x._indices(), torch.empty_like(x._values(), dtype=out.dtype), out, coalesced=x.is_coalesced())
-
-
-def _sum(args: Args, out: Any) -> Any:
-    # Equal rows of both may become one; how many are depends on values.
-    x, y = args[0], args[1]
-    if not _is_sparse(out) or not _is_sparse(x) or not _is_sparse(y):
-        return out
-    return _made(torch.cat([x._indices(), y._indices()], 1), torch.cat([x._values(), y._values()]), out)
-
-
-def added_to_dense(func: OpOverload, args: Args) -> Tensor | None:
-    """What becomes of a dense tensor that a sparse one is added to: torch's rule for shapes reads its values."""
-    if func not in (aten.add_.Tensor, aten.add.Tensor, aten.sub.Tensor) or not _is_sparse(args[1]):
-        return None
-    into: Tensor = args[0]
-    if into.layout is not torch.strided:
-        return None
-    return into if func is aten.add_.Tensor else torch.empty_like(into)
-
-
-SPARSE_RESULTS: dict[OpOverload, Correct] = {
-    aten._embedding_bag_backward.default: _bags_backward,
-    aten.clone.default: _clone,
-    aten._coalesce.default: _coalesce,
-    aten.sparse_mask.default: _mask,
-    aten.add.Tensor: _sum,
-    aten.sub.Tensor: _sum,
-    **dict.fromkeys(_BY_VALUE, _each_value),
-}

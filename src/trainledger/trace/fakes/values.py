@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from trainledger.trace.fakes.tensors import added_to_dense
+from trainledger.trace.fakes.results import added_to_dense
 from trainledger.trace.loss import DECISIONS, number_for_lbfgs
 from trainledger.trace.patches import Args, Kwargs, all_replaced, around
 from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, Refused, callers

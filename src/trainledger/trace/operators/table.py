@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
-from trainledger.trace.fakes import tensors as fake_tensors
+from trainledger.trace.fakes import results
 from trainledger.trace.operators import matmuls
 from trainledger.trace.operators.custom import CUSTOM, Count, Operator, registered_with_torch
 from trainledger.trace.operators.scratch import SCRATCH
@@ -137,5 +137,5 @@ def _known(func: OpOverload) -> Operator:
 
 def assumed_of(ran: Iterable[str]) -> tuple[str, ...]:
     """What is assumed of the operators that ran."""
-    notes = {**matmuls.NOTES, **fake_tensors.NOTES}
+    notes = {**matmuls.NOTES, **results.NOTES}
     return tuple(notes[each] for each in sorted(notes.keys() & set(ran)))

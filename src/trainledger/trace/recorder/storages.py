@@ -147,6 +147,12 @@ class Storages:
         """Count no memory for these real tensors, which fake ones replace: a loss may still refer to them."""
         self._replaced |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 
+    def never_there(self, tensors: Iterable[Tensor]) -> None:
+        """Count no memory for what was taken to be there before and, as it turned out, was not."""
+        for record in map(self.of, tensors):
+            if record is not None:
+                record.nbytes = 0
+
     def born(self, tensor: Tensor, name: str, phase: str, line: str = "") -> Storage:
         """Follow memory that has just been made; the caller puts it into the event that it is for."""
         storage = tensor.untyped_storage()
