@@ -38,9 +38,12 @@ def test_no_sample_has_no_middle():
     assert spread([]) is None
 
 
-def test_the_first_steps_of_each_session_are_warm_up():
-    lines = [*run_of(9.0, 9.0, 1.0, 1.0), {"event": "resume", "step": 4}, step(5, 9.0), step(6, 9.0), step(7, 1.0)]
-    assert measured_run(lines).step_seconds == Spread(median=1.0, low=1.0, high=1.0, count=3)
+def test_the_first_steps_of_each_session_are_warm_up_and_the_step_time_is_of_the_last():
+    lines = [*run_of(9.0, 9.0, 33.0, 33.0), {"event": "resume", "step": 4}, step(5, 9.0), step(6, 9.0)]
+    assert measured_run(lines).step_seconds == Spread(median=33.0, low=33.0, high=33.0, count=2)
+    seen = measured_run([*lines, step(7, 1.0), step(8, 1.0)])
+    assert seen.step_seconds == Spread(median=1.0, low=1.0, high=1.0, count=2)
+    assert sum(seen.seconds_by_phase.values()) == pytest.approx(0.75 * (4 * 9 + 2 * 33 + 2))
 
 
 def test_metered_and_disturbed_steps_are_left_out():

@@ -102,17 +102,19 @@ def measured_run(
     """A run's measurement from the lines of its metrics file and the ledger of its metered step.
 
     The first steps of each session are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
-    ones unless hardly any other is left. Where most are disturbed, the notes say so.
+    ones unless hardly any other is left. Where most are disturbed, the notes say so. The step time is of the last
+    session that has steady steps: earlier ones may have run on another machine, or beside others.
     """
     steps: dict[int, _Step] = {}
+    latest = 0  # the step that the last session with steady steps goes on from
     slow: dict[str, list[_Step]] = {"warm-up": [], "metering": []}
     phases: dict[str, float] = {}
-    total, warm, tokens = None, 0, None
+    total, warm, begun, tokens = None, 0, 0, None
     for line in lines:
         for name, seconds in (line.get("phase_seconds") or {}).items():
             phases[name] = phases.get(name, 0.0) + seconds
         if line.get("event") in ("start", "resume"):
-            warm = WARM_UP_STEPS
+            warm, begun = WARM_UP_STEPS, line.get("step", 0)
         elif line.get("event") == "finish":
             total = line.get("seconds")
         elif "loss" in line and line.get("seconds") is not None:
@@ -125,6 +127,8 @@ def measured_run(
                 slow["metering"].append(step)
             else:
                 steps[line["step"]] = step
+                latest = begun
+    every, steps = steps, {step: each for step, each in steps.items() if step > latest}
     quiet = [each for step, each in steps.items() if step not in disturbed]
     why = f"{BUSY}, or it ran below its full speed: {len(steps) - len(quiet)} of {len(steps)} steps were disturbed"
     if len(quiet) < min(len(steps), ENOUGH_STEPS):
@@ -135,7 +139,7 @@ def measured_run(
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)
     if sum(steady.values()) > 0:
-        for unclocked in (each for each in chain(steps.values(), *slow.values()) if not each[1]):
+        for unclocked in (each for each in chain(every.values(), *slow.values()) if not each[1]):
             for name, seconds in _split(unclocked, steady).items():
                 phases[name] += seconds
         for name, some in slow.items():

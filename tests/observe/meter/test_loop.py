@@ -8,6 +8,7 @@ from torch import nn
 
 import trainledger as tl
 from counting_compiler import CountingCompiler
+from trainledger.answers.pages import reconciliation
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.pages.runs import page
 from trainledger.forecast.predict.forecast import Forecast
@@ -45,6 +46,15 @@ def test_a_directory_that_runs_and_reconcile_read(tmp_path):
     (row,) = page(tmp_path, [record]).data()["runs"]
     assert (row["state"], row["step"]) == ("finished", 6)
     assert not any("run.toml" in each for each in row["missing"])
+
+
+def test_the_report_of_a_loop_says_what_to_pass_for_what_is_unknown(tmp_path):
+    model, optimizer = model_and_optimizer()
+    for name, options, unknown in (("plain", {}, True), ("deep", {"deep": 2, "forecast": Forecast()}, False)):
+        with tl.meter_loop(model, optimizer, tmp_path / name, **options) as meter:
+            train(meter, model, optimizer, 3)
+        said = str(reconciliation.page(read_run(tmp_path / name)).sections)
+        assert ("tl.meter_loop(..., deep=20)" in said) == unknown
 
 
 def test_it_lets_go_of_model_and_optimizer(tmp_path):

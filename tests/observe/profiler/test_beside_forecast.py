@@ -14,6 +14,7 @@ from trainledger.observe.profiler.beside_forecast import beside, stage_of_rank
 from trainledger.observe.profiler.profile import profile_of
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.parts import with_fields
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
 MACHINE = Calibration(
@@ -44,6 +45,13 @@ def test_every_matmul_and_attention_is_one_of_the_account(tmp_path, checkpointin
     (ideal,) = (each for each in found.bars if each.cause == IDEAL)
     assert abs(ideal.measured_ns - ideal.predicted_ns) <= len(found.profile.matmuls)
     assert found.mfu == pytest.approx(ideal.measured_ns / measured, rel=1e-3)
+
+
+def test_a_run_that_the_traced_step_cannot_have_computed_is_refused(tmp_path):
+    run = run_of()
+    larger = Run(model=with_fields(SPEC, {"feed_forward.d_ff": 1 << 22}), recipe=run.recipe)
+    with pytest.raises(InvalidInput, match="it is probably of another model, batch or sequence length"):
+        beside(profile_of(recorded(tmp_path, run)), make_plan(account_run(larger, backend="cpu"), MACHINE))
 
 
 def test_what_does_not_match_is_listed(tmp_path):

@@ -37,6 +37,59 @@ def test_steps_without_marks_are_between_updates(tmp_path):
     assert len(found.steps) == STEPS
 
 
+class Above(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Container(torch.optim.Optimizer):
+    def __init__(self, inside):
+        self.inside = inside
+        super().__init__([each for one in inside for group in one.param_groups for each in group["params"]], {})
+
+    def step(self, closure=None):
+        for each in self.inside:
+            each.step()
+
+
+def one_by_one(layers):
+    return [torch.optim.AdamW(each.parameters()) for each in layers]
+
+
+UPDATES = {
+    "one": lambda layers: [torch.optim.AdamW(layers.parameters())],
+    "two of different classes": lambda layers: [
+        torch.optim.AdamW(layers[0].parameters()), torch.optim.SGD(layers[1].parameters()),
+    ],
+    "four of one class": one_by_one,
+    "a class and the one above it": lambda layers: [Above(layers.parameters(), lr=0.1)],
+    "a container": lambda layers: [Container(one_by_one(layers))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_step_has_as_many_updates_as_repeat_as_a_whole(tmp_path, name, evaluates):
+    layers = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    torch.optim.SGD(layers.parameters())  # from now on this class is annotated, also where another one calls it
+    optimizers = UPDATES[name](layers)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+        for step in range(12):
+            for _ in range(3):
+                layers(torch.ones(2, 16)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if evaluates and step == 6:
+                layers(torch.ones(2, 16))
+    recording.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = profile_of(tmp_path / "trace.json")
+    assert len(found.steps) == 11
+    of_a_layer = 2 * 2 * 16 * 16
+    more = found.flops - 3 * (4 + 4 + 3) * of_a_layer  # forward, gradients of weights, and of inputs but the first
+    assert more in (0, 4 * of_a_layer * evaluates)
+
+
 class Slow(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return STEPS + 2

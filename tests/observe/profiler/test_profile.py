@@ -122,6 +122,7 @@ def test_a_file_that_breaks_off_says_so_and_gives_what_it_has(tmp_path):
     for name in ("cut.json", "cut.json.gz"):
         found = profile_of(tmp_path / name)
         assert found.doubts[0].startswith("The file breaks off")
+        assert str(found).split("\n\n")[0].count("The file breaks off") == str(found).count("The file breaks off") == 1
         assert len(found.steps) >= 1
 
 

@@ -13,7 +13,7 @@ from trainledger.forecast.predict.forecast import Bar
 from trainledger.observe.profiler.beside_forecast import Operation, ProfileBeside
 from trainledger.observe.profiler.causes import MeasuredBar
 from trainledger.observe.profiler.flops import MatmulRate
-from trainledger.observe.profiler.profile import Profile
+from trainledger.observe.profiler.profile import BROKEN_OFF, Profile
 from trainledger.report.chart import Chart
 from trainledger.report.document import (
     Bars,
@@ -61,7 +61,7 @@ def page(found: Profile | ProfileBeside, *, most: int | None = None) -> Document
             section(title, Bars(tuple(short_bars(found.waterfall))), _parts(found)),
             section("Where to look first", causes_of(found)) if found.causes else None,
             *work_of(found, rows),
-            notes(found.doubts),
+            notes(shown_last(found.doubts)),
         ),
         data=lambda: _data(found),
         figures=lambda: figures(found, found.waterfall),
@@ -99,7 +99,7 @@ def _beside(found: ProfileBeside, most: int) -> Document:
             section("Operations of the account and of the trace", *_operations(found, most)),
             section("Where to look first", causes_of(profile)) if profile.causes else None,
             *work_of(profile, most),
-            notes(profile.doubts),
+            notes(shown_last(profile.doubts)),
             notes(found.notes),
         ),
         data=lambda: {**_data(profile), **({} if ranks is None else ranks.document().data()), **_data_beside(found)},
@@ -164,6 +164,8 @@ def short_name(name: str, most: int = _LONGEST_NAME) -> str:
 
 
 def _facts(found: Profile) -> Iterator[tuple[str, str]]:
+    if BROKEN_OFF in found.doubts:
+        yield "file", BROKEN_OFF
     if found.device_name:
         known = f" ({found.device.title})" if found.device is not None else ", which the catalog does not know"
         yield "device", found.device_name + known
@@ -200,6 +202,11 @@ def _facts_beside(found: ProfileBeside) -> Iterator[tuple[str, str]]:
     if found.mfu is not None:
         before = "" if forecast.mfu is None else f", forecast {format_percent(forecast.mfu)}"
         yield "MFU", f"{format_percent(found.mfu)} by the account's model FLOPs{before}"
+
+
+def shown_last(doubts: Iterable[str]) -> tuple[str, ...]:
+    """The doubts but for that of a file that breaks off, which a page begins with."""
+    return tuple(doubt for doubt in doubts if doubt != BROKEN_OFF)
 
 
 def causes_of(found: Profile, most: int = _CAUSES) -> Items:

@@ -8,9 +8,10 @@ from typing import Any
 
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.pages.plan_figures import waterfall
-from trainledger.answers.pages.profile import causes_of, short_bars, work_of
+from trainledger.answers.pages.profile import causes_of, short_bars, shown_last, work_of
 from trainledger.answers.pages.profile_figures import rank_charts
 from trainledger.forecast.predict.forecast import Bar
+from trainledger.observe.profiler.profile import BROKEN_OFF
 from trainledger.observe.profiler.ranks import RankProfile, Ranks
 from trainledger.observe.profiler.step_time import EXPOSED
 from trainledger.report.chart import Chart
@@ -43,7 +44,7 @@ def page(found: Ranks, *, most: int = 0) -> Document:
                 for part in work_of(rank.profile, most)
                 if part is not None
             ),
-            notes((*found.doubts, *doubts)),
+            notes((*found.doubts, *shown_last(doubts))),
         ),
         data=lambda: _data(found),
         figures=lambda: rank_charts(found) + _waterfalls(ranks),
@@ -56,6 +57,9 @@ def _title(rank: RankProfile) -> str:
 
 def _facts(found: Ranks) -> Iterator[tuple[str, str]]:
     first = found.ranks[0].profile
+    cut = [str(each.rank) for each in found.ranks if BROKEN_OFF in each.profile.doubts]
+    if cut:
+        yield "file", f"Of rank {', '.join(cut)}: {BROKEN_OFF}"
     if first.device_name:
         yield "device", first.device_name
     yield "ranks", f"{format_count(len(found.ranks))}, {format_count(len(found.steps))} steps that all have"

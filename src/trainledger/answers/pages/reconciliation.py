@@ -116,6 +116,8 @@ def page(found: Reconciliation | RunRecord) -> Document:
     spread = rows["step_seconds"].spread
     lines = [] if spread is None else [spread_sentence(spread)]
     lines += [sentence(each) for each in rows.notes]
+    if record and "loop" in record.state and None in (record.measured_ledger, record.forecast):
+        lines.append(_HOW_TO_KNOW)
     lines += [f"Not in this report: {each}." for each in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
@@ -128,6 +130,12 @@ def page(found: Reconciliation | RunRecord) -> Document:
         data=lambda: _data(rows) | (_of_directory(record) if record else {}),
         figures=lambda: figures(record) if record else [],
     )
+
+
+_HOW_TO_KNOW = (
+    "What is unknown here a recorded step tells: tl.meter_loop(..., deep=20); a forecast of your own is "
+    "forecast=tl.predict(run)."
+)
 
 
 def _noticed(record: RunRecord) -> Iterator[str]:

@@ -20,8 +20,9 @@ from trainledger.observe.profiler.ranks import Ranks
 from trainledger.observe.profiler.step_work import Runs, Sent, summed
 from trainledger.report.document import Answer
 from trainledger.spec.device import Device
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.spec.units import NANOSECONDS_PER_SECOND
+from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_flops, format_percent, format_seconds
 
 Shape = tuple[str, str]  # kind of operation, and sizes or ranks as text
 _BACKWARD = ", backward"
@@ -155,7 +156,10 @@ class ProfileBeside(Answer, report="pages.profile"):
 
 
 def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> ProfileBeside:
-    """A profile against the plan of its run, of several ranks that of the first one; ``advice`` is of the same run."""
+    """A profile against the plan of its run, of several ranks that of the first one; ``advice`` is of the same run.
+
+    Raises `InvalidInput` where the step is shorter than its run's model FLOPs take at the peak.
+    """
     ranks = found if isinstance(found, Ranks) else None
     profile = found.ranks[0].profile if isinstance(found, Ranks) else found
     ledger, rank, notes = _account_of(profile, plan)
@@ -177,6 +181,13 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
             reached = mfu(ledger.model_flops, seconds, peak) if seconds else None
     except NoRate as reason:
         notes.append(f"No MFU: {reason}.")
+    if reached is not None and reached > 1:
+        took = format_seconds(profile.step.nanoseconds / NANOSECONDS_PER_SECOND)
+        rule = (
+            f"{format_flops(ledger.model_flops)} of the run in the traced step of {took} are an MFU of "
+            f"{format_percent(reached)}: it is probably of another model, batch or sequence length"
+        )
+        raise InvalidInput([Problem("run", None, rule, "the run file of the traced program")])
     bars = measured_waterfall(
         profile.step,
         profile.split,

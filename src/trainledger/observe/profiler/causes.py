@@ -191,7 +191,7 @@ RULES = {
     ),
     MEMORY_BOUND_KERNELS: Rule(
         ("elementwise", "reduction", "norm", "embedding"),
-        "Kernels that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
+        "{kernels} that only move memory (elementwise, reductions, norms, embeddings) have that time for themselves: "
         "{less} write and read less of it.",
         "model.compile()",
         ("recipe.compile", "recipe.loss", "recipe.precision", "recipe.attention"),
@@ -237,6 +237,7 @@ def causes(
     inside = recording.work.where(recording.work.begin_in(step.step.device_ns))
     lengths = (inside.ends_ns - inside.begins_ns)[inside.kinds == KERNEL]
     facts = {
+        "kernels": "Kernels" if recording.on_device else "Operators",
         "launches": format_count(len(lengths)),
         "usual": format_seconds(float(np.median(lengths)) / NANOSECONDS_PER_SECOND) if len(lengths) else "",
         "fewer": "" if compiled else "torch.compile makes fewer, ",
@@ -245,7 +246,7 @@ def causes(
         "waits": _waits(recording, step),
         "copies": _copies(recording, inside),
     }
-    skipped = {*(() if len(lengths) else (times.HOST,)), *(() if recording.on_device else (MEMORY_BOUND_KERNELS,))}
+    skipped = () if len(lengths) else (times.HOST,)
     all_causes = [
         Cause(
             name,

@@ -52,13 +52,14 @@ def memory_of(recording: Recording, step: Step) -> MemoryCurve | None:
 
 
 _GRAPH = re.compile(r"GraphLaunch")
+BROKEN_OFF = "The file breaks off: what comes after its last whole event is not here, nor perhaps the devices' names."
 _FEW = 0.02  # of the work: not worth a sentence
 
 
 def doubts(recording: Recording, steps: Steps) -> Iterator[str]:
     """A sentence for each thing that numbers of this recording lack or hide, the gravest first."""
     if recording.broken_off:
-        yield "The file breaks off: what comes after its last whole event is not here, nor perhaps the devices' names."
+        yield BROKEN_OFF
     if recording.malformed:
         yield f"{recording.malformed:,} events without a time, a name or a possible length are left out."
     if recording.on_device:

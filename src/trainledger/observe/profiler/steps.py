@@ -21,6 +21,7 @@ from trainledger.observe.profiler.recording import NONE, Recording, Spans
 _MARKED = re.compile(r"^ProfilerStep#(\d+)$")
 _LEAST_ALIKE = 0.95  # of what two neighbouring steps launch
 _LEAST_COVERED = 0.5  # of the recording, by the steps that are found
+_MOST = 0.8  # of neighbouring steps: some also evaluate or save
 _TRIED_OF_A_COUNT = 8  # names that occur equally often
 
 
@@ -74,10 +75,33 @@ def _by_marks(recording: Recording) -> tuple[list[int], list[str], str]:
 
 
 def _by_updates(recording: Recording) -> tuple[list[int], list[str], str]:
-    """From the end of an update to the end of the next one; what stands before the first end is cut off."""
+    """From the last update of a step to that of the next one; what stands before the first such end is cut off."""
     updates = recording.named(recording.annotations, UPDATE)
-    edges = sorted(updates.ends_ns.tolist())
-    return edges, [str(each + 2) for each in range(len(edges) - 1)], "the ends of Optimizer.step annotations"
+    order = np.argsort(updates.ends_ns, kind="stable")
+    first, period = _updates_of_a_step(recording, updates.ends_ns[order], updates.names[order])
+    edges = updates.ends_ns[order][first::period].tolist()
+    names = [str(each + 2) for each in range(len(edges) - 1)]
+    return edges, names, "the ends of Optimizer.step annotations" + (f", {period} a step" if period > 1 else "")
+
+
+def _updates_of_a_step(
+    recording: Recording, ends: npt.NDArray[np.int64], names: npt.NDArray[np.int64]
+) -> tuple[int, int]:
+    """The first update that ends a step, and how many updates a step has: the fewest that repeat as a whole.
+
+    Updates of several optimizers, of a container and those inside of it, of a class and the one above it: the same
+    names follow each other, and what runs between is nearly the same each time. The last of a step is the one before
+    most operators. Where nothing repeats, as with evaluations in between, each update ends a step.
+    """
+    operators = _busiest_thread(recording.operators)
+    counts = np.diff(np.searchsorted(operators.begins_ns, ends))  # of operators between an update and the next
+    for period in range(1, len(ends) // 2 + 1):
+        one, other = counts[:-period], counts[period:]
+        alike = np.minimum(one, other) >= _LEAST_ALIKE * np.maximum(one, other)
+        if (names[:-period] == names[period:]).all() and len(alike) and np.mean(alike) >= _MOST:
+            by_place = [float(np.median(counts[at::period])) for at in range(period)]
+            return int(np.argmax(by_place)), period
+    return 0, 1
 
 
 def _by_repetition(recording: Recording) -> tuple[list[int], list[str], str]:
