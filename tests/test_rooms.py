@@ -144,15 +144,15 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (70, 9350, 1064),
+    "answers": (70, 9350, 1066),
     "catalog": (1, 222, 14),
-    "cli": (13, 1808, 301),
-    "engine": (63, 9448, 1002),
+    "cli": (13, 1809, 302),
+    "engine": (63, 9450, 1004),
     "forecast": (53, 9284, 812),
     "ledger": (44, 6745, 506),
     "observe": (39, 5500, 600),
     "report": (12, 1515, 128),
-    "spec": (42, 6640, 375),
+    "spec": (41, 6610, 375),
     "tensors": (10, 1929, 108),
     "trace": (48, 8760, 712),
     "web": (26, 3670, 447),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from trainledger.answers.question import Option, Question, word
 from trainledger.report.show import check_plot
+from trainledger.spec.durable import content_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
@@ -234,7 +235,7 @@ def _named_in(run_file: Path) -> Iterator[Path]:
     try:
         if run_file.suffix != ".toml" or run_file.stat().st_size > _LARGEST_NBYTES:
             return
-        table = tomllib.loads(run_file.read_text(encoding="utf-8"))
+        table = tomllib.loads(content_of(run_file, _LARGEST_NBYTES))
     except (OSError, ValueError, RecursionError):
         return  # whoever reads it says what is wrong
     for each in _named(table):

@@ -18,6 +18,7 @@ from typing import Any
 from trainledger.ledger.core.sizes import summed
 from trainledger.ledger.entry import Amounts, Entry, Int, TensorLife
 from trainledger.ledger.memory.timeline import Peak, peak
+from trainledger.spec.durable import opened
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -221,7 +222,8 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     """The ledger in a file; InvalidInput where it is missing, truncated or something else."""
     where = os.fspath(path)
     try:
-        content = Path(path).read_bytes()
+        with opened(path) as file:
+            content = file.read(LARGEST_NBYTES + 1)
         return from_json(json.loads(_unpacked(content) if where.endswith(".gz") else content))
     except OSError as error:
         rule = f"cannot be read: {error.strerror or error}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.spec.device import Device
+from trainledger.spec.durable import content_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
@@ -202,11 +203,11 @@ def undo_fit(path: Path) -> int:
 def _text(path: Path) -> str:
     """The text of a calibration file, its line ends as they are; raises InvalidInput."""
     try:
-        text = path.read_bytes().decode()
+        text = content_of(path)
         tomllib.loads(text)
     except OSError as error:
         raise InvalidInput([Problem("calibration", str(path), f"cannot be read: {error.strerror}")]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput([Problem("calibration", str(path), f"is not TOML: {error}")]) from error
     return text
 
@@ -362,12 +363,11 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The calibration in a file; raises InvalidInput with every problem found."""
     where = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            record = tomllib.load(file)
+        record = tomllib.loads(content_of(path))
     except OSError as error:
         rule = f"cannot be read: {error.strerror}; trainledger measure machine writes one"
         raise InvalidInput([Problem("calibration", where, rule)]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput([Problem("calibration", where, f"is not TOML: {error}")]) from error
     written = record.pop("format", None)
     if written not in READ_FORMATS:

@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG
 from typing import Any
 
+LARGEST_NBYTES = 2**26  # of a file that is read whole: a ledger of a large model has some 10 MB
+_KINDS = ((S_ISFIFO, "a pipe"), (S_ISCHR, "a device"), (S_ISBLK, "a device"))
 # What the system says when a disk, a quota or a file-size limit is full.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What it says where a file may not be written any longer.
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A file to be read; OSError with a sentence for what is no regular file: a pipe would be waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"it is no path: {error}", os.fspath(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if not S_ISREG(mode):
+        os.close(descriptor)
+        if S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a socket")
+        raise OSError(errno.EINVAL, f"it is not a regular file but {kind}", os.fspath(path))
+    return open(descriptor, "rb")
+
+
+def content_of(path: str | os.PathLike[str], most: int = LARGEST_NBYTES) -> str:
+    """The text of a file in UTF-8; OSError where it is no regular file or longer, else UnicodeDecodeError."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
+    return content.decode()
 
 
 def sync(path: Path) -> None:
@@ -68,7 +97,7 @@ def held(path: Path, *, wait: bool) -> Iterator[None]:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

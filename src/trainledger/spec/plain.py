@@ -13,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 T = TypeVar("T")
@@ -46,13 +47,11 @@ def read_json(cls: type[T], path: str | os.PathLike[str]) -> T:
     """A dataclass from a JSON file; InvalidInput where the file is missing, torn or says something else."""
     where = os.fspath(path)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse_json(content_of(path))
     except OSError as error:
         raise InvalidInput([Problem(Path(path).name, None, f"cannot be read: {error.strerror}")], where) from error
     except ValueError as error:
         raise InvalidInput([Problem(Path(path).name, None, f"is not whole JSON: {error}")], where) from error
-    except RecursionError:
-        raise InvalidInput([Problem(Path(path).name, None, "is nested too deeply")], where) from None
     return from_plain(cls, data, where)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.convert import foreign_problem
+from trainledger.spec.durable import opened
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import KIND, explicit, fields_of, members_of, merged
@@ -143,7 +144,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The table in a TOML file; raises InvalidInput where it cannot be read or is not TOML."""
     where = os.fspath(path)
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             content = file.read(LARGEST_FILE_NBYTES + 1)
         if len(content) > LARGEST_FILE_NBYTES:
             raise InvalidInput([Problem("run file", where, f"is longer than {LARGEST_FILE_NBYTES} bytes")])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.spec.durable import content_of
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace import target as targets
 from trainledger.trace.distributed import trace_rank
@@ -163,7 +164,7 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
 
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        config_json: Any = json.loads(file.read_text(encoding="utf-8"))
+        config_json: Any = json.loads(content_of(file))
     except OSError as error:
         raise InvalidInput([Problem("--hf", path, f"cannot be read: {error.strerror or error}")]) from error
     except ValueError as error:

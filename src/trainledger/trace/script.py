@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, ModuleType, TracebackType
 
+from trainledger.spec.durable import LARGEST_NBYTES, opened
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.trace.annotate.source import Files
 from trainledger.trace.recorder.source_lines import Refused, why_it_stopped
@@ -21,8 +22,8 @@ def compiled(path: str) -> CodeType:
     if os.path.isdir(path):
         raise InvalidInput([Problem("script", path, "is a directory; name the file to run, such as train.py")])
     try:
-        with open(path, "rb") as file:
-            source = file.read()
+        with opened(path) as file:
+            source = file.read(LARGEST_NBYTES)
     except OSError as error:
         raise InvalidInput([Problem("script", path, f"cannot be read: {error.strerror or error}")]) from None
     try:

@@ -75,7 +75,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         f"{at}.b.run and module: must be one of run",
         f"{at}.c.input = ('int64[8]',): is for a target with module or hf",
         f"{at}.d.by = 'trace': is for a target with run",
-        f"{at}.d.kernels = 'gpu': must be 'cpu', 'cuda', 'sm90' or 'sm100'",
+        f"{at}.d.kernels = 'gpu': must be 'cpu', 'cuda', 'sm70', 'sm90', 'sm100' or 'other'",
         f"{at}.e = 3: must be a table",
         f"{at}.f.by = 'traced': must be 'closed form' or 'trace'; nearest that works: trace",
         f"{at}.g.run = 1: must be a text",

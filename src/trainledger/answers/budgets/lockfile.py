@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.answers.budgets.summary import Collectives, Place, Summary
 from trainledger.answers.budgets.target import Target, read_target
+from trainledger.spec.durable import opened
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import from_plain, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
@@ -64,9 +65,8 @@ def read_lock(path: Path) -> dict[str, Locked]:
     """The targets of a lock by name; raises `InvalidInput` where it is missing, torn, or of another format."""
     where = os.fspath(path)
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-            raise InvalidInput([Problem(where, None, "cannot be read: it is not a regular file")])
-        content = path.read_bytes()
+        with opened(path) as file:
+            content = file.read(_LARGEST_NBYTES + 1)
         if len(content) > _LARGEST_NBYTES:
             raise InvalidInput([Problem(path.name, None, f"is longer than {_LARGEST_NBYTES:,} bytes")])
         table = tomllib.loads(content.decode())
@@ -94,7 +94,7 @@ def is_a_lock(path: Path) -> bool:
     """Whether a file is a lock by its name or its first lines, be the rest what it may."""
     if path.suffix == ".lock":
         return True
-    with path.open("rb") as file:
+    with opened(path) as file:
         return _WRITER.encode() in file.read(len(_HEAD))
 
 

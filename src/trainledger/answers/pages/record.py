@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from trainledger.ledger.ledger import Ledger, read_ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.ranks import RankFigures, read_ranks
 from trainledger.observe.reconcile import Reconciliation, reconcile
+from trainledger.spec.durable import content_of, opened
 from trainledger.spec.plain import is_amount, read_json
 from trainledger.spec.problem import InvalidInput
 
@@ -123,7 +125,7 @@ def is_run(path: Path) -> bool:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a metrics file; a line torn by a crash is passed over."""
     lines = []
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
                 line = json.loads(text)
@@ -152,7 +154,7 @@ def _state(folder: Path) -> dict[str, Any]:
     """The texts and numbers of the state file; a run that says it goes on, but that no process holds, was killed."""
     path = folder / "state.json"
     try:
-        state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        state = json.loads(content_of(path)) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(state, dict):

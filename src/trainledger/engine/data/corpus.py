@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainledger.engine.data.documents import Segment, problem_of_reading, row_groups
 from trainledger.engine.data.files import write_whole
-from trainledger.spec.durable import parse_json, sha256
+from trainledger.spec.durable import opened, parse_json, sha256
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import STANDARD_LIBRARY
 from trainledger.spec.units import GIB, KIB, MIB, round_up
@@ -305,7 +305,7 @@ def _is_binary(path: str) -> bool:
 
 def _beginning(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             return file.read(8 * KIB)
     except OSError as error:
         raise problem_of_reading(path, error) from None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from trainledger.engine.data.files import file_problem
+from trainledger.spec.durable import opened
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.units import KIB, MIB
 
@@ -89,7 +90,7 @@ def missing_field(wanted: str, fields: list[str]) -> str:
 
 
 def text_documents(segment: Segment) -> Iterator[Document]:
-    with open(segment.path, "rb") as file:
+    with opened(segment.path) as file:
         nul = file.read(8 * KIB).find(b"\0")
         if nul >= 0:
             rule = f"has a NUL byte at byte {nul}, so it is binary or UTF-16, not UTF-8 text"
@@ -218,7 +219,7 @@ def _array(segment: Segment) -> Iterator[tuple[int, Any, int | None]]:
     if segment.file_nbytes > LONGEST_LINE_NBYTES:
         rule = f"is a JSON array of {segment.file_nbytes} bytes, and at most {LONGEST_LINE_NBYTES} are read at once"
         raise InvalidInput([file_problem("data.path", segment.path, rule, "write it as JSON lines")])
-    with open(segment.path, "rb") as file:
+    with opened(segment.path) as file:
         content = file.read()
     try:
         found = json.loads(content)
@@ -244,7 +245,7 @@ def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str)
     if segment.kind == "json":
         return InvalidInput([file_problem(field, f"{segment.path} record {number}", rule)])
     if segment.start:  # lines before the segment were not read, so they are counted now
-        with open(segment.path, "rb") as file:
+        with opened(segment.path) as file:
             remaining = offset
             number = 1
             while remaining and (block := file.read(min(MIB, remaining))):
@@ -256,7 +257,7 @@ def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str)
 def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in the segment, with the byte of the (decompressed) file where each begins."""
     if not segment.compression:
-        with open(segment.path, "rb") as file:
+        with opened(segment.path) as file:
             # A line belongs to the segment in which it begins: the one running into this segment is read over.
             offset = 0
             if segment.start:
@@ -290,7 +291,7 @@ def _check_length(segment: Segment, offset: int, line: bytes | bytearray) -> Non
 
 def _decompressed(segment: Segment) -> Iterator[bytes]:
     """The bytes of a gzip or Zstandard file in pieces of at most a few MiB."""
-    with open(segment.path, "rb") as file:
+    with opened(segment.path) as file:
         if segment.compression == "gz":
             stream = gzip.GzipFile(fileobj=file)
             pieces = iter(lambda: stream.read(MIB), b"")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.spec.durable import parse_json
+from trainledger.spec.durable import content_of, parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 
 Ids = npt.NDArray[np.uint32]
@@ -153,7 +153,7 @@ def read_tokenizer(path: str, end_token: str | None) -> JsonTokenizer:
     if file.is_dir():
         file = file / "tokenizer.json"
     try:
-        definition = _canonical(file.read_text(encoding="utf-8"))
+        definition = _canonical(content_of(file))
     except (OSError, ValueError) as error:
         why = f"({error.strerror})" if isinstance(error, OSError) else f"is not JSON ({error})"
         rule = f'is neither "bytes" nor "bpe" nor a tokenizer.json that can be read: {file} {why}'

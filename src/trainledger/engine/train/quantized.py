@@ -26,7 +26,7 @@ from trainledger.engine.nn.huggingface import TOKENIZER
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import MODEL_FILE, assemble, read_spec, refuse, shapes, whole_directory, write_spec
 from trainledger.engine.train.run_directory import MANIFEST, other_file
-from trainledger.spec.durable import parse_json, sha256, write_json
+from trainledger.spec.durable import content_of, parse_json, sha256, write_json
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.savings import is_linear
@@ -240,7 +240,7 @@ def read_quantized(directory: Path) -> tuple[Transformer, Path]:
 def _looked_at(directory: Path) -> Quantization:
     """How the weights are quantized, once each file has its hash."""
     try:
-        manifest: dict[str, Any] = parse_json((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = parse_json(content_of(directory / MANIFEST))
         quantization = Quantization(manifest["bits"], manifest["group_size"])
         wrong = _wrong(directory, manifest, quantization)
     except FileNotFoundError as error:

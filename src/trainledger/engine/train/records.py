@@ -6,6 +6,7 @@ the checkpoint's step, so that it has each step once. A spike is a loss or gradi
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from trainledger.engine.train.observer import EvaluationRecord, StepRecord, Trai
 from trainledger.engine.train.ranks import Ranks
 from trainledger.engine.train.run_directory import Say, write_state
 from trainledger.engine.train.step import Feed
-from trainledger.spec.durable import parse_json, sync, text_sha256, write_atomically
+from trainledger.spec.durable import opened, parse_json, sync, text_sha256, write_atomically
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Watch
@@ -96,7 +97,7 @@ def _every_line(path: Path) -> Iterator[dict[str, Any] | None]:
     """The lines of a metrics file, None for each that is damaged."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 fields = parse_json(line)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.engine.train.facts import CHECKPOINT_NAME, STATES, wrong_in_state, wrong_in_training
-from trainledger.spec.durable import held, parse_json, sha256, write_atomically, write_json
+from trainledger.spec.durable import content_of, held, parse_json, sha256, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -85,7 +85,7 @@ def model_files(path: Path) -> list[Path]:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """What training.json of a checkpoint says."""
-    facts: dict[str, Any] = parse_json((path / "training.json").read_text(encoding="utf-8"))
+    facts: dict[str, Any] = parse_json(content_of(path / "training.json"))
     return facts
 
 
@@ -94,7 +94,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, as the rest of a sentence, or None where every file has its hash."""
     try:
-        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(content_of(path / MANIFEST))
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"has format {manifest['format']}, and this version reads {FORMAT}"
@@ -321,7 +321,7 @@ def write_state(run_dir: Path, state: str, **facts: object) -> None:
 def read_state(run_dir: Path) -> dict[str, Any] | None:
     """The state of a run, None where none was begun; `InvalidInput` where the file is not what was written."""
     try:
-        state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
+        state = json.loads(content_of(run_dir / "state.json"))
         wrong = wrong_in_state(state)
     except FileNotFoundError:
         return None

@@ -54,7 +54,7 @@ from trainledger.engine.train.run_directory import (
     read_facts,
 )
 from trainledger.spec.convert.huggingface import left_out, read_json
-from trainledger.spec.durable import sha256, text_sha256
+from trainledger.spec.durable import content_of, sha256, text_sha256
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
@@ -223,7 +223,7 @@ def tokenizer_json_in(directory: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return path.read_text(encoding="utf-8")
+        return content_of(path)
     except (OSError, ValueError) as error:
         raise _refusal(path, f"cannot be read: {error}") from None
 

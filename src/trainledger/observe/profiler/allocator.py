@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from trainledger.observe.profiler.step_work import summed
 from trainledger.report.document import Answer
+from trainledger.spec.durable import opened
 from trainledger.spec.problem import InvalidInput, Problem
 
 PARAMETERS, GRADIENTS, STATE, ACTIVATIONS = "parameters", "gradients", "optimizer state", "activations"
@@ -150,7 +151,7 @@ class _Plain(pickle.Unpickler):
 
 def _plain(path: str | os.PathLike[str]) -> Any:
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             with gzip.open(file) if packed else nullcontext(file) as data:

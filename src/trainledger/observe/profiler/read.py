@@ -25,6 +25,7 @@ from trainledger.observe.profiler.recording import (
     Recording,
     Shapes,
 )
+from trainledger.spec.durable import opened
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import MIB
 
@@ -145,7 +146,7 @@ def read_profile(path: str | os.PathLike[str], advance: Advance = lambda nbytes:
     """
     recorder, facts, broken_off, some = Recorder(), dict[str, Any](), False, False
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             raw = _Stream(file.readinto, advance)

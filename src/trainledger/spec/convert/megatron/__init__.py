@@ -16,6 +16,7 @@ from trainledger.spec.convert.megatron.arguments import (
     tables,
 )
 from trainledger.spec.convert.megatron.sections import model_of, recipe_of
+from trainledger.spec.durable import opened
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.units import ceil_div
@@ -58,7 +59,7 @@ def read_file(path: Path) -> Arguments:
     """The arguments in a file; nothing in it is run. Raises `InvalidInput` for one that cannot be read or has none."""
     where = str(path)
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         raise InvalidInput([Problem("", None, f"cannot be read: {error.strerror}")], where) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainledger.spec.convert.megatron.shell_words import PRINTED, QUOTED, Word, closing
 
-LONGEST_SUM = 200  # characters of an expression
+LONGEST_SUM, LONGEST_TEXT = 200, 1000  # characters of an expression, and of one with its variables' names
 LONGEST = 2**16  # characters of a value: variables that contain themselves grow without end
 _PARAMETER = re.compile(r"([#!]?)(\w+|[@*#?])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9#@*?])")
@@ -95,7 +95,7 @@ class Values:
 
     def expand(self, word: str) -> str:
         """A word with its variables and arithmetic; what is not known is unchanged."""
-        parts, at, length = [], 0, 0
+        parts, at, length = [], 0, 0 if len(word) <= LONGEST else LONGEST + 1
         while at < len(word) and length <= LONGEST:
             if word[at] != "$":
                 end = word.find("$", at)
@@ -151,7 +151,7 @@ class Values:
 
     def number(self, text: str) -> int | None:
         """The value of an expression of whole numbers; None where it is not known."""
-        plain = self.expand(text)
+        plain = self.expand(text) if len(text) < LONGEST_TEXT else ""
         words = [found[1] for found in _NUMBERS.finditer(plain)] if len(plain) < LONGEST_SUM else []
         if sum(map(len, words)) != len("".join(plain.split())):
             return None
