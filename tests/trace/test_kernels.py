@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from random_runs import pick, run_of
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 import trainledger as tl
 from trainledger.ledger.entry import Entry
@@ -193,7 +195,8 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.linear, self.dropout = nn.RMSNorm(64), nn.Linear(64, 64), nn.Dropout(0.1)
+        self.norm = nn.RMSNorm(64, elementwise_affine=False)
+        self.linear, self.dropout = nn.Linear(64, 64), nn.Dropout(0.1)
     def forward(self, x):
         if sys.argv[1] == "relu":
             return F.relu(self.linear(x))
@@ -439,3 +442,22 @@ def test_other_backends_are_refused_with_those_that_are_known() -> None:
         kernels_of("tpu"),
     ):
         pass
+
+
+def test_flex_attention_has_a_backward_with_kernels_of_a_gpu() -> None:
+    class Flex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            q_BHTK = self.linear(x_BTD).unflatten(-1, (4, 16)).transpose(1, 2)
+            return flex_attention(q_BHTK, q_BHTK, q_BHTK)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it runs unfused, as it is not compiled
+        ledger = tl.trace(Flex(), torch.zeros(2, 128, 64), loss=torch.mean, kernels="cuda")
+    assert (ledger.partial, [each.phase for each in ledger if each.kind == "attention"]) == (
+        "",
+        ["forward", "backward"],
+    )

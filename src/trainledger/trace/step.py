@@ -16,8 +16,9 @@ from trainledger.trace.compiled import captured, compiled_runs_eagerly, is_compi
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.rules import Counts
+from trainledger.trace.fakes.stored import without_values
 from trainledger.trace.fakes.tensors import Gradients, fake_batch, make_states, mode_of, on_fake
-from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown
+from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown, numbers_shown
 from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
 from trainledger.trace.patches import Kwargs
 from trainledger.trace.recorder.attribution import threads_follow
@@ -202,6 +203,8 @@ def _record(
                 ZeroWhereUnknown(lambda: recorder.phases.current == "optimizer", assumed.add, results_of(kernels)),
                 recorder,
                 threads_follow(recorder.attribution),
+                without_values(recorder.notes.append),
+                numbers_shown(),
                 counts.followed(given.batch),
                 recorder.random_states(),
                 gradients.followed(),

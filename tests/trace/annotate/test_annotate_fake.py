@@ -78,7 +78,7 @@ def test_weights_that_are_tied_stay_so_when_converted(tmp_path: Path) -> None:
     [
         ("torch.load('weights.pt')", "No such file or directory: 'weights.pt'"),
         ("import pickle; pickle.dumps(x)", "pickling a tensor reads its values, which fake tensors do not have"),
-        ("x.numpy()", "a numpy array needs values, which fake tensors do not have; run without --fake"),
+        ("x.numpy()", "a numpy array needs values, which fake tensors do not have; annotate without --fake"),
         ("x.to(int).bincount()", "bincount has as many bins as its largest value, which fake tensors do not have"),
     ],
 )

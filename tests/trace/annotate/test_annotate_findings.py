@@ -519,3 +519,50 @@ def test_of_a_librarys_upcasts_only_that_of_the_logits_is_told() -> None:
     found = only(annotate(program, files=["no such file"]), "fp32 copy of logits")
     assert (found.times, found.nbytes) == (1, 4 * 64 * 128)
     assert "bf16[64, 128]" in found.what
+
+
+# A tensor that outlives its step
+
+
+class Output:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def trained(kind: str) -> None:
+    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1024, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        logits = net(torch.ones(64, 16))
+        logits.square().mean().backward()
+
+    for _ in range(4):
+        optimizer.zero_grad()
+        if kind == "function":
+            step()
+        elif kind == "attribute":
+            output = Output(net(torch.ones(64, 16)))
+            output.logits.square().mean().backward()
+        else:
+            logits = net(torch.ones(64, 16))
+            logits.square().mean().backward()
+            if kind == "deleted":
+                del logits
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("variable", "logits"), ("attribute", "output"), ("function", ""), ("deleted", "")]
+)
+def test_a_variable_that_holds_a_large_tensor_into_the_next_step_is_named(kind: str, name: str, fake: bool) -> None:
+    annotation = annotate((lambda: trained(kind)) if fake else trained, () if fake else (kind,), fake=fake)
+    assert annotation.ended == ""
+    kept = [each for each in annotation.findings if each.kind == "kept over the step"]
+    assert [(each.what.split()[0], each.times, each.nbytes) for each in kept] == [
+        (f"`{name}`", 3, 4 * 64 * 1024)
+    ] * bool(name)
+    for finding in kept:
+        number = int(finding.line.rpartition(":")[2])
+        assert Path(__file__).read_text().splitlines()[number - 1].strip().startswith(f"{name} = ")

@@ -35,7 +35,13 @@ _LONGEST_NAME = 40
 def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Ending) -> tuple[Finding, ...]:
     """All findings, problems before remarks, and what costs the most bytes first, then the most times."""
     found = [*_forgotten(watcher), *_graphs(watcher, holder), *_syncs(watcher, files), *_upcasts(watcher)]
-    found += [*_copies(watcher), *_round_trips(watcher), *_loop_graphs(watcher, ending), *_forwards(watcher, ending)]
+    found += [
+        *_outliving(watcher),
+        *_copies(watcher),
+        *_round_trips(watcher),
+        *_loop_graphs(watcher, ending),
+        *_forwards(watcher, ending),
+    ]
     found.sort(key=lambda finding: (finding.weight != PROBLEM, -finding.nbytes, -finding.times))
     graph_lines: set[str] = set()
     kept = []
@@ -89,6 +95,18 @@ def _without_graph(holder: Holder | None, numbers: bool) -> str:
     kept = f"`{added}.detach()`" if added.replace(".", "").replace("_", "").isalnum() else "`.detach()` of it"
     into = f" in `{holder.name}`" if holder is not None else ""
     return f"keep {kept}{into}" + (", or read numbers with .item() every few steps" if numbers else "")
+
+
+def _outliving(watcher: Watcher) -> Iterator[Finding]:
+    for held in watcher.outliving.found.values():
+        if held.times:
+            size = f"{format_nbytes(held.nbytes)}, {counted(held.times, 'time')}"
+            what = f"`{held.name}` holds a tensor of the step before while the next step makes its successor: {size}"
+            why = "a variable keeps its tensor until it is assigned anew, so that two are live at once"
+            instead = (
+                f"`del {held.name}` after the backward, or take the step in a function whose variables end with it"
+            )
+            yield Finding("kept over the step", held.line, what, why, instead, held.times, held.nbytes, weight=REMARK)
 
 
 def _loop_graphs(watcher: Watcher, ending: Ending) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from trainledger.trace.patches import Args, Kwargs
 from trainledger.trace.recorder.storages import tensors_in, written_arguments
 
 RecordOf = Callable[[Tensor], Storage | None]
+Named = dict[Storage, tuple[str, str]]  # the variable that holds it, the line that assigns it
 MOST_NODES = 50_000  # looked at in one step
 _NO_NUMBER = 2**63
 _EVERY_STEP_UNTIL = 16
@@ -130,6 +131,41 @@ class Graph:
             return None
         last, middle = self.looks[-1], self.looks[len(self.looks) // 2 - 1]
         return last if last.spans >= 3 and last.spans > middle.spans else None
+
+
+@dataclass(slots=True)
+class Outlived:
+    """A variable whose tensor of one step is still there when the next has made its successor."""
+
+    name: str
+    line: str
+    times: int = 0
+    nbytes: int = 0
+
+
+class Outliving:
+    """Follows large tensors that a variable holds over the end of a step, until they are freed."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Outlived] = {}
+        self._held: dict[Storage, Outlived] = {}
+
+    def end_step(self, live: Iterable[Storage], least: float, named: Callable[[set[Storage]], Named]) -> None:
+        """A step is over; of the ``live`` tensors that its forward made, those that ``named`` gives are held."""
+        self._held.clear()
+        large = {each for each in live if each.phase == "forward" and each.nbytes >= least}
+        for record, (name, line) in named(large).items() if large else ():
+            self._held[record] = self.found.setdefault(f"{name} {line}", Outlived(name, line))
+
+    def gone(self, record: Storage, live: Iterable[Storage]) -> None:
+        """A piece of memory is freed: if another of its line and size is there, both were."""
+        held = self._held.pop(record, None)
+        if held is None or record.origin is None:
+            return
+        line = record.origin.line
+        if any(each.nbytes == record.nbytes and each.origin and each.origin.line == line for each in live):
+            held.times += 1
+            held.nbytes = max(held.nbytes, record.nbytes)
 
 
 @dataclass(slots=True)

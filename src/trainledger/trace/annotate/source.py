@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from trainledger.trace.patches import names
 from trainledger.trace.recorder.source_lines import TORCH, callers, is_tracers, is_users, shown_file
+from trainledger.trace.recorder.storages import tensors_in
 
 _INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib", "stdlib", "platstdlib")})
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -244,6 +245,21 @@ def holder_of(tensor: Any, frame: FrameType | None, files: Files) -> Holder | No
                 outer for each in holding for outer in gc.get_referrers(each) if isinstance(outer, (list, dict, tuple))
             ]
     return None
+
+
+def names_of(frame: FrameType | None, files: Files) -> Iterator[tuple[str, Any, str]]:
+    """The variables that hold tensors, themselves or in a container or an output, and the line that assigns them."""
+    for each in _shown(frame, files):
+        file = each.f_code.co_filename
+        tree = files.shape(file).tree
+        own = {line for _, _, line in each.f_code.co_lines()}
+        lines: dict[str, int] = {}
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.lineno in own:
+                lines.setdefault(node.id, node.lineno)
+        for name, value in list(each.f_locals.items()):
+            for tensor in tensors_in([value, dict(attributes_of(value))]) if name in lines else ():
+                yield name, tensor, f"{files.name(file)}:{lines[name]}"
 
 
 def snapshots(frame: FrameType | None, files: Files) -> list[dict[str, Any]]:

@@ -20,9 +20,19 @@ from trainledger.trace import script
 from trainledger.trace.annotate import copies
 from trainledger.trace.annotate.annotation import COPY, MOST_SHOWN, VIEW, Account, LineAccount, Shown, Work
 from trainledger.trace.annotate.copies import SYNCHRONIZING, Broadcasts, Conversions, Syncs
-from trainledger.trace.annotate.graphs import HEAVY, Forwards, Gradients, Graph, Updates, gradients_of, nodes_so_far
+from trainledger.trace.annotate.graphs import (
+    HEAVY,
+    Forwards,
+    Gradients,
+    Graph,
+    Named,
+    Outliving,
+    Updates,
+    gradients_of,
+    nodes_so_far,
+)
 from trainledger.trace.annotate.loops import LoopGraphs, Tally
-from trainledger.trace.annotate.source import Caller, Callers, Files, Holder, holder_of, snapshots
+from trainledger.trace.annotate.source import Caller, Callers, Files, Holder, holder_of, names_of, snapshots
 from trainledger.trace.fakes.own_code import record_launch
 from trainledger.trace.patches import Args, Kwargs, replaced
 from trainledger.trace.recorder.recorder import Recorder
@@ -54,6 +64,9 @@ class Watcher:
         self.after: Callable[[Args, Kwargs, Event], bool] = lambda args, kwargs, event: False
         followers = (self.gradients, self.graph, self.conversions, self.updates)
         self.dies: list[Callable[[Storage], None]] = [follower.gone for follower in followers]
+        self.stale: list[dict[str, Any]] = []  # copies of variables, which themselves would outlive a step
+        self.outliving = Outliving()
+        self.dies.append(lambda record: self.outliving.gone(record, self.recorder.storages.live.values()))
         self.uncounted: dict[str, str] = {}
         self._shapes = shapes
         self._backward_line = ""
@@ -72,6 +85,8 @@ class Watcher:
 
     def operation(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any, event: Event | None) -> None:
         """Take one operation that just ran."""
+        for each in self.stale:
+            each.clear()  # again and again: before Python 3.13 the next line that is traced fills it once more
         node = torch._C._current_autograd_node()
         if node is None:
             self._in_backward = False
@@ -236,6 +251,7 @@ def _by_mask(args: Args) -> bool:
 
 
 _KEPT = 8  # steps whose nodes may still be run backward
+LEAST_OUTLIVING = 3 / 100  # of the most that is live
 _MOST_ASKED = 8  # tensors that are asked who holds them
 
 
@@ -319,12 +335,26 @@ class Steps:
         at = caller.at if caller is not None else "a library"
         self._watcher.gradients.before_step(gradients, at, step)
 
+    def _named(self, records: set[Storage]) -> Named:
+        caller = self._watcher.callers.now()
+        frame = None if caller is None else caller.frame
+        record_of = self._watcher.recorder.record_of
+        named = {
+            record: (name, at)
+            for name, tensor, at in names_of(frame, self._files)
+            if (record := record_of(tensor)) in records and tensor.requires_grad  # not a batch, which data is
+        }
+        self._watcher.stale = snapshots(frame, self._files)
+        return named
+
     def end_step(self) -> None:
         """A step is over: look at what it leaves behind."""
         graph = self._watcher.graph
         self.taken += 1
         self.decided.clear()
         self._watcher.account.settle()
+        least = LEAST_OUTLIVING * self._watcher.peak_nbytes
+        self._watcher.outliving.end_step(self._watcher.recorder.storages.live.values(), least, self._named)
         if self.taken % _KEPT == 0:
             self._watcher.recorder.attribution.forget_before(graph.number_before(_KEPT))
             self._watcher.forwards.settle(graph.number_before(_KEPT))

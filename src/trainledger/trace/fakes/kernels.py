@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.device import KERNELS, fused_attention
-from trainledger.trace.patches import Args, Kwargs, all_replaced, answering
+from trainledger.trace.patches import Args, Kwargs, all_replaced, answering, replaced_in
 from trainledger.trace.recorder.storages import dtype_name
 
 # What remains different from a step on CUDA:
@@ -76,6 +76,8 @@ def kernels_of(backend: str) -> Iterator[None]:
         with (
             autocast_as_on_cuda(),
             decomposed_as({"scaled_dot_product_attention": attention, "rms_norm": _rms_norm, "dropout": _dropout}),
+            # which refuses gradients on a CPU
+            replaced_in("torch.nn.attention.flex_attention", lambda flex: (flex, "_validate_device", answering(None))),
             all_replaced(*((each, "_get_foreach_kernels_supported_devices", devices) for each in owners)),
         ):
             yield

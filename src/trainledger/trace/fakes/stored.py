@@ -58,7 +58,7 @@ def without_values(note: Note) -> Iterator[None]:
 def _refused(what: str) -> Callable[[Any], Callable[..., Any]]:
     def made(_: Any) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise Refused(f"{what}, which fake tensors do not have; build it without, or run without --fake")
+            raise Refused(f"{what}, which fake tensors do not have; build it without, or annotate without --fake")
 
         return refuse
 

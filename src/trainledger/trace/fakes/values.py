@@ -255,5 +255,7 @@ def _as_array(before: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: 
     if type(tensor) is FakeTensor:
         if not tensor.dim():
             return _of_real(before, tensor, *args, **kwargs)
-        raise Refused("a numpy array needs values, which fake tensors do not have; run without --fake")
+        raise Refused(
+            "a numpy array needs values, which fake tensors do not have; annotate without --fake runs on real ones"
+        )
     return before(tensor, *args, **kwargs)

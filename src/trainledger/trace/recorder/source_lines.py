@@ -174,6 +174,8 @@ def why_it_stopped(error: BaseException, phase: str) -> str:
     if known is not None:
         operator: Any = getattr(error, "func", None) or (error.args[0] if error.args else "an operator")
         return f"{phase} ended{at}: {operator} cannot go on: {known}"
+    if isinstance(error, AssertionError) and "shape_env" in str(error):
+        return f"{phase} ended{at}: a jagged tensor's sizes are values, which fake tensors do not have"
     try:
         first = (str(error).strip().splitlines() or [""])[0]
     except Exception:  # an error that cannot even say what it is
