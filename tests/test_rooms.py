@@ -154,11 +154,11 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (12, 1515, 128),
     "spec": (41, 6610, 375),
     "tensors": (10, 1929, 108),
-    "trace": (48, 8760, 712),
+    "trace": (48, 8800, 714),
     "web": (26, 3670, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 91450, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 91560, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 65_450
+MOST_TEST_LINES = 65_500
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -195,7 +195,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = nn.RMSNorm(64, elementwise_affine=False)
+        self.norm = nn.RMSNorm(64) if sys.argv[1] == "all" else None
         self.linear, self.dropout = nn.Linear(64, 64), nn.Dropout(0.1)
     def forward(self, x):
         if sys.argv[1] == "relu":
