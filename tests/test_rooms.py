@@ -144,21 +144,21 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (70, 9350, 1066),
-    "catalog": (1, 222, 14),
+    "answers": (70, 9383, 1075),
+    "catalog": (2, 241, 18),
     "cli": (13, 1809, 302),
     "engine": (63, 9450, 1004),
-    "forecast": (53, 9284, 812),
-    "ledger": (44, 6745, 506),
-    "observe": (39, 5500, 600),
+    "forecast": (53, 9317, 816),
+    "ledger": (44, 6740, 506),
+    "observe": (39, 5484, 594),
     "report": (12, 1515, 128),
-    "spec": (41, 6610, 375),
+    "spec": (41, 6608, 370),
     "tensors": (10, 1929, 108),
     "trace": (48, 8800, 723),
-    "web": (26, 3670, 447),
+    "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 422, 91560, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91723, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -21,18 +21,20 @@ numbers may be text (`"20%"`). `trainledger VERB --help` has the options of verb
 
 def page() -> str:
     """The page, a table for each question."""
-    parts = [HEAD]
-    for name, (_, summary, module) in COMMANDS.items():
+    parts, of = [HEAD], ""
+    for name, (group, _, module) in COMMANDS.items():
         options = question_named(name).options if module.startswith("answers.") else {}
-        if not options:
-            continue
-        parts.append(f"\n## {name}: {summary}\n")
-        parts.append("\n| Python | command line | meaning | default |\n|---|---|---|---|\n")
-        for option in options.values():
+        if options and group != of:
+            of = group
+            parts.append(
+                f"\n## {group}\n\n| verb | Python | command line | meaning | default |\n|---|---|---|---|---|\n"
+            )
+        for at, option in enumerate(options.values()):
             choices = f": {', '.join(option.choices)}" if option.choices else ""
             default = option.default_text or ("off" if option.default is False else option.written) or "none"
             default = "on" if option.default is True else default
-            parts.append(f"| `{option.name}` | `{flag_of(option)}` | {option.help}{choices} | {default} |\n")
+            verb = "" if at else f"**{name}**"
+            parts.append(f"| {verb} | `{option.name}` | `{flag_of(option)}` | {option.help}{choices} | {default} |\n")
     return "".join(parts)
 
 

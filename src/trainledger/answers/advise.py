@@ -11,12 +11,14 @@ from trainledger.answers.fast_precision import precision_notes
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
+from trainledger.answers.pages.interval import chance
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, silent, text
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
 from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
+from trainledger.forecast.predict.forecast import Forecast
 from trainledger.report.chart import AXIS, COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Document, Item, Items, Section, notes, section, sections
 from trainledger.report.table import commands, sentence
@@ -71,12 +73,12 @@ def page(advice: Advice) -> Document:
         verdict=as_it_is,
         sections=sections(
             (*bottleneck, f"Ranked by gain in {advice.goal}."),
-            _ranked(alone, same[:_SHORT]),
-            _ranked(result, other[: _SHORT if not same else 0]),
+            _ranked(advice, alone, same[:_SHORT]),
+            _ranked(advice, result, other[: _SHORT if not same else 0]),
             _all_together(advice),
             found_layout_section(advice.run),
-            replace(_ranked(alone, same), detail=f"all {len(same)} changes") if len(same) > _SHORT else None,
-            replace(_ranked(result, other), detail="changes of the training result") if same else None,
+            replace(_ranked(advice, alone, same), detail=f"all {len(same)} changes") if len(same) > _SHORT else None,
+            replace(_ranked(advice, result, other), detail="changes of the training result") if same else None,
             _together(advice),
             section("", notes(_remarks(advice)), detail="" if not advice.alone else "remarks"),
         ),
@@ -86,8 +88,8 @@ def page(advice: Advice) -> Document:
     )
 
 
-def _ranked(title: str, changes: Sequence[Advised]) -> Section:
-    return section(title, _numbered(changes)) if changes else section("")
+def _ranked(advice: Advice, title: str, changes: Sequence[Advised]) -> Section:
+    return section(title, _numbered(changes, [advice.forecast] * len(changes))) if changes else section("")
 
 
 def _all_together(advice: Advice) -> Section | None:
@@ -95,7 +97,7 @@ def _all_together(advice: Advice) -> Section | None:
     if not advice.together:
         return None
     last = advice.together[-1]
-    gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
+    gain = _gain(*before_and_after(advice.forecast, last.forecast), advice.forecast, last.forecast)
     count_of = "the first change" if len(advice.together) == 1 else f"the best {len(advice.together)} changes"
     command = commands(pasted_overrides(advice.run, last.run))
     return section("", Items((Item(f"Together, {count_of}: {gain}", command),), numbered=False))
@@ -106,7 +108,8 @@ def _together(advice: Advice) -> Section | None:
     if len(advice.together) < 2:
         return None
     title = "Together, in this order; each compared with the one before it"
-    return section(title, _numbered(advice.together), detail="the changes together, one by one")
+    befores = [advice.forecast, *(change.forecast for change in advice.together)]
+    return section(title, _numbered(advice.together, befores), detail="the changes together, one by one")
 
 
 def _remarks(advice: Advice) -> list[str]:
@@ -156,16 +159,25 @@ def _as_it_is(advice: Advice) -> list[str]:
     return lines
 
 
-def _numbered(found: Sequence[Advised]) -> Items:
-    def text(each: Advised) -> str:
+def _numbered(found: Sequence[Advised], befores: Sequence[Forecast]) -> Items:
+    """Changes with their gains over the forecasts ``befores``."""
+
+    def text(each: Advised, before: Forecast) -> str:
         effect = "" if each.effect == SAME else f"; {EFFECTS[each.effect]}"
         cost = f"; {each.cost}" if each.cost else ""
-        return f"{each.what}: {_gain(each.seconds, each.nbytes, each.fits)}{effect}{cost}"
+        return f"{each.what}: {_gain(each.seconds, each.nbytes, before, each.forecast)}{effect}{cost}"
 
-    return Items(tuple(Item(text(each), commands(each.sets)) for each in found))
+    return Items(
+        tuple(Item(text(each, before), commands(each.sets)) for each, before in zip(found, befores, strict=False))
+    )
 
 
-def _gain(seconds: tuple[float | None, float | None], nbytes: tuple[int | None, int | None], fits: bool | None) -> str:
+def _gain(
+    seconds: tuple[float | None, float | None],
+    nbytes: tuple[int | None, int | None],
+    before: Forecast,
+    after: Forecast,
+) -> str:
     parts = []
     if seconds[0] and seconds[1] is not None:
         share = format_percent(seconds[1] / seconds[0] - 1, signed=True)
@@ -175,7 +187,10 @@ def _gain(seconds: tuple[float | None, float | None], nbytes: tuple[int | None, 
     if nbytes[0] and nbytes[1] is not None:
         share = format_percent(nbytes[1] / nbytes[0] - 1, signed=True)
         parts.append(f"memory {share} ({format_nbytes(nbytes[0])} to {format_nbytes(nbytes[1])})")
-    if fits is False:
+    chances = before.chance_of_fitting, after.chance_of_fitting
+    if None not in chances and chance(chances[0] or 0) != chance(chances[1] or 0):
+        parts.append(f"chance to fit {chance(chances[0] or 0)} to {chance(chances[1] or 0)}")
+    elif after.fits is False:
         parts.append("does NOT fit")
     return ", ".join(parts)
 

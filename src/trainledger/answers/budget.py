@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from trainledger.answers.cost import predicted
 from trainledger.answers.load import model
-from trainledger.answers.question import Progress, number, question, silent, text
+from trainledger.answers.question import Progress, length, number, question, silent, text
 from trainledger.answers.question import count as whole
 from trainledger.forecast.plan import optimal as laws_of
 from trainledger.forecast.plan.affordable import SEQ_LEN, affordable
@@ -38,7 +38,7 @@ def optimal(
     inference: Annotated[int | None, whole('tokens that will be served, such as "2T"')] = None,
     unique: Annotated[int | None, whole("tokens that exist; more are repetitions")] = None,
     family: Annotated[str | None, text("model whose shape is scaled; none = the rules alone")] = "llama-3-8b",
-    seq_len: Annotated[int, whole("tokens of a sequence", most=10**9)] = SEQ_LEN,
+    seq_len: Annotated[int, length("tokens of a sequence")] = SEQ_LEN,
     tokens_per_step: Annotated[
         int | None,
         whole("about so many tokens in a step", most=10**12, default_text="4M; 16M from 1e24 FLOP, fewer below 7e21"),

@@ -175,10 +175,10 @@ def _sentences(found: Comparison) -> Iterator[str]:
 def _sure(found: Ratio) -> str:
     """Whether a difference of times is larger than what two published runs were off by together."""
     pairs = f"pairs of published runs on {'one device' if found.one_device else 'two devices'}"
-    said = "larger" if found.decided else "smaller"
+    said = "more" if found.decided else "no more"
     between = ends(found.interval, lambda value: f"{value:.3g}")
     times = f"b takes {found.predicted:.3g} times as long as a"
-    return f"this difference is {said} than its uncertainty: {times} ({between}; {pairs})"
+    return f"the times differ by {said} than such predictions err: {times} ({between}; {pairs})"
 
 
 def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:
@@ -259,7 +259,8 @@ def about(found: Comparison) -> list[str]:
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
             needs, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
-            lines.append(f"{letter} {fits(forecast)} {needs} on its peak rank, of {usable} usable")
+            likely = fits(forecast.fits, forecast.chance_of_fitting)
+            lines.append(f"{letter} {likely}: {needs} on its peak rank, of {usable} usable")
     return lines
 
 

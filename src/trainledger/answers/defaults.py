@@ -1,8 +1,9 @@
 """The run of a model that is named alone: what each question assumes of its recipe and its layout.
 
-On one device that is one full-length sequence in bf16 autocast, one step; with adapters all weights are in bf16. On
-several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step. What
-fits is asked of sharded states and small batches, and questions about a whole run assume 20 tokens for each parameter.
+On one device that is one sequence of at most 8,192 tokens in bf16 autocast, one step; with adapters all weights are in
+bf16. On several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step;
+under a layout that is given a micro-batch is one sequence. What fits is asked of sharded states and small batches, and
+questions about a whole run assume 20 tokens for each parameter.
 Every field that is assumed is named in `Run.origin`.
 """
 
@@ -56,8 +57,10 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         recipe["steps"] = 1
     if spread:  # which every layout can divide, until the batch is chosen
         recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
-    if spread or small:
+    if purpose != SERVE:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
+    if spread and not auto:  # the least that a layout of one's own takes; a search chooses
+        recipe["micro_batch"] = _size(given.get("recipe.micro_batch"))
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
     table = {"model": section, "recipe": recipe, "layout": layout}

@@ -10,11 +10,14 @@ from trainledger.answers import defaults
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import model_line, of_run
+from trainledger.answers.pages.interval import chance as written
+from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.question import Progress, choice, question, silent, text
+from trainledger.answers.question import Progress, choice, question, share, silent, text
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch, what_fits
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.ledger.model.parameters import parameters
 from trainledger.report.chart import Bars, Chart, bar_chart, stacked, usable_memory
 from trainledger.report.document import Amount, Cell, Document, Section, Table, section, sections
@@ -42,6 +45,7 @@ def fit(
     *,
     of: Annotated[str | Iterable[str] | None, choice("only this question", QUESTIONS, several=True)] = None,
     changes: Annotated[bool, text("the recipe without changes that save memory", flag="--as-is")] = True,
+    chance: Annotated[float, share("the least chance to fit of an answer; 0 trusts the count", most=0.99)] = LIKELY,
     progress: Progress = silent,
 ) -> Fit:
     """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
@@ -60,6 +64,7 @@ def fit(
         backend=kernels_of(run),
         of=asked,
         changes=changes,
+        chance=chance,
         progress=lambda done, of: progress("questions", done, of),
     )
 
@@ -94,18 +99,19 @@ def page(fit: Fit) -> Document:
 def about(fit: Fit) -> list[str]:
     """Whose answers these are, and whether it fits unchanged."""
     run, use = fit.run, fit.memory
-    fits = "fits" if use.fits else "does NOT fit"
-    usable = format_nbytes(use.usable_nbytes)
+    usable, likely = format_nbytes(use.usable_nbytes), fits(use.fits, use.chance)
     return [
         model_line(run.model),
         *of_run(run),
-        f"Without changes, {_rank(run, use)} needs {format_nbytes(use.nbytes)} and {fits} in {usable} of usable "
-        f"memory. {_largest(use)}",
+        f"Without changes, {_rank(run, use)} needs {format_nbytes(use.nbytes)} of {usable} usable: {likely}. "
+        f"{_largest(use)}",
         *([sentence(TENSORS_ALONE)] if use.tensors_alone else []),
     ]
 
 
 def _devices(fit: Fit) -> Iterator[str]:
+    if fit.memory.chance is not None and fit.chance:
+        yield f"What fits does so with a chance of {written(fit.chance)} at least (--chance)."
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
         yield f"Devices on which it fits without changes, the smallest first: {named}."
@@ -151,10 +157,10 @@ def _limit(run: Run, found: Found) -> str:
     text = f"{name[0].upper()}{name[1:]}: {'none fits' if found.size is None else _shape(found)}"
     if found.beyond is not None and found.beyond_size is not None:
         use = found.beyond
-        over = format_nbytes(use.nbytes - use.usable_nbytes)
+        over = f"{format_nbytes(use.nbytes - use.usable_nbytes)} too much" if not use.fits else fits(True, use.chance)
         largest = f"{use.category} {format_nbytes(use.by_category[use.category])}"
         text += (
-            f"; {_thing(found.question, found.beyond_size)} would need {format_nbytes(use.nbytes)}, {over} too much: "
+            f"; {_thing(found.question, found.beyond_size)} would need {format_nbytes(use.nbytes)}, {over}: "
             f"{largest} of {_rank(found.beyond_run or run, use)}, at {use.moment}"
         )
     elif found.size is not None:

@@ -12,7 +12,7 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.device_memory import memory_data, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.question import Progress, choice, count, question, silent, text
+from trainledger.answers.question import Progress, choice, count, length, question, silent, text
 from trainledger.answers.source import also
 from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference, served
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
@@ -59,7 +59,7 @@ def inference(
     *,
     phase: Annotated[str, choice("prefill of a prompt, or decode of one more token", PHASES)] = "decode",
     batch: Annotated[int, count("sequences at once", most=10**9)] = 1,
-    context: Annotated[int | None, count("tokens of each sequence", most=10**9, default_text="recipe.seq_len")] = None,
+    context: Annotated[int | None, length("tokens of each sequence", default_text="recipe.seq_len")] = None,
     weights: Annotated[
         str | None,
         text("format of the weights: bf16, int8, int4, fp8, nf4, mxfp4 and others", default_text="that of --compute"),

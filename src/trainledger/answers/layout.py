@@ -69,6 +69,7 @@ def spread(
     limit_seconds: float = 30.0,
     front: bool = True,
     first: bool = False,
+    chance: float = 0.5,
     progress: Progress | None = None,
 ) -> Layouts:
     """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`.
@@ -90,7 +91,7 @@ def spread(
     try:
         return search(
             run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
-            front=front, first=first, progress=progress,
+            front=front, first=first, chance=chance, progress=progress,
         )  # fmt: skip
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None

@@ -11,13 +11,16 @@ from trainledger import catalog
 from trainledger.answers import defaults
 from trainledger.answers.layout import spread, why_no_layout
 from trainledger.answers.load import Source, resolve
+from trainledger.answers.machine import device_of
 from trainledger.answers.pages.heading import layout_name
+from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.question import Progress, count, question, seconds, silent, text
+from trainledger.answers.question import Progress, count, question, seconds, share, silent, text
 from trainledger.answers.source import also
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
+from trainledger.forecast.predict.interval import chance_of_fitting
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Cell, Code, Document, Item, Items, Section, Table, notes, section, sections
 from trainledger.report.table import commands, pasted, sentence
@@ -30,12 +33,12 @@ from trainledger.spec.run_text import as_override
 from trainledger.spec.units import GIGA, counted, format_count, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
-_COLUMNS = ("step", "MFU", "memory", "TP", "CP", "PP", "EP", "DP", "Z", "B", "recompute")
+_COLUMNS = ("step", "MFU", "memory", "fits", "TP", "CP", "PP", "EP", "DP", "Z", "B", "recompute")
 _UNITS = ("seconds", "share", "nbytes")
 _LEGEND = (
     "TP, CP, EP: tensor, context and expert ranks (sp: sequence parallelism). PP: pipeline stages, V chunks each, and "
     "the schedule. DP: replicate x shard. Z: the ZeRO stage; 3k keeps parameters gathered from forward to backward. "
-    "B: the micro-batch. recompute: activation checkpointing (part: selective)."
+    "B: the micro-batch. fits: the chance to fit. recompute: activation checkpointing (part: selective)."
 )
 
 
@@ -54,6 +57,7 @@ def layouts(
     limit_seconds: Annotated[
         float, seconds("the most time for exact accounts of the best layouts", flag="--limit", metavar="TIME")
     ] = 30.0,
+    chance: Annotated[float, share("the least chance to fit of a layout", most=0.99)] = 0.5,
     progress: Progress = silent,
 ) -> Layouts:
     """The fastest ways to spread a run over devices: every layout has a bound, the best are accounted for.
@@ -69,7 +73,7 @@ def layouts(
     more = {"cluster.count": devices, "cluster.device": device, "layout.auto": True}
     run = resolve(run, also(overrides, more), purpose=defaults.SEARCH, search=False)
     axes = _fixed(fixed or {})
-    found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, progress=progress)
+    found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, chance=chance, progress=progress)
     if found.best is not None or found.interrupted:
         return found
     return replace(found, problem=why_no_layout(found, axes, progress=progress))
@@ -136,7 +140,7 @@ def _ranked(found: Layouts) -> Iterator[Section]:
         return
     bounds = " by their bounds" if found.basis == "bound" else ""
     remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found), *_told_apart(found))
-    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked))
+    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked, found.usable_nbytes))
     simplest = found.simplest or found.best
     named = "the best" if simplest == found.best else "the simplest within 3 %"
     pasted_sets = Items(
@@ -145,10 +149,10 @@ def _ranked(found: Layouts) -> Iterator[Section]:
     yield section("", pasted_sets)
     if simplest != found.best:
         title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
-        yield section(title, _table("simplest", [simplest]), detail="the simplest")
+        yield section(title, _table("simplest", [simplest], found.usable_nbytes), detail="the simplest")
     if len(found.pareto) > 1:
         title = "Less memory for a longer step (Pareto front)"
-        yield section(title, _table("pareto", found.pareto), detail="the Pareto front")
+        yield section(title, _table("pareto", found.pareto, found.usable_nbytes), detail="the Pareto front")
     yield section("Columns", remarks, detail="what the columns mean")
     yield section("To paste into a run file", Code(pasted(simplest.toml)), detail="the layout as TOML")
 
@@ -177,12 +181,15 @@ def _none(found: Layouts) -> str:
     return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
 
 
-def _table(name: str, some: Sequence[ScoredLayout]) -> Table:
-    return Table(name, _COLUMNS, tuple(_row(each) for each in some), units=_UNITS, align="rrrllllllrl")
+def _table(name: str, some: Sequence[ScoredLayout], usable: int | None) -> Table:
+    return Table(name, _COLUMNS, tuple(_row(each, usable) for each in some), units=_UNITS, align="rrrrllllllrl")
 
 
-def _row(each: ScoredLayout) -> tuple[Cell, ...]:
-    layout, recipe = each.run.layout, each.run.recipe
+def _row(each: ScoredLayout, usable: int | None) -> tuple[Cell, ...]:
+    layout, recipe, device = each.run.layout, each.run.recipe, device_of(each.run)
+    fits = ""
+    if usable is not None and device is not None and device.errors is not None:
+        fits = written(chance_of_fitting(each.run, device.errors, each.device_nbytes, usable))
     pipeline = str(layout.pipeline)
     if layout.pipeline > 1:
         schedule = {"interleaved": f"x{layout.virtual_stages}V", "zero-bubble": " zb"}
@@ -192,7 +199,7 @@ def _row(each: ScoredLayout) -> tuple[Cell, ...]:
         zero = f"{layout.zero}k" if layout.zero == 3 and not layout.reshards else str(layout.zero)
     context = str(layout.context) + (" a2a" if layout.context > 1 and layout.context_kind != "ring" else "")
     return (
-        each.seconds, each.mfu, each.device_nbytes, f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}",
+        each.seconds, each.mfu, each.device_nbytes, fits, f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}",
         context, pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
         {"selective": "part"}.get(recipe.activation_checkpointing.kind, recipe.activation_checkpointing.kind),
     )  # fmt: skip

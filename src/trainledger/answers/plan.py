@@ -160,7 +160,7 @@ def verdict(plan: Plan) -> str:
     if forecast.fits is None and forecast.step_seconds is None:
         peak = format_nbytes(forecast.peak_nbytes or 0)
         return f"Needs {peak} of tensors at the peak; --device NAME says whether that fits, and how long a step takes."
-    says = [] if forecast.fits is None else [fits(forecast).removesuffix(":")]
+    says = [] if forecast.fits is None else [fits(forecast.fits, forecast.chance_of_fitting)]
     if forecast.total_seconds is not None:
         says.append(format_seconds(forecast.total_seconds))
     elif forecast.step_seconds is not None:
@@ -245,7 +245,7 @@ def _fits(plan: Plan) -> str:
     if plan.run.cluster.memory_margin_nbytes:
         usable += f" with {format_nbytes(plan.run.cluster.memory_margin_nbytes)} kept free"
     needs = f"{format_nbytes(forecast.device_nbytes)}{between(forecast, 'device_nbytes', format_nbytes)}{tensors}"
-    return f"{fits(forecast)} {needs} {device}, of {usable}{room(forecast)}"
+    return f"{fits(forecast.fits, forecast.chance_of_fitting)}: {needs} {device}, of {usable}{room(forecast)}"
 
 
 def impossible(run: Run, forecast: Forecast) -> str:

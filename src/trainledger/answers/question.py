@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from trainledger.forecast.plan.quantity import LARGEST, SMALLEST, read
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.units import parse_count, parse_nbytes, parse_number, parse_seconds
+from trainledger.spec.units import parse_count, parse_length, parse_nbytes, parse_number, parse_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +79,7 @@ class Option:
         >>> Option(help="", parse=parse_number, most=1, default=0.2).written, Option(help="", default=64).written
         ('20%', '64')
         """
-        if self.parse is parse_number and self.most == 1 and isinstance(self.default, float):
+        if self.parse is parse_number and self.most <= 1 and isinstance(self.default, float):
             return f"{self.default:.6%}".rstrip("0%").rstrip(".") + "%"
         return "" if self.default in (None, ()) else f"{self.default:g}" if self.parse else str(self.default)
 
@@ -102,14 +102,19 @@ def count(help: str, *, least: int = 1, most: float = LARGEST, **more: Any) -> O
     return Option(help=help, parse=parse_count, least=least, most=most, **more)
 
 
+def length(help: str, **more: Any) -> Option:
+    """Tokens of a sequence: ``32k`` is 32,768."""
+    return Option(help=help, parse=parse_length, least=1, most=10**9, **more)
+
+
 def number(help: str, *, least: float, most: float, **more: Any) -> Option:
     """A number within bounds."""
     return Option(help=help, parse=parse_number, least=least, most=most, **more)
 
 
-def share(help: str, **more: Any) -> Option:
-    """A share from 0 to 1, also in percent."""
-    return Option(help=help, parse=parse_number, least=0, most=1, **more)
+def share(help: str, *, most: float = 1, **more: Any) -> Option:
+    """A share from 0 to ``most``, also in percent."""
+    return Option(help=help, parse=parse_number, least=0, most=most, **more)
 
 
 def seconds(help: str, *, most: float = 10**6, **more: Any) -> Option:

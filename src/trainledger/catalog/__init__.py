@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from trainledger.catalog.device_names import device_meant
 from trainledger.spec.cluster import Cluster, Fabric, Link, Protocol
 from trainledger.spec.device import Device, Efficiency, ErrorModel, Overhead, Published, limited
 from trainledger.spec.frozen import frozen
@@ -63,7 +64,7 @@ def model_entry(name: str, field: str = "model.preset") -> dict[str, Any]:
 def known_as(name: str, known: Iterable[str], field: str) -> str:
     """The known name that a text means, in upper or lower case; raises InvalidInput with the nearest.
 
-    A device without its variant is the default variant, and a model may be given as a Hugging Face hub id.
+    A device may be written as its driver does, or without its variant; a model may be a Hugging Face hub id.
 
     >>> known_as("H200", device_names(), "cluster.device"), known_as("h100", device_names(), "cluster.device")
     ('h200', 'h100-sxm')
@@ -74,10 +75,11 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     found = next((name for name in (lower, _hub_name(lower)) if name in known), None)
     if found is not None:
         return found
+    memory_of = {each: str(_table("devices", f"{each}.toml")["memory"]) for each in device_names() if each in known}
+    if (meant := device_meant(name, memory_of, _USUAL)) is not None:
+        return meant
     longer = [name for name in known if name.startswith(lower)] if name else []
     near = next((name for name in (*_USUAL, *longer) if name in longer), None) or nearest_text(name, known)
-    if near in _USUAL and near.startswith(f"{lower}-"):
-        return near
     listed = longer if len(longer) > 1 else [] if near else known
     rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
     if len(listed) > _MOST_LISTED:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from trainledger.answers.question import Option, Question, word
+from trainledger.forecast.plan.quantity import WHOLE
 from trainledger.report.show import check_plot
 from trainledger.spec.durable import content_of
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.spec.units import parse_count
 
 if TYPE_CHECKING:
     from trainledger.report.document import Answer, Document
@@ -83,7 +83,7 @@ def add(option: Option, to: argparse._ActionsContainer) -> None:
     if option.is_switch:
         about["action"] = "store_false" if option.default else "store_true"
     else:
-        metavar = "FILE" if option.suffix else "N" if option.parse is parse_count else option.name.rpartition("_")[2]
+        metavar = "FILE" if option.suffix else "N" if option.parse in WHOLE else option.name.rpartition("_")[2]
         about["metavar"] = option.metavar or metavar.upper()
         if option.suffix:
             about |= {"action": Output, "suffix": option.suffix, "ours": option.ours}

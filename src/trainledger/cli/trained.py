@@ -34,7 +34,7 @@ def sample(
     model: Model,
     *,
     prompt: Annotated[str, text("the text to continue (none: the start of a document)")] = "",
-    tokens: Annotated[int, count("tokens to write", least=0)] = 200,
+    tokens: Annotated[int, count("tokens to write", least=0, most=10**6)] = 200,
     temperature: Annotated[float, number("0 takes the likeliest token", least=0, most=1e6, metavar="X")] = 0.8,
     top_k: Annotated[int | None, count("draw from the K likeliest tokens only")] = None,
     seed: Annotated[int, count("seed of the draws", least=0, most=2**63 - 1)] = 0,

@@ -135,7 +135,7 @@ def measured_run(
         notes = (*notes, f"{why}, and the step time is that of all steps")
         quiet = list(steps.values())
     elif 2 * len(quiet) < len(steps):
-        notes = (*notes, f"{why}, and the others, whose step time this is, perhaps for a part of their time")
+        notes = (*notes, f"{why}; the step time is that of the others, which may be slowed too")
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
     steady = _middle_half(quiet)
     if sum(steady.values()) > 0:

@@ -42,7 +42,9 @@ class ModelSpec:
     )
     d_model: int = setting("hidden size", at_least=1, at_most=10**7)
     n_layers: int = setting("Transformer blocks", at_least=1, at_most=10**5)
-    max_seq_len: int = setting("longest sequence (rows of learned positions)", at_least=1, at_most=10**9)
+    max_seq_len: int = setting(
+        "longest sequence (rows of learned positions)", quantity="length", at_least=1, at_most=10**9
+    )
     n_mtp_layers: int = setting(
         "multi-token prediction: additional tokens, each predicted by a separate block", 0, at_least=0, at_most=100
     )

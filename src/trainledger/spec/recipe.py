@@ -180,7 +180,7 @@ class Recipe:
     ('fp32', 8192)
     """
 
-    seq_len: int = setting("tokens in a sequence", at_least=1, at_most=10**9)
+    seq_len: int = setting("tokens in a sequence", quantity="length", at_least=1, at_most=10**9)
     global_batch: int = setting("sequences in one optimizer step, over all devices", at_least=1, at_most=10**9)
     micro_batch: int | None = setting(
         "sequences in one forward of a device; absent = all of a device's", None, at_least=1, at_most=10**9

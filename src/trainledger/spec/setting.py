@@ -16,6 +16,7 @@ from trainledger.spec.units import (
     NotAQuantity,
     parse_bytes_per_second,
     parse_count,
+    parse_length,
     parse_nbytes,
     parse_number,
     parse_seconds,
@@ -49,9 +50,9 @@ def setting(
     """A dataclass field with its meaning and its rule.
 
     The type of the field says how text becomes a value: a count ("15T"), a plain number, a flag, a text, a list of
-    texts or of counts; ``quantity`` says it of nbytes ("80GB"), bytes/s ("50GB/s") and seconds ("2w"). ``members`` is
-    the class of each of any number of tables by name. A default of ``None`` makes the field optional. ``unit`` names
-    the unit of a bare number in the error for a value below ``at_least``.
+    texts or of counts; ``quantity`` says it of a length ("32k" is 32,768), nbytes ("80GB"), bytes/s ("50GB/s") and
+    seconds ("2w"). ``members`` is the class of each of any number of tables by name. A default of ``None`` makes the
+    field optional. ``unit`` names the unit of a bare number in the error for a value below ``at_least``.
     """
     metadata = {
         "doc": doc, "quantity": quantity, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices,
@@ -205,6 +206,7 @@ def _texts(value: Any, choices: tuple[str, ...] | None) -> tuple[str, ...]:
 
 _READ: dict[str, Callable[[Any, Any], Any]] = {
     "count": lambda value, _: _whole(parse_count, '4096 or "15T"', value),
+    "length": lambda value, _: _whole(parse_length, '8192 or "32k"', value),
     "nbytes": lambda value, _: _whole(parse_nbytes, '"80GB"', value),
     "bytes/s": lambda value, _: _whole(parse_bytes_per_second, '"50GB/s"', value),
     "seconds": lambda value, _: _number(parse_seconds, value),

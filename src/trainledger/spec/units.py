@@ -15,6 +15,7 @@ SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
 
 _COUNTS = {"": 1, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA, "p": PETA}
+_LENGTHS = {"": 1, "k": KIB, "m": MIB}
 _BYTES = {
     "": 1, "b": 1, "kb": KILO, "mb": MEGA, "gb": GIGA, "tb": TERA, "pb": PETA,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
@@ -128,6 +129,15 @@ def parse_count(text: str) -> int:
     (15000000000000, 1000000000, 1500)
     """
     return int(_parse(text, _COUNTS, 'is not a count; write it like 4096, "1e9" or "15T"', "things"))
+
+
+def parse_length(text: str) -> int:
+    """Tokens of a sequence in text, as the lengths of models are written: k is 1,024.
+
+    >>> parse_length("32k"), parse_length("1M"), parse_length("8192")
+    (32768, 1048576, 8192)
+    """
+    return int(_parse(text, _LENGTHS, 'is not a length; write it like 8192 or "32k"', "tokens"))
 
 
 def parse_amount(text: str) -> float:

@@ -71,20 +71,23 @@ def verdict(run):
 
 
 @pytest.mark.agreement
-@given(run=RUNS, question=st.sampled_from(list(QUESTIONS)))
+@given(run=RUNS, question=st.sampled_from(list(QUESTIONS)), chance=st.sampled_from([0, 0.8, 0.95]))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_the_edge_is_exact(run, question):
-    found = what_fits(run, machine_of(run), backend=kernels_of(run), of=[question], changes=False)[question]
+def test_the_edge_is_exact(run, question, chance):
+    """By the memory that a plan has, and by the chance that it gives: a percent of a percent is rounding."""
+    machine, backend = machine_of(run), kernels_of(run)
+    found = what_fits(run, machine, backend=backend, of=[question], changes=False, chance=chance)[question]
     if question == "memory":
         assert found.size == verdict(run).nbytes
         return
     if found.run is not None:
         assert list(run_problems(found.run)) == []
         assert verdict(found.run).fits
+        assert tl.predict(found.run).chance_of_fitting >= chance - 1e-4
         assert found.memory is not None
         assert found.memory.nbytes == verdict(found.run).nbytes
     if found.beyond_run is not None:
-        assert not verdict(found.beyond_run).fits
+        assert not verdict(found.beyond_run).fits or tl.predict(found.beyond_run).chance_of_fitting < chance + 1e-4
         assert found.beyond is not None
         assert found.beyond.nbytes == verdict(found.beyond_run).nbytes
         assert sum(found.beyond.by_category.values()) == found.beyond.peak_nbytes

@@ -11,7 +11,7 @@ from trainledger.forecast.predict.interval import (
     OF_STEPS,
     SURE,
     chance_of_fitting,
-    even_chance_margin,
+    kept_free,
     kinds_of,
     margin,
     of_memory,
@@ -127,14 +127,14 @@ def test_two_runs_on_one_device_are_distinguished_better_than_by_their_own_inter
 def test_what_fits_beside_the_even_margin_fits_as_likely_as_not() -> None:
     run, device = run_on("h100-sxm"), catalog.device("h100-sxm")
     assert device.capacity_nbytes == device.usable_nbytes is not None
-    kept = even_chance_margin(run, device)
+    kept = kept_free(run, device)
     left = device.keeping_free(kept)
     assert left.capacity_nbytes == device.usable_nbytes - kept
     assert chance_of_fitting(run, ERRORS, left.capacity_nbytes, device.usable_nbytes) == pytest.approx(0.5, abs=1e-6)
-    assert even_chance_margin(run, replace(device, errors=None)) == 0
-    assert even_chance_margin(run, replace(device, memory_nbytes=None, usable_nbytes=None)) == 0
+    assert kept_free(run, replace(device, errors=None)) == 0
+    assert kept_free(run, replace(device, memory_nbytes=None, usable_nbytes=None)) == 0
     other = replace(device, compute_capability=None)  # of which nothing outside the tensors is known
-    assert even_chance_margin(run, other) - kept == pytest.approx(0.05 * (device.usable_nbytes - kept), abs=2)
+    assert kept_free(run, other) - kept == pytest.approx(0.05 * (device.usable_nbytes - kept), abs=2)
 
 
 def test_an_interval_above_its_prediction_is_explained() -> None:

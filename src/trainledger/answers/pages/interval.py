@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import sqrt
 from string import ascii_letters
 
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.forecast.predict.interval import SURE, Interval, middle_of_memory, peaks_like, unlike
+from trainledger.forecast.predict.interval import LIKELY, SURE, Interval, middle_of_memory, peaks_like, unlike
 from trainledger.forecast.predict.interval import of_memory as of_peak
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, StepErrors
@@ -35,8 +36,9 @@ def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str
     found, value = forecast.intervals.get(name), getattr(forecast, name)
     if found is None:
         return ""
-    more = "likely more; " if value is not None and value < found.low else ""
-    return f" ({more}{ends(found, write)})"
+    if value is not None and value < found.low:
+        return f" counted, likely {_rounded(write(sqrt(found.low * found.high)))} ({ends(found, write)})"
+    return f" ({ends(found, write)})"
 
 
 def ends(found: Interval, write: Callable[[float], str]) -> str:
@@ -63,19 +65,27 @@ def chance(value: float) -> str:
     return f"{percent} %" if 1 <= percent <= 99 else "over 99 %" if percent > 99 else "under 1 %"
 
 
-def fits(forecast: Forecast) -> str:
-    """Whether a run fits, to be followed by what it needs, with the chance of it where that is known."""
-    if forecast.fits is False:
-        return "does NOT fit:"
-    return "fits:" if forecast.chance_of_fitting is None else f"fits (chance {chance(forecast.chance_of_fitting)}):"
+def fits(counted: bool | None, likely: float | None) -> str:
+    """Whether a run fits by the bytes that are ``counted``, and how ``likely`` that is where published peaks say it.
+
+    >>> fits(True, 0.97), fits(True, 0.6), fits(True, 0.07), fits(False, 0.01), fits(True, None)
+    ('fits (chance 97 %)', 'may fit (chance 60 %)', 'likely does NOT fit (chance 7 %)', 'does NOT fit', 'fits')
+    """
+    if counted is False:
+        return "does NOT fit"
+    if likely is None:
+        return "fits"
+    word = "fits" if likely >= LIKELY else "may fit" if likely >= 1 / 2 else "likely does NOT fit"
+    return f"{word} (chance {chance(likely)})"
 
 
 def room(forecast: Forecast) -> str:
     """What to leave free for a chance of `SURE`; empty where that is not known, or is free already."""
     if forecast.margin_nbytes is None or forecast.chance_of_fitting is None or forecast.chance_of_fitting >= SURE:
         return ""
-    less = "" if forecast.fits else f"; chance that it fits: {chance(forecast.chance_of_fitting)}"
-    return f"{less}; a {_SURE} chance needs {_rounded(format_nbytes(forecast.margin_nbytes))} free"
+    if not forecast.fits:
+        return f"; chance that it fits: {chance(forecast.chance_of_fitting)}"
+    return f"; leave {_rounded(format_nbytes(forecast.margin_nbytes))} free for a chance of {_SURE}"
 
 
 def rests_on(run: Run, machine: Machine | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import cache, partial
 
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.forecast.predict.predict import predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.report.document import Answer
@@ -171,10 +172,17 @@ def before_and_after(
     return seconds, (peak, other)
 
 
+def _likely(each: Advised, before: Forecast) -> bool:
+    """Whether a changed run fits as surely as is recommended, or as before the change."""
+    chance = each.forecast.chance_of_fitting
+    least = LIKELY if before.chance_of_fitting is None else min(LIKELY, before.chance_of_fitting)
+    return each.fits is not False and (chance is None or chance >= least)
+
+
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
     enables = bool(before.impossible)  # what works gains then, however long it takes
     if goal == "time":
-        gains = [each for each in found if each.fits is not False and (each.faster > LEAST or (enables and each.works))]
+        gains = [each for each in found if _likely(each, before) and (each.faster > LEAST or (enables and each.works))]
         if enables:
             return sorted(gains, key=_to_fit)
         return sorted(gains, key=lambda each: (-each.faster, -each.smaller))

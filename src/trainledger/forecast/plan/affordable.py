@@ -15,6 +15,7 @@ from trainledger.forecast.plan.layouts.grid import CHECKPOINTING
 from trainledger.forecast.plan.quantity import Budget, at_mfu
 from trainledger.forecast.plan.scaling_law import FixedSize, Law
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.forecast.predict.interval import LIKELY
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.device import Device, kernels_of_capability
@@ -114,7 +115,7 @@ def affordable(
         rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
         raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
     kernels = kernels_of_capability(machine.compute_capability)
-    memory, family = memory_model(machine, backend=kernels), family_of(base)
+    memory, family = memory_model(machine, backend=kernels, chance=LIKELY), family_of(base)
     share, iterations, found = budget.mfu, list[Iteration](), list[tuple[int, int, Forecast]]()
     while True:
         wanted = law.parameters(at_mfu(budget, share).flops).value

@@ -14,6 +14,7 @@ from trainledger.spec.device import PairErrors
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import Difference, differences
+from trainledger.spec.units import counted
 
 OUTSIDE = "outside the tensors"
 # Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.
@@ -88,7 +89,7 @@ class Comparison(Answer, report="compare"):
     names: tuple[str, ...] = ("a", "b")
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.fields)} fields differ; {self.of}: {_total(self.times) / 1e9:+.6g} s)"
+        return f"Comparison({counted(len(self.fields), 'field')} changed; {self.of}: {_total(self.times) / 1e9:+.6g} s)"
 
 
 def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Comparison:

@@ -14,6 +14,7 @@ from trainledger.forecast.plan.changes import RESULT, Change, made, memory_savin
 from trainledger.forecast.plan.family import family_of
 from trainledger.forecast.plan.sizes import Sweep, edge
 from trainledger.forecast.predict.device_memory import memory_of_device
+from trainledger.forecast.predict.interval import LIKELY, chance_of_fitting, kept_free
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
@@ -35,7 +36,8 @@ class MemoryUse:
     """Bytes of the heaviest rank at the peak of a step, and what a process gets of the device's memory.
 
     ``nbytes`` includes the driver's context, communicators and the allocator's waste (`predict.device_memory`);
-    ``by_category`` sums to ``peak_nbytes``, the tensors alone. ``stage`` is counted from 0 of ``stages``.
+    ``by_category`` sums to ``peak_nbytes``, the tensors alone. ``stage`` is counted from 0 of ``stages``. ``chance`` is
+    that of fitting; None where it is not known.
     """
 
     nbytes: int
@@ -46,6 +48,7 @@ class MemoryUse:
     stages: int
     moment: str
     reserved: Amounts = ()
+    chance: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -71,12 +74,14 @@ class MemoryUse:
 class MemoryModel:
     """Memory of runs on one kind of device, exactly as a plan states it.
 
-    ``usable_nbytes`` is None where nothing is known of the device's memory; `memory_model` refuses that.
+    A run fits where the chance of it is at least ``chance``, or beside its own margin; with 0 where as many bytes are
+    usable as are counted.
     """
 
     machine: Machine
     backend: str
     usable_nbytes: int
+    chance: float
     heaviest: dict[int, int] = field(default_factory=dict)  # the heaviest stage so far, by number of stages
 
     def nbytes(self, run: Run, stage: int) -> int:
@@ -93,9 +98,11 @@ class MemoryModel:
         return self._fit(run, {0, run.layout.pipeline - 1})
 
     def _fit(self, run: Run, of: Iterable[int]) -> bool:
-        stages = run.layout.pipeline
+        stages, usable = run.layout.pipeline, self.usable_nbytes
+        if self.chance and run.cluster.memory_margin_nbytes is None and isinstance(self.machine, Device):
+            usable -= kept_free(run, self.machine, self.chance)
         for stage in dict.fromkeys((self.heaviest.get(stages, 0), *of)):
-            if self.nbytes(run, stage) > self.usable_nbytes:
+            if self.nbytes(run, stage) > usable:
                 self.heaviest[stages] = stage
                 return False
         return True
@@ -109,8 +116,12 @@ class MemoryModel:
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
         moment = f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}"
+        nbytes, chance = self._in_all(run, ledgers[stage]), None
+        if isinstance(self.machine, Device) and self.machine.errors is not None and nbytes != peak.nbytes:
+            usable = self.usable_nbytes + (run.cluster.memory_margin_nbytes or 0)
+            chance = chance_of_fitting(run, self.machine.errors, nbytes, usable)
         return MemoryUse(
-            nbytes=self._in_all(run, ledgers[stage]),
+            nbytes=nbytes,
             usable_nbytes=self.usable_nbytes,
             peak_nbytes=peak.nbytes,
             by_category=peak.by_category,
@@ -118,13 +129,14 @@ class MemoryModel:
             stages=stages,
             moment=moment,
             reserved=ledgers[stage].reserved,
+            chance=chance,
         )
 
     def _in_all(self, run: Run, ledger: Ledger) -> int:
         return int(memory_of_device(run, peak_nbytes(ledger), self.machine, ledger.reserved).nbytes)
 
 
-def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
+def memory_model(machine: Machine | None, *, backend: str, chance: float = 0) -> MemoryModel:
     """The memory of a catalog device or a measured machine; raises InvalidInput where it is not known."""
     if machine is None:
         rule = "was not measured yet, so its memory is not known; run `trainledger measure machine` once"
@@ -134,7 +146,7 @@ def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
         usable = machine.usable_nbytes
     if usable is None:
         raise InvalidInput([Problem("cluster.device", machine.title, "has no known memory")])
-    return MemoryModel(machine, backend, usable)
+    return MemoryModel(machine, backend, usable, chance)
 
 
 def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int], where: str) -> None:
@@ -154,6 +166,7 @@ def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int
     raise InvalidInput([Problem("model", run.model.name, f"{rule}; no micro-batch is small enough")])
 
 
+_OF_MODEL = {"sequence", "micro-batch"}  # which ask what fits of this very model
 Progress = Callable[[int, int], None]
 QUESTIONS = {
     "model": "largest model",
@@ -200,7 +213,7 @@ class Fit(Answer, report="fit"):
     """What fits: a row for the unchanged run, and one for each change on top of the one before.
 
     ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits unchanged, the
-    smallest first (None where the least memory was not asked for).
+    smallest first (None where the least memory was not asked for). ``chance`` is the least of what fits.
     """
 
     run: Run
@@ -208,6 +221,7 @@ class Fit(Answer, report="fit"):
     family: str
     rows: tuple[Row, ...]
     devices: tuple[str, ...] | None
+    chance: float = LIKELY
 
     def __getitem__(self, question: str) -> Found:
         """The answer for the unchanged run."""
@@ -232,19 +246,33 @@ def saving_recipes(run: Run) -> tuple[Recipe, ...]:
 
     With adapters the last one is frozen weights in 4 bits, which is the only one that changes the result.
     """
-    found = [Recipe("unchanged", (), run)]
+    recipes = [Recipe("unchanged", (), run)]
     changes = [*memory_savings(run)]
     if run.recipe.lora is not None and run.recipe.lora.base_format != "nf4":
-        changes.append(Change("frozen weights in nf4", (("recipe.lora.base_format", "nf4"),), RESULT))
+        changes.append(_NF4)
     for change in changes:
-        before = found[-1]
-        changed = made(before.run, change)
-        if next(memory_problems(changed), None) is None and next(recipe_problems(changed.recipe), None) is None:
-            lines = tuple(
-                as_override(name, value) for name, value in change.fields if value_of(before.run, name) != value
-            )
-            found.append(Recipe(f"+ {change.what}", (*before.settings, *lines), changed))
-    return tuple(found)
+        recipes += _further(recipes[-1], change)
+    return tuple(recipes)
+
+
+_NF4 = Change("frozen weights in nf4", (("recipe.lora.base_format", "nf4"),), RESULT)
+_ADAPTERS = Change("adapters alone trained", (("recipe.lora.rank", 16), ("recipe.precision", "bf16")), RESULT)
+
+
+def adapter_recipes(recipe: Recipe) -> tuple[Recipe, ...]:
+    """A recipe of one device with adapters in place of all weights, and then with frozen weights in 4 bits."""
+    if recipe.run.recipe.lora is not None or recipe.run.layout.devices > 1:
+        return ()
+    return tuple(more for adapters in _further(recipe, _ADAPTERS) for more in (adapters, *_further(adapters, _NF4)))
+
+
+def _further(before: Recipe, change: Change) -> tuple[Recipe, ...]:
+    """A recipe with a further change; none where a rule forbids it."""
+    changed = made(before.run, change)
+    if next(memory_problems(changed), None) is not None or next(recipe_problems(changed.recipe), None) is not None:
+        return ()
+    lines = tuple(as_override(name, value) for name, value in change.fields if value_of(before.run, name) != value)
+    return (Recipe(f"+ {change.what}", (*before.settings, *lines), changed),)
 
 
 def what_fits(
@@ -254,40 +282,45 @@ def what_fits(
     backend: str,
     of: Sequence[str] = tuple(QUESTIONS),
     changes: bool = True,
+    chance: float = LIKELY,
     progress: Progress | None = None,
 ) -> Fit:
     """The answers to the questions of ``of`` (`QUESTIONS`) for a run, without and with changes that save memory.
 
-    ``changes`` off leaves the latter out. ``progress`` is called with how many of how many answers are done. Raises
-    InvalidInput for an unknown question and where the device's memory is not known.
+    ``changes`` off leaves the latter out; what fits does so with at least this ``chance``. ``progress`` is called with
+    how many of how many answers are done. Raises InvalidInput for an unknown question and where the device's memory is
+    not known.
     """
     unknown = [each for each in of if each not in QUESTIONS]
     if unknown or not of:
         rule = f"must be some of {', '.join(QUESTIONS)}"
         raise InvalidInput([Problem("of", each, rule, nearest_text(str(each), QUESTIONS)) for each in unknown or [""]])
-    memory = memory_model(machine, backend=backend)
-    tried = saving_recipes(run)[: None if changes else 1]
-    rows = []
-    for at, recipe in enumerate(tried):
+    memory = memory_model(machine, backend=backend, chance=chance)
+    tried = list(saving_recipes(run)[: None if changes else 1])
+    rows = list[Row]()
+    for at, recipe in enumerate(tried):  # grows: where the model does not fit in the end, adapters are tried
         answers = {}
         for place, question in enumerate(of):
             answers[question] = ask(question, recipe.run, memory)
             if progress is not None:
                 progress(at * len(of) + place + 1, len(tried) * len(of))
         rows.append(Row(recipe.name, recipe.settings, answers))
+        sizes_of_model = [answers[name].size for name in _OF_MODEL & answers.keys()]
+        if changes and at == len(tried) - 1 and sizes_of_model and not any(sizes_of_model):
+            tried += adapter_recipes(recipe)
     use = memory.use_of(run)
     family = family_of(run.model).rule if "model" in of else ""
-    devices = tuple(_devices_for(run, use)) if "memory" in of else None
-    return Fit(run, use, family, tuple(rows), devices)
+    devices = tuple(_devices_for(run, use, chance)) if "memory" in of else None
+    return Fit(run, use, family, tuple(rows), devices, chance)
 
 
-def _devices_for(run: Run, use: MemoryUse) -> list[str]:
+def _devices_for(run: Run, use: MemoryUse, chance: float) -> list[str]:
     """The devices of the catalog on which the run fits, with the context and the allocator's waste of each."""
     found = []
     for name in catalog.device_names():
         device = catalog.device(name)
         needed = memory_of_device(run, use.peak_nbytes, device, use.reserved)
-        if needed.fits and needed.usable_nbytes is not None:
+        if needed.usable_nbytes is not None and needed.nbytes <= needed.usable_nbytes - kept_free(run, device, chance):
             found.append((needed.usable_nbytes, name))
     return [name for _, name in sorted(found)]
 

@@ -197,7 +197,7 @@ def _formulas(
     day = f"{SECONDS_PER_DAY} s"
     found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
     devices = f"{count:.6g}"  # the result of the equation need not be whole
-    whole = f", so {ceil(count):,}; what follows is of {devices}" if count != ceil(count) else ""
+    whole = f": {ceil(count):,} whole devices (the rows below are for {devices})" if count != ceil(count) else ""
     rate = f"{devices} x {f} x {short(mfu)}"
     span = f"{short(days)} x {day}"
     texts = {

@@ -19,11 +19,13 @@ from trainledger.spec.units import (
     format_flops_per_second,
     parse_amount,
     parse_count,
+    parse_length,
     parse_number,
     parse_seconds,
 )
 
 LARGEST, SMALLEST = 1e18, 1e-6
+WHOLE = (parse_count, parse_length)
 _LARGEST_FLOAT = sys.float_info.max
 _WRITTEN_OUT = 1e9  # from here on a bound is printed as 1e18
 
@@ -48,7 +50,7 @@ def read(
     number = _number(name, value, parse, problems)
     if number is None:
         return None
-    if parse is parse_count and number != int(number):
+    if parse in WHOLE and number != int(number):
         problems.append(Problem(name, value, "must be a whole number", round(number)))
     elif not least <= number <= most:
         bound = least if number < least else most
@@ -57,7 +59,7 @@ def read(
         near = _short(bound) if bound >= _WRITTEN_OUT else int(bound) if bound >= 1 else bound
         problems.append(Problem(name, value, rule, near))
     else:
-        return int(number) if parse is parse_count else float(number)
+        return int(number) if parse in WHOLE else float(number)
     return None
 
 

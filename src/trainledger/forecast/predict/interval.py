@@ -13,6 +13,7 @@ from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
 
 SURE = 0.95  # the chance of fitting that a margin is given for
+LIKELY = 0.8  # the least chance of fitting of what is recommended
 # Of the memory of a device of which nothing is known but its tensors; as much as context, NCCL's buffers and
 # fragmentation take of an H100 that is filled (`device_memory`: 3.7 of 80.6 GB).
 _NOT_TENSORS = 0.05
@@ -91,7 +92,7 @@ def chance_of_fitting(run: Run, errors: ErrorModel, needed: float, usable: float
     """The chance that a run fits whose memory is predicted as ``needed`` bytes, where ``usable`` ones are."""
     peaks = peaks_like(run, errors)
     spread = peaks.spread * widening(run, errors.memory_seen, errors)
-    return student_share((log(usable / needed) - peaks.shift) / spread, peaks.degrees)
+    return max(0.0, student_share((log(usable / needed) - peaks.shift) / spread, peaks.degrees))
 
 
 def margin(run: Run, errors: ErrorModel, needed: float) -> int:
@@ -99,15 +100,15 @@ def margin(run: Run, errors: ErrorModel, needed: float) -> int:
     return max(0, round(needed * (exp(_memory_quantile(run, errors, SURE)) - 1)))
 
 
-def even_chance_margin(run: Run, device: Device) -> int:
-    """The bytes of a device to keep free, so that a run that fits in the others does so as likely as not.
+def kept_free(run: Run, device: Device, chance: float = 0.5) -> int:
+    """The bytes of a device to keep free, so that a run that fits in the others really does with this chance.
 
     0 where its memory, or how far off predictions of it are, is not known.
     """
     if device.capacity_nbytes is None or device.errors is None:
         return 0
     tensors = 1.0 if device.compute_capability is not None else 1 - _NOT_TENSORS
-    return round(device.capacity_nbytes * (1 - tensors / max(1.0, middle_of_memory(run, device.errors))))
+    return round(device.capacity_nbytes * (1 - tensors / max(1.0, exp(_memory_quantile(run, device.errors, chance)))))
 
 
 def _memory_quantile(run: Run, errors: ErrorModel, share: float) -> float:

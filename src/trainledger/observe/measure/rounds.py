@@ -84,10 +84,7 @@ def busy_sentence(timings: Sequence[Timing], whole: Sample) -> str | None:
     elif whole.disturbed:
         why = f"{BUSY}: they took {whole.others:.1f} cores from it while kernels were timed"
     elif 2 * disturbed > len(blocks):
-        why = (
-            f"{slow}: {disturbed} of {len(blocks)} samples were disturbed, and the others perhaps for a part of their "
-            "time"
-        )
+        why = f"{slow}: {disturbed} of {len(blocks)} samples were disturbed, and the others may be slowed too"
     else:
         return None
     return f"{why}; measure again on a quiet machine"

@@ -153,7 +153,8 @@ def _fits(plan: Plan) -> str:
     left = forecast.usable_nbytes - forecast.device_nbytes
     share = format_percent(left / forecast.usable_nbytes)
     of = f"{format_nbytes(forecast.device_nbytes)} of {format_nbytes(forecast.usable_nbytes)} usable"
-    return f"{interval.fits(forecast).capitalize()} {of}, {format_nbytes(left)} ({share}) of headroom."
+    likely = interval.fits(forecast.fits, forecast.chance_of_fitting)
+    return f"{likely[0].upper()}{likely[1:]}: {of}, {format_nbytes(left)} ({share}) of headroom."
 
 
 def _of_account(account: Symbolic) -> list[Headline]:

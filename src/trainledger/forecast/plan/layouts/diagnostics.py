@@ -100,7 +100,7 @@ def _plainly(run: Run, devices: int) -> str:
 def _memory(found: Layouts) -> str:
     """What is too large in the layouts that come nearest to fitting."""
     reasons = {each.reason for each in found.rejected}
-    sentences = {BY_ACCOUNT: "all are too large by their account, though not by their bound", NO_NETWORK: NO_NETWORK}
+    sentences = {BY_ACCOUNT: "none fits once its memory is counted in full", NO_NETWORK: NO_NETWORK}
     for each in (BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE):
         if each in reasons:
             return sentences.get(each, f"too large: {each.partition(': ')[2]}")

@@ -16,7 +16,7 @@ from trainledger.forecast.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.forecast.plan.layouts.stages import ROUNDING, Pipelines, States
 from trainledger.forecast.predict.clock import Clock
 from trainledger.forecast.predict.device_memory import memory_of_device
-from trainledger.forecast.predict.interval import even_chance_margin
+from trainledger.forecast.predict.interval import kept_free
 from trainledger.forecast.predict.parallel_step import straggling
 from trainledger.forecast.predict.roofline import NoRate
 from trainledger.forecast.predict.step import basis_of
@@ -55,6 +55,7 @@ def search(
     limit_seconds: float = 30.0,
     front: bool = True,
     first: bool = False,
+    chance: float = 0.5,
     progress: Progress | None = None,
 ) -> Layouts:
     """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
@@ -63,7 +64,7 @@ def search(
     not fit are left out, the others estimated (`plan.layouts.bounds`), and the best by estimate accounted for until the
     order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front`` off leaves out
     slower layouts that save memory; with ``first`` the first of plain ones that fits is all that is asked for. A layout
-    is taken where the chance that it fits is at least a half (`even_chance_margin`), or beside the run's own margin.
+    is taken where the chance that it fits is at least ``chance`` (`kept_free`), or beside the run's own margin.
     Raises InvalidInput where the run's fields contradict each other or the machine's rates are not known.
     """
     import numpy as np
@@ -72,8 +73,8 @@ def search(
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, {**(_PLAIN if first else {}), **(fixed or {})})
     run = grid.run
-    kept_free = even_chance_margin(run, machine) if run.cluster.memory_margin_nbytes is None else 0
-    capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_free)
+    kept_nbytes = kept_free(run, machine, chance) if run.cluster.memory_margin_nbytes is None else 0
+    capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_nbytes)
     costs = _costs(run, machine, backend)
     blocks = Blocks(grid)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
@@ -133,11 +134,11 @@ def search(
         blocks.rejected[SLOWER if accounts.certain else NOT_ACCOUNTED] += slower
     ranked = accounts.ranked()
     notes = accounts.notes(interrupted, limit_seconds)
-    if kept_free:
+    if kept_nbytes:
         notes.insert(
             0,
-            f"{format_nbytes(kept_free)} of each device are kept free, so that the chance to fit is at least one half "
-            "(cluster.memory_margin_nbytes sets another margin)",
+            f"{format_nbytes(kept_nbytes)} of each device are kept free, so that the chance to fit is at least "
+            f"{chance:.0%} (--chance, or cluster.memory_margin_nbytes)",
         )
     return Layouts(
         run=run, device=machine.title, devices=grid.devices, searched=blocks.searched, allowed=allowed_count,

@@ -1,0 +1,34 @@
+"""Devices as people, drivers and PyTorch write them: ``rtx4090``, ``h100-80gb``, ``NVIDIA H100 80GB HBM3``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+_MAKERS = "nvidia amd geforce tesla instinct google cloud tensor core gpu hbm2 hbm2e hbm3 hbm3e"
+_FORMS = {"sxm", "pcie", "nvl", "hgx", "dgx", "oam"}
+_SERIES = {"rtx", "tpu"}  # no model of their own
+
+
+def device_meant(text: str, memory_of: Mapping[str, str], usual: Sequence[str]) -> str | None:
+    """The device that a text means; None where it means none, or several of which none is ``usual``.
+
+    ``memory_of`` has the names and the memory as text ("80GB"). Every word must be of the device: its model, its form,
+    its memory or a word of its maker's.
+
+    >>> known = {"h100-sxm": "80GB", "h100-pcie": "80GB", "l40s": "48GB", "rtx-4090": "24GB", "b200": "180GB"}
+    >>> [device_meant(text, known, ["h100-sxm"]) for text in ("NVIDIA H100 80GB HBM3", "rtx4090", "b200-sxm", "L40")]
+    ['h100-sxm', 'rtx-4090', 'b200', None]
+    """
+    words = [re.sub(r"^(sxm|pcie)\d$", r"\1", word) for word in re.findall(r"[a-z0-9]+", text.lower())]
+    words = [word for word in words if word not in _MAKERS.split()]
+    meant = [name for name, memory in memory_of.items() if words and _is_of(words, name.split("-"), memory.lower())]
+    return meant[0] if len(meant) == 1 else next((name for name in usual if name in meant), None)
+
+
+def _is_of(words: Sequence[str], parts: Sequence[str], memory: str) -> bool:
+    model = next(part for part in parts if part not in _SERIES)
+    glued = "".join(parts)
+    of_any_form = _FORMS if not _FORMS & set(parts) else set()
+    known = {*parts, glued, memory, *of_any_form}
+    return (model in words or glued in words) and known.issuperset(words)
