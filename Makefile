@@ -35,8 +35,9 @@ bench:          ## start-up time, accounts and layouts per second, step times, t
 	@./install dev
 	@.venv/bin/python bench all
 
-fuzz:           ## the page's API under queries that nobody means: schemathesis, then hostile texts (some minutes)
+fuzz:           ## odd values of every flag, then the page's API: schemathesis and hostile texts (some minutes)
 	@./install fuzz
+	@.venv/bin/python -m pytest -q tests/cli/test_odd_values.py tests/cli/test_files_of_verbs.py
 	@.venv/bin/python tools/fuzz_api.py
 
 browser:        ## the page in a real browser: every calculator, links, exercises, access (needs a Chromium and npm)

@@ -146,9 +146,9 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (70, 9383, 1075),
     "catalog": (2, 241, 18),
-    "cli": (13, 1809, 302),
+    "cli": (13, 1814, 302),
     "engine": (63, 9450, 1004),
-    "forecast": (53, 9317, 816),
+    "forecast": (53, 9328, 816),
     "ledger": (44, 6740, 506),
     "observe": (39, 5484, 594),
     "report": (12, 1515, 128),
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 65_500
+MOST_TEST_LINES = 65_600
 
 
 def test_tests_keep_below_their_ceiling() -> None:

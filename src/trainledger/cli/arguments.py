@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot run,
-3 diverged, 4 disk full, 130 interrupted, 141 no reader, 143 SIGTERM."""
+3 diverged, 4 disk full, 5 a rank is lost, 6 out of memory, 130 interrupted,
+141 no reader, 143 SIGTERM."""
 SOURCES = (".py", ".pyi", ".ipynb", ".toml", ".lock")
 _LARGEST_NBYTES = 2**20  # of a run file whose own files are looked for
 _MOST_TRIED = 1000
@@ -53,6 +54,12 @@ class Parser(argparse.ArgumentParser):
         found = self.parse_intermixed_args(words) if intermixed else self.parse_args(words)
         check_outputs(vars(found), vars(found).pop("outputs", []))
         return found
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python 3.11 takes the value of --flag=-- away and leaves an empty list.
+        if action.option_strings and arg_strings == ["--"]:
+            return ["--"] if action.nargs == "+" else "--"
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help lists its arguments")])

@@ -1,8 +1,8 @@
 """The command line: a table of verbs, each a function of arguments that answers with a document.
 
 Exit codes: 0 done; 1 it was tried and failed; 2 the input was wrong or what it describes cannot run, with a sentence
-for each problem; 3 a training diverged; 4 the disk is full; 130 interrupted; 141 the reader of the output is gone;
-143 ended by SIGTERM.
+for each problem; 3 a training diverged; 4 the disk is full; 5 a rank is lost; 6 out of memory; 130 interrupted; 141
+the reader of the output is gone; 143 ended by SIGTERM.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def import_(
 def quantize(
     model: Model,
     *,
-    bits: Annotated[int, count("of a weight: 8 with a scale per row, 4 with a scale per group", metavar="B")],
+    bits: Annotated[int, count("of a weight: 8 with a scale per row, 4 with a scale per group", least=4, most=8)],
     to: Annotated[str, text("the directory to write; it appears whole or not", metavar="DIR")],
     group_size: Annotated[
         int | None, count("weights of a row that share a scale, of 4 bits: 128, 64 or 32 (128)")

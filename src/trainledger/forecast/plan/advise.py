@@ -172,30 +172,34 @@ def before_and_after(
     return seconds, (peak, other)
 
 
-def _likely(each: Advised, before: Forecast) -> bool:
-    """Whether a changed run fits as surely as is recommended, or as before the change."""
-    chance = each.forecast.chance_of_fitting
-    least = LIKELY if before.chance_of_fitting is None else min(LIKELY, before.chance_of_fitting)
-    return each.fits is not False and (chance is None or chance >= least)
+def _likely(after: Forecast, before: Forecast) -> bool:
+    """Whether a changed run fits as surely as is recommended, or as before the change where that fits."""
+    chance = before.chance_of_fitting if before.fits else None
+    least = LIKELY if chance is None else min(LIKELY, chance)
+    return after.fits is not False and (after.chance_of_fitting is None or after.chance_of_fitting >= least)
 
 
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
     enables = bool(before.impossible)  # what works gains then, however long it takes
     if goal == "time":
-        gains = [each for each in found if _likely(each, before) and (each.faster > LEAST or (enables and each.works))]
+        gains = [
+            each
+            for each in found
+            if _likely(each.forecast, before) and (each.faster > LEAST or (enables and each.works))
+        ]
         if enables:
-            return sorted(gains, key=_to_fit)
+            return sorted(gains, key=lambda each: _to_fit(each, before))
         return sorted(gains, key=lambda each: (-each.faster, -each.smaller))
     gains = [each for each in found if each.smaller > LEAST or (enables and each.works)]
     if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
-        return sorted(gains, key=_to_fit)
+        return sorted(gains, key=lambda each: _to_fit(each, before))
     return sorted(gains, key=lambda each: (-each.smaller, -each.faster))
 
 
-def _to_fit(each: Advised) -> tuple[bool, bool, float, float]:
-    seconds = each.seconds[1]
-    first = -each.smaller if each.fits is False else seconds or 0.0
-    return (not each.works, seconds is None, first, -each.smaller)
+def _to_fit(each: Advised, before: Forecast) -> tuple[bool, bool, float, float]:
+    seconds, works = each.seconds[1], each.works and _likely(each.forecast, before)
+    first = seconds or 0.0 if works else -each.smaller
+    return (not works, seconds is None, first, -each.smaller)
 
 
 def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
@@ -203,8 +207,8 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
 
     A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
     """
-    first = run
-    at = trials.forecast(run)
+    first, start = run, trials.forecast(run)
+    at = start
     done: list[Change] = []
     # The changes that gained most, in time and in memory.
     by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
@@ -216,7 +220,8 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
         wanted = [each for each in partners if not _overlap(each, done)]
         options = found if turn == 0 else trials.all(first, wanted)
         pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
-        now = "memory" if at.fits is False or at.step_seconds is None else goal
+        unfit = at.fits is False or not _likely(at, start)
+        now = "memory" if unfit or at.step_seconds is None else goal
         best = next(iter(_ranked([*options, *pairs], now, at)), None)
         if best is None:
             return

@@ -49,6 +49,12 @@ def read(
         return None
     number = _number(name, value, parse, problems)
     if number is None:
+        near = problems[-1].nearest
+        if near is not None:  # it has to be within the bounds too
+            near_number = parse(str(near))
+            bound = min(max(near_number, least), most)
+            if bound != near_number:
+                problems[-1] = replace(problems[-1], nearest=int(bound) if bound >= 1 else bound)
         return None
     if parse in WHOLE and number != int(number):
         problems.append(Problem(name, value, "must be a whole number", round(number)))
