@@ -30,6 +30,7 @@ from zoo_torch import SPECIMENS as OF_TORCH
 from zoo_transformers import SPECIMENS as OF_TRANSFORMERS
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.storages import tensors_in
 from trainledger.trace.step import trace, trace_step
 
@@ -132,8 +133,17 @@ def quiet() -> Iterator[None]:
 
 def truth(setup: Setup, autocast: torch.dtype | None) -> Truth:
     """Real steps in the steady state, each with one witness; gradients are None before each."""
+    make_states(setup.model, *setup.optimizers)
+    given: set[Tensor] = set()
+    trained = (each for each in setup.model.parameters() if each.requires_grad)
+    hooks = [each.register_post_accumulate_grad_hook(given.add) for each in trained]
     with quiet():
-        setup.run(autocast, lambda _: nullcontext())  # makes the state of each parameter that gets a gradient
+        setup.run(autocast, lambda _: nullcontext())
+    for hook in hooks:
+        hook.remove()
+    for optimizer in setup.optimizers:
+        for parameter in [each for each in optimizer.state if each not in given]:
+            del optimizer.state[parameter]
     resident = storages([*setup.model.parameters(), *setup.model.buffers(), *tensors_in(setup.batch)])
     if setup.loss is not None:  # its own targets
         resident |= storages(tensors_in(list(getclosurevars(setup.loss).nonlocals.values())))
