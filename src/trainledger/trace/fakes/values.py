@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -223,7 +223,12 @@ def numbers_shown() -> Iterator[None]:
 
 
 def _is_number(tensor: Any) -> bool:
-    return type(tensor) is FakeTensor and not tensor.dim()
+    return _is_traced(tensor) and not tensor.dim()
+
+
+def _is_traced(tensor: Any) -> TypeGuard[FakeTensor]:
+    # A fake tensor with sizes that may be symbols is a compiler's
+    return type(tensor) is FakeTensor and tensor.fake_mode.shape_env is None
 
 
 def _of_real(function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +248,7 @@ def _rounded(before: Callable[..., Any], tensor: Tensor, *digits: int) -> Any:
 
 def _printed(before: Callable[..., str], tensor: Tensor, *args: Any, **kwargs: Any) -> str:
     """A number as torch prints one; of any other its shape and format, as it has no values."""
-    if type(tensor) is not FakeTensor or tensor.fake_mode.in_kernel_invocation:  # torch's, while it works out a shape
+    if not _is_traced(tensor) or tensor.fake_mode.in_kernel_invocation:  # torch's, while it works out a shape
         return before(tensor, *args, **kwargs)
     if not tensor.dim():
         return str(_of_real(before, tensor, *args, **kwargs))
@@ -252,7 +257,7 @@ def _printed(before: Callable[..., str], tensor: Tensor, *args: Any, **kwargs: A
 
 
 def _as_array(before: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if type(tensor) is FakeTensor:
+    if _is_traced(tensor):
         if not tensor.dim():
             return _of_real(before, tensor, *args, **kwargs)
         raise Refused(
