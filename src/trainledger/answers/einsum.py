@@ -114,6 +114,7 @@ def page(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
     in_steps = Table("steps", ("step", "einsum", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
     return Document(
         title=one.equation,
+        verdict=_verdict(one, times),
         sections=sections(
             f"{one.equation}: {operands} to {list_text(one.shape)} in {one.dtype}",
             in_steps if several else None,
@@ -128,6 +129,13 @@ def page(one: Einsum, times: Sequence[EinsumTime] = ()) -> Document:
         ),
         data=lambda: _data(one, times),
     )
+
+
+def _verdict(one: Einsum, times: Sequence[EinsumTime]) -> str:
+    """What it computes and moves, and what bounds it on a device."""
+    work = "A view: no arithmetic" if one.view else f"{format_flops(one.flops)}, {format_nbytes(one.nbytes)} moved"
+    bounds = "".join(f", {time.bound}-bound on {time.device}" for time in times[:2])
+    return f"{work}{bounds}."
 
 
 def _timed(one: Einsum, time: EinsumTime) -> Iterator[Content]:

@@ -18,6 +18,7 @@ from trainledger.report.table import sentence
 from trainledger.spec.frozen import frozen
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
+from trainledger.spec.units import format_percent
 
 
 @frozen
@@ -48,6 +49,7 @@ def page(answer: Rules) -> Document:
     counted = {name: each.flops(run, ledger) for name, each in CONVENTIONS.items()}
     return Document(
         title=f"Rules of thumb for {run.model.name}",
+        verdict=_verdict(plan.rules),
         sections=sections(
             heading(run, kernels_of(run)),
             rules_table(plan.rules),
@@ -67,6 +69,13 @@ def page(answer: Rules) -> Document:
             ],
         },
     )
+
+
+def _verdict(rules: Sequence[RuleOfThumb]) -> str:
+    """The rules that are nearest to the ledger and farthest from it."""
+    near, *_, far = sorted(rules, key=lambda rule: abs(rule.error))
+    named = (f"{rule.rule} ({rule.quantity}, {format_percent(rule.error, signed=True)})" for rule in (near, far))
+    return "Of {} rules the nearest is {}, the farthest {}.".format(len(rules), *named)
 
 
 def _why(rule: RuleOfThumb) -> str:

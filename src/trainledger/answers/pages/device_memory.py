@@ -100,9 +100,12 @@ def parts_at_peak(plan: Plan) -> str:
     """The largest categories of the peak rank's tensors at the peak, in one line."""
     by_category = plan.forecast.peak_by_category
     largest = sorted(by_category, key=lambda name: -by_category[name])
-    parts = [f"{name} {format_nbytes(by_category[name])}" for name in largest[:_MOST_PARTS]]
     rest = sum(by_category[name] for name in largest[_MOST_PARTS:])
-    return ", ".join(parts) + (f", other {format_nbytes(rest)}" if rest else "")
+    named = _MOST_PARTS
+    if rest and by_category[largest[_MOST_PARTS]] > 0.9 * rest:  # that is no "other"
+        named, rest = _MOST_PARTS + 1, rest - by_category[largest[_MOST_PARTS]]
+    parts = [f"{name} {format_nbytes(by_category[name])}" for name in largest[:named]]
+    return ", ".join(parts) + (f", other {format_nbytes(rest)}" if rest > by_category[largest[0]] / 1000 else "")
 
 
 def memory_section(plan: Plan) -> Section:
