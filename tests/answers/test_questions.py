@@ -171,7 +171,7 @@ def test_numbers_may_be_text_and_one_name_needs_no_list() -> None:
     assert tl.breaks(run, along="sequence", exposed="20%", unique_tokens="15T", reach="64", most="3") == tl.breaks(
         run, along=["sequence"], unique_tokens=15 * 10**12
     )
-    assert tl.inference(run, batch="16", context="1k").serving == tl.inference(run, batch=16, context=1024).serving
+    assert tl.inference(run, batch="16", context="0.25k").serving == tl.inference(run, batch=16, context=256).serving
     assert tl.fit(run, of="memory", changes=False) == tl.fit(run, of=["memory"], changes=False)
     assert tl.plan(run, mfu="40%").napkin == tl.plan(run, mfu=0.4).napkin
 

@@ -135,5 +135,5 @@ def test_a_run_that_was_mostly_disturbed_says_so_and_has_the_steps_that_were_not
     lines = run_of(9.0, 9.0, *[1.0] * 8, *[2.0] * 9)
     seen = measured_run(lines, disturbed=set(range(11, 20)))
     assert (seen.step_seconds.median, seen.step_seconds.count, seen.step_seconds.discarded) == (1.0, 8, 9)
-    assert "9 of 17 steps were disturbed, and the others, whose step time this is, perhaps" in seen.notes[0]
+    assert "9 of 17 steps were disturbed; the step time is that of the others" in seen.notes[0]
     assert measured_run(lines, disturbed=set(range(11, 19))).notes == ()

@@ -131,7 +131,7 @@ def test_a_manifest_of_so_many_ranks_is_damage(ranks: object, tmp_path: Path, tr
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path, trained: Trained) -> None:
-    checkpoint, other = trained(tmp_path / "run"), trained(tmp_path / "other", steps=8)
+    checkpoint, other = trained(tmp_path / "run"), trained(tmp_path / "other", steps=8, seed=1)
     expected = (checkpoint / "model.safetensors").read_bytes()
     shutil.rmtree(checkpoint)
     there = shutil.copytree(other, checkpoint.with_name("step-00000008"))
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path, trained: Tra
 def test_only_checkpoints_of_another_run_are_refused(tmp_path: Path, trained: Trained) -> None:
     """The run's own may lie elsewhere: nothing is begun anew beside them."""
     shutil.rmtree(trained(tmp_path / "run").parent)
-    other = trained(tmp_path / "other", steps=8)
+    other = trained(tmp_path / "other", steps=8, seed=1)
     there = shutil.copytree(other, tmp_path / "run" / "checkpoints" / other.name)
     with pytest.raises(InvalidInput, match=r"is a checkpoint of run .*, not of"):
         train(tiny_run(), tmp_path / "run", open_feed=CountingFeed, resume=True)

@@ -262,8 +262,8 @@ def test_a_sample_needs_no_prompt(run_dir, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--tokens", "-3"], "--tokens = '-3': must be at least 0"),
-        (["--temperature", "nan"], "temperature = nan: must be a finite number"),
+        (["--tokens", "-3"], "--tokens = '-3': must be between 0 and"),
+        (["--temperature", "nan"], "--temperature = 'nan': is not a number"),
         (["--top-k", "0"], "--top-k = '0': must be at least 1"),
         (["--tokens", "many"], "--tokens = 'many': is not a count"),
         (["--prompt", "\udc80"], "is not UTF-8 text"),

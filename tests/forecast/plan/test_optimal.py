@@ -125,7 +125,7 @@ def test_repeated_data_make_models_smaller():
         ({"flops": 1e22, "params": "8B", "ratio": 20}, "give one of them"),
         ({"flops": 1e22, "family": "lama-3-8b"}, "family = 'lama-3-8b': is not in the catalog; nearest that"),
         ({"flops": 1e22, "device": "v100-pcie", "dtype": "bf16"}, "dtype = 'bf16': v100-pcie has no known peak for it"),
-        ({"flops": 1e22, "seq_len": "long"}, "seq_len = 'long': is not a count"),
+        ({"flops": 1e22, "seq_len": "long"}, "seq_len = 'long': is not a length"),
     ],
 )  # fmt: skip
 def test_nonsense_is_a_sentence(given_as, sentence):

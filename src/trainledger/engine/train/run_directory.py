@@ -251,7 +251,7 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
     try:
         begun = read(path)
     except InvalidInput:
-        if not all(each == digest(run) for each in _digests(run_dir)):
+        if set(_digests(run_dir).values()) - {digest(run)}:
             raise
         say(f"{path} was damaged and is written anew: the checkpoints are of this run.")
         write_atomically(path, to_toml(run))
@@ -261,7 +261,7 @@ def begin_or_match(run_dir: Path, run: Run, say: Callable[[str], None]) -> bool:
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
-    done = max(map(step_of, all_checkpoints(run_dir)), default=0)
+    done = max((step for step, of in _digests(run_dir).items() if of == digest(run)), default=0)
     if done > run.recipe.total_steps:
         raise InvalidInput([Problem("recipe.steps", run.recipe.total_steps, "is less than the run has done", done)])
     for each in differences(begun, run):
@@ -305,11 +305,13 @@ def already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
     return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
 
 
-def _digests(run_dir: Path) -> Iterator[str]:
-    """Of which run each readable checkpoint of a directory says that it is."""
-    for each in all_checkpoints(run_dir):
+def _digests(run_dir: Path) -> dict[int, str]:
+    """Of which run each readable checkpoint of a directory says that it is, by its step."""
+    digests = {}
+    for checkpoint in all_checkpoints(run_dir):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            yield str(read_facts(each)["digest"])
+            digests[step_of(checkpoint)] = str(read_facts(checkpoint)["digest"])
+    return digests
 
 
 def write_state(run_dir: Path, state: str, **facts: object) -> None:
