@@ -33,7 +33,7 @@ PICK = "if [ $SIZE = small ]; then\n  L=12\nelif [ $SIZE = large ]; then\n  L=48
         "L=0; for ((i=0; i<4; i++)); do L=$((L+2)); done",
         "f() { local K=$1; L=$((K * $2)); return 0; L=1; }\nf 3 4",
         "function g { L=$#; }\ng a b c",
-        "A=(4 8 12); L=${A[1]}; A+=(5); L=$((L + ${#A[@]} + A[3]))",
+        "A=(); A+=(4 8 12); L=${A[1]}; A+=(5); L=$((L + ${#A[@]} + A[3]))",
         'declare -A M=([small]=12 ["large"]=48); S=large; L=${M[$S]}',
         "L=3; : <<END\nL=5; if\nEND\nif ! [ -z $L ]; then { L=8; }; fi > /dev/null",
         "A='12 4'; set=1; if [[ -n $A && ( $set -eq 2 || $set -eq 1 ) ]]; then L=6; else L=7; fi",

@@ -103,7 +103,7 @@ def _open_question(followed: Arguments, other: Arguments) -> Problem:
     for variable, value in followed.script.variables.items():
         two = other.script.variables.get(variable)
         if value != two and two is not None and value in values:
-            lines = [(each.script.set_at or {}).get(variable) for each in (followed, other) if each.script]
+            lines = [each.script.set_at.get(variable) for each in (followed, other) if each.script]
             places = [f"{variable} is set in lines {lines[0]} and {lines[1]}; "]
     value = " or ".join("absent" if each is None else str(each) for each in values)
     if asked is None:
@@ -118,8 +118,9 @@ def _open_question(followed: Arguments, other: Arguments) -> Problem:
 
 def _run_of(arguments: Arguments, devices: int | None, where: str) -> MegatronRun:
     read = Reading(arguments)
-    if arguments.script is not None and arguments.script.sourced:
-        read.notes.append(f"not opened, so that what they set is not known: {_listed(list(arguments.script.sourced))}")
+    commands = () if arguments.script is None else arguments.script.commands
+    if sourced := [words[1] for words in commands if words[0] in ("source", ".") and len(words) > 1]:
+        read.notes.append(f"not opened, so that what they set is not known: {_listed(sourced)}")
     program = arguments.program.lower()
     for word, kind in tables()["programs"].items():
         if word in program:

@@ -1,18 +1,17 @@
 """Shell scripts as far as they say arguments: assignments, branches and commands, of which none is run.
 
-Left out: what commands print, files that are sourced, and parts of a variable's text (``${NAME%.*}``).
+Left out: what commands print, files that are sourced, parts of a variable's text (``${NAME%.*}``), ``select``,
+functions that call themselves, and those in parentheses.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from itertools import islice, repeat
 
-from trainledger.spec.convert.megatron.shell_values import APPLIED, ASSIGNMENT, Values, shown, unknown
+from trainledger.spec.convert.megatron.shell_values import ASSIGNMENT, Values, shown
 from trainledger.spec.convert.megatron.shell_words import Step, parsed
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
@@ -38,15 +37,14 @@ class Script:
     """One way through a script: its variables at the end, and each command as the words that it would be given.
 
     A word of a variable that the script does not set, or of a command's output, keeps its ``$``. ``lines`` are those
-    of the commands, ``set_at`` those of the variables; ``sourced`` are files that it reads, which are not opened.
+    of the commands, ``set_at`` those of the variables.
     """
 
     variables: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...] = ()
-    set_at: dict[str, int] | None = None
-    decisions: tuple[Decision, ...] = ()
-    sourced: tuple[str, ...] = ()
+    lines: tuple[int, ...]
+    set_at: dict[str, int]
+    decisions: tuple[Decision, ...]
 
 
 def read_script(text: str) -> Script:
@@ -65,73 +63,49 @@ def ways_through(text: str) -> Iterator[Script]:
     >>> [each.variables["N"] for each in ways_through("N=1; if [ $1 = big ]; then N=2; fi")]
     ['1', '2']
     """
-    steps = parsed(text)
-    waiting: deque[tuple[int, ...]] = deque([()])
-    for _ in range(MOST_WAYS):
-        if not waiting:
-            return
-        given = waiting.popleft()
-        shell = _Shell(given)
-        try:
-            with suppress(_LeaveError):
-                shell.run(steps)
-        except RecursionError:
-            raise InvalidInput([Problem("", None, "has variables that contain themselves")]) from None
-        for place in range(len(given), len(shell.decisions)):
-            before = tuple(each.way for each in shell.decisions[:place])
-            waiting += [(*before, way) for way in range(1, shell.decisions[place].ways)]
-        yield shell.script()
-
-
-def expanded(word: str, variables: dict[str, str]) -> str:
-    """A word with its variables and its arithmetic of whole numbers; what is not known is unchanged.
-
-    >>> expanded("${A}x$B ${C:-7}", {"A": "1"})
-    '1x$B 7'
-    """
-    shell = _Shell(())
-    shell.variables |= variables
-    return shown(shell.expand(word))
-
-
-class _LeaveError(Exception):
-    """``exit``, ``return``, ``break`` or ``continue``."""
+    waiting: list[tuple[int, ...]] = [()]
+    try:
+        steps = parsed(text)
+        for given in islice(waiting, MOST_WAYS):  # which grows on the way
+            shell = _Shell(given)
+            shell.run(steps)
+            script = shell.script()
+            ways = tuple(each.way for each in script.decisions)
+            for place, decision in islice(enumerate(script.decisions), len(given), None):
+                waiting += [(*ways[:place], way) for way in range(1, decision.ways)]
+            yield script
+    except RecursionError:
+        raise InvalidInput([Problem("", None, "has variables in one another that are too many")]) from None
 
 
 class _Shell(Values):
     """A way through a script that takes the given answers to what it leaves open, and the first one after them."""
 
-    def __init__(self, given: Sequence[int]) -> None:
-        self.given = given
+    def __init__(self, given: Iterable[int]) -> None:
         super().__init__()
+        self.given = iter(given)
         self.functions: dict[str, Sequence[Step]] = {}
-        self.commands: list[tuple[tuple[str, ...], int]] = []
-        self.decisions: list[Decision] = []
-        self.sourced: list[str] = []
-        self.asked = ("", 0)
-        self.steps = self.depth = 0
+        self.commands: list[tuple[str, ...]] = []
+        self.lines: list[int] = []
+        self.decisions: dict[tuple[str, int], Decision] = {}
+        self.asked = ("", 0)  # text and line of the last command whose success is not known
+        self.leaving = ""  # exit, return, break or continue
+        self.steps = 0
 
     def script(self) -> Script:
-        variables = self.variables | {name: " ".join(array.values()) for name, array in self.arrays.items()}
-        commands = tuple(tuple(map(shown, words)) for words, _ in self.commands)
         return Script(
-            {name: shown(value) for name, value in variables.items()},
-            commands,
-            tuple(line for _, line in self.commands),
-            dict(self.set_at),
-            tuple(self.decisions),
-            tuple(self.sourced),
+            {name: shown(" ".join(array.values())) for name, array in self.variables.items()},
+            tuple(self.commands),
+            tuple(self.lines),
+            self.set_at,
+            tuple(self.decisions.values()),
         )
 
     def decide(self, text: str, line: int, ways: int = 2) -> int:
         """The way that is followed where a condition is not known; the same one for the same text."""
-        before = next((each.way for each in self.decisions if (each.text, each.ways) == (text, ways)), None)
-        if before is not None:
-            return before
-        place = len(self.decisions)
-        way = self.given[place] if place < len(self.given) else 0
-        self.decisions.append(Decision(shown(text), line, ways, way))
-        return way
+        if (text, ways) not in self.decisions:
+            self.decisions[text, ways] = Decision(shown(text), line, ways, next(self.given, 0))
+        return self.decisions[text, ways].way
 
     def run(self, steps: Sequence[Step]) -> bool | None:
         """Whether the last of the steps succeeds; None where that is not known."""
@@ -139,7 +113,9 @@ class _Shell(Values):
         for step in steps:
             self.steps += 1
             if self.steps > MOST_STEPS:
-                raise _LeaveError("exit")
+                self.leaving = "exit"
+            if self.leaving:
+                break
             if step.joiner in ("&&", "||"):
                 holds = not self.decide(*self.asked) if status is None else status
                 if holds == (step.joiner == "||"):
@@ -147,15 +123,11 @@ class _Shell(Values):
                     continue
             self.line = step.line
             status = getattr(self, f"_{step.kind}")(step)
-            if step.joiner == "|":
-                status = self._not_known(step.text)
-            if step.negated and status is not None:
+            if status is None and not step.blocks:
+                self.asked = step.text, step.line
+            elif status is not None and step.negated:
                 status = not status
         return status
-
-    def _not_known(self, text: str) -> bool | None:
-        self.asked = text, self.line
-        return None
 
     def _holds(self, steps: Sequence[Step]) -> bool:
         status = self.run(steps)
@@ -165,118 +137,102 @@ class _Shell(Values):
         return next((self.run(body) for condition, body in step.blocks if self._holds(condition)), True)
 
     def _case(self, step: Step) -> bool | None:
-        word = self.expand(step.words[0].text)
-        patterns = [[self.expand(each.text) for each in names] for names, _ in step.blocks]
-        matches = [any(fnmatchcase(word, each) for each in names) for names in patterns]
-        if unknown(word):
-            always = any("*" in names for names in patterns)
-            way = self.decide(f"case {word}", self.line, len(patterns) + (not always))
-            matches = [place == way for place in range(len(patterns))]
-        return next((self.run(body) for (_, body), found in zip(step.blocks, matches, strict=True) if found), True)
+        word = self.expand(step.text)
+        cases = [([self.expand(each.text) for each in patterns], body) for patterns, body in step.blocks]
+        if "$" in word:
+            if not any("*" in patterns for patterns, _ in cases):
+                cases.append(([], ()))
+            return self.run(cases[self.decide(f"case {word}", self.line, len(cases))][1])
+        matching = (body for patterns, body in cases if any(fnmatchcase(word, each) for each in patterns))
+        return self.run(next(matching, ()))
 
     def _for(self, step: Step) -> bool | None:
+        ((_, body),) = step.blocks
         name, *words = (each.text for each in step.words)
         if name.startswith("(("):
-            begin, until, after = (*name[2:-2].split(";"), "", "")[:3]
-            self.arithmetic(begin)
-            self._rounds(step.blocks[0][1], lambda: bool(self.number(until)), after)
-            return True
+            return self._loop(body, self._counting(name[2:-2]))
         values = [part for word in words for part in self.expand(word).split()]
-        if not words or any(map(unknown, values)):
+        if not words or any("$" in value for value in values):
             values = [f"${name}"]
-        for value in values[:MOST_ROUNDS]:
-            self.assign(name, value)
-            if not self._round(step.blocks[0][1]):
-                break
-        return True
+        return self._loop(body, map(self.assign, repeat(name), values))
+
+    def _counting(self, text: str) -> Iterator[None]:
+        begin, until, after, *_ = *text.split(";"), "", ""
+        self.arithmetic(begin)
+        while self.number(until):
+            yield
+            self.arithmetic(after)
 
     def _while(self, step: Step) -> bool | None:
         ((condition, body),) = step.blocks
-        wanted = step.words[0].text == "while"
-        status = self.run(condition)
-        if status is None:
-            if not _OF_THE_CALL.search(self.asked[0]) and self.decide(*self.asked) == 1:
-                self._round(body)
-        elif status is wanted and self._round(body):
-            self._rounds(body, lambda: self.run(condition) is wanted)
-        return True
+        return self._loop(body, self._holding(condition, step.text == "while"))
 
-    def _rounds(self, body: Sequence[Step], goes_on: Any, after: str = "") -> None:
-        for _ in range(MOST_ROUNDS):
-            if not goes_on() or not self._round(body):
-                return
-            self.arithmetic(after)
+    def _holding(self, condition: Sequence[Step], wanted: bool) -> Iterator[None]:
+        while (status := self.run(condition)) is wanted:
+            yield
+        if status is None and not _OF_THE_CALL.search(self.asked[0]) and self.decide(*self.asked) == 1:
+            yield
 
-    def _round(self, body: Sequence[Step]) -> bool:
-        """Run the body of a loop; whether the loop goes on."""
-        try:
+    def _loop(self, body: Sequence[Step], rounds: Iterator[None]) -> bool:
+        for _ in islice(rounds, MOST_ROUNDS):
             self.run(body)
-        except _LeaveError as leaves:
-            if leaves.args[0] not in ("break", "continue"):
-                raise
-            return bool(leaves.args[0] == "continue")
+            if self.leaving == "continue":
+                self.leaving = ""
+            if self.leaving:
+                break
+        if self.leaving == "break":
+            self.leaving = ""
         return True
 
     def _function(self, step: Step) -> bool | None:
-        self.functions[step.words[0].text] = step.blocks[0][1]
+        self.functions[step.text] = step.blocks[0][1]
         return True
 
     def _test(self, step: Step) -> bool | None:
-        words = [each.text if each.is_operator else self.expand(each.text) for each in step.words]
-        holds = self.tested(words)
-        return self._not_known(step.text) if holds is None else holds
+        return self.tested([self.expand(each.text) for each in step.words])
 
     def _command(self, step: Step) -> bool | None:
         words = list(step.words)
-        while words and (found := ASSIGNMENT.fullmatch(words[0].text)):
-            self.assigned(found, words.pop(0))
+        declares = words[0].text in _DECLARING
+        while words and ((found := ASSIGNMENT.fullmatch(words[0].text)) or declares):
+            word = words.pop(0)
+            if found:
+                self.assigned(found, word)
         if not words:
             return True
-        first, rest = words[0].text, words[1:]
-        if first.startswith("(("):
-            number = self.arithmetic(first[2:-2])
-            return self._not_known(step.text) if number is None else bool(number)
-        if first in _DECLARING:
-            for word in rest:
-                if found := ASSIGNMENT.fullmatch(word.text):
-                    self.assigned(found, word)
-            return True
-        if first == "let":
-            return bool([self.arithmetic(each.text) for each in rest][-1:])
+        if words[0].text.startswith("(("):
+            number = self.arithmetic(words[0].text[2:-2])
+            return None if number is None else bool(number)
+        if words[0].text == "let":
+            return bool([self.arithmetic(each.text) for each in words[1:]])
         given = tuple(part for word in words for part in self.expand(word.text).split())
-        name, values = given[0] if given else "", given[1:]
-        if name in self.functions and self.depth < 20:
-            return self._called(self.functions[name], values)
+        name, values = given[0] if given else ":", given[1:]
+        if name in self.functions:
+            return self._called(name, values)
         if name in ("true", ":", "false"):
             return name != "false"
         if name in ("exit", "return", "break", "continue"):
-            raise _LeaveError(name)
-        if name in ("source", "."):
-            self.sourced += values[:1]
+            self.leaving = name
         elif name in ("unset", "read"):
             for each in values:
                 self.variables.pop(each, None)
-                self.arrays.pop(each, None)
         elif name == "shift" and self.called_with:
             self.called_with = self.called_with[1:]
-        elif given:
-            self.commands.append((given, self.line))
-            if name == "exec":
-                raise _LeaveError("exit")
-        return self._not_known(step.text)
+        else:
+            self.commands.append(tuple(map(shown, given)))
+            self.lines.append(self.line)
+        if name == "exec":
+            self.leaving = "exit"
+        return None
 
-    def _called(self, body: Sequence[Step], values: tuple[str, ...]) -> bool | None:
-        before, self.called_with = self.called_with, values
-        self.depth += 1
-        try:
-            return self.run(body)
-        except _LeaveError as leaves:
-            if leaves.args[0] != "return":
-                raise
-            return self._not_known("return")
-        finally:
-            self.called_with = before
-            self.depth -= 1
+    def _called(self, name: str, values: tuple[str, ...]) -> bool | None:
+        body, before = self.functions.pop(name), self.called_with
+        self.called_with = values
+        status = self.run(body)
+        self.functions[name], self.called_with = body, before
+        if self.leaving == "return":
+            self.leaving = ""
+        return status
 
     def tested(self, words: list[str]) -> bool | None:
         """Whether what stands between brackets holds; None where that is not known."""
@@ -287,23 +243,21 @@ class _Shell(Values):
                 if word in joiners and depth == 0:
                     sides = self.tested(words[:place]), self.tested(words[place + 1 :])
                     return decisive if decisive in sides else None if None in sides else not decisive
-        if words[:1] == ["!"]:
-            inner = self.tested(words[1:])
-            return None if inner is None else not inner
-        if len(words) > 2 and words[0] == "(" and words[-1] == ")":
-            return self.tested(words[1:-1])
-        if any(map(unknown, words)):
-            return None
-        if len(words) < 2:
-            return bool(words and words[0])
-        if len(words) == 2 and words[0] in ("-z", "-n"):
-            return (words[1] == "") == (words[0] == "-z")
-        if len(words) != 3:
-            return None
-        left, sign, right = words
-        if sign in ("=", "==", "!="):
-            return fnmatchcase(left, right) == (sign != "!=")
-        numbers = self.number(left), self.number(right)
-        if sign not in _COMPARED or None in numbers:
-            return None
-        return bool(APPLIED[_COMPARED[sign]](*numbers))
+        match words:
+            case ["!", *inner]:
+                holds = self.tested(inner)
+                return None if holds is None else not holds
+            case ["(", *inner, ")"]:
+                return self.tested(inner)
+            case _ if any("$" in word for word in words):
+                return None
+            case ["-z", word]:
+                return word == ""
+            case ["-n", word] | [word]:
+                return word != ""
+            case [left, "=" | "==" | "!=" as sign, right]:
+                return fnmatchcase(left, right) == (sign != "!=")
+            case [left, sign, right] if sign in _COMPARED:
+                number = self.number(f"({left}){_COMPARED[sign]}({right})")
+                return None if number is None else bool(number)
+        return None if words else False
