@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
 from typing import Any
 
 from trainledger.spec.convert.megatron.shell_words import QUOTED, Word, closing
@@ -15,7 +14,7 @@ _PARAMETER = re.compile(r"(#?)(\w+|[@*#?])(?:\[([^\]]*)\])?(?:(:?)([-=+?])(.*))?
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9#@*?])")
 _CHANGED = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.DOTALL)
 _TERMS = re.compile(r"0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*(?:\[[^\]]*\])?|\|\||&&|[=!<>]=|\S")
-_LEVELS: tuple[dict[str, Callable[[int, int], Any]], ...] = (
+_LEVELS: tuple[dict[str, Any], ...] = (
     {"||": lambda a, b: a or b},
     {"&&": lambda a, b: a and b},
     {"==": operator.eq, "!=": operator.ne},
@@ -23,7 +22,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], Any]], ...] = (
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": lambda a, b: int(a / b), "%": lambda a, b: a - b * int(a / b)},
 )
-_SIGNS: dict[str, Callable[[int], Any]] = {"-": operator.neg, "+": operator.pos, "!": operator.not_}
+_SIGNS: dict[str, Any] = {"-": operator.neg, "+": operator.pos, "!": operator.not_}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 
 
