@@ -154,11 +154,11 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (12, 1515, 128),
     "spec": (41, 6506, 370),
     "tensors": (10, 1929, 108),
-    "trace": (48, 8805, 723),
+    "trace": (48, 8789, 723),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91647, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91631, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -42,25 +42,14 @@ def _norm(args: Args, out: Any) -> Any:
 
 def _group_norm_backward(args: Args, out: Any) -> Any:
     # The gradient of half-precision values is in half precision, whatever the weights are in.
-    x = args[1]
-    if out[0] is None or out[0].dtype == x.dtype:
-        return out
-    return (out[0].to(x.dtype), *out[1:])
+    return out if out[0] is None else (out[0].to(args[1].dtype), *out[1:])
 
 
-def _in_place_of_all(args: Args, out: Any) -> Any:
-    # A reduced loss is a view of the memory that all its terms were allocated.
-    elements = max(args[0].numel(), args[1].numel())
-    if not isinstance(out, Tensor) or out.dim() or elements < 2:
-        return out
-    return out.new_empty(elements).as_strided((), ())
-
-
-def _resized(args: Args, out: Any) -> Any:
-    # A result is made as large as the input and then resized: memory never becomes less by that.
-    if args[0].numel() <= out.numel():
-        return out
-    return out.new_empty(args[0].numel()).as_strided(out.shape, out.stride())
+def _as_large_as_inputs(args: Args, out: Any) -> Any:
+    # A reduced loss is a view of the memory that all its terms were allocated; other results are made as large as the
+    # input and then resized, by which memory never becomes less.
+    elements = max(each.numel() for each in args if isinstance(each, Tensor))
+    return out if elements <= out.numel() else out.new_empty(elements).as_strided(out.shape, out.stride())
 
 
 def _layer_norm(args: Args, out: Any) -> Any:
@@ -108,13 +97,13 @@ CPU_RESULTS: dict[OpOverload, Correct] = {
     aten.native_group_norm.default: _norm,
     aten.native_batch_norm.default: _norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.mse_loss.default: _in_place_of_all,
-    aten.smooth_l1_loss.default: _in_place_of_all,
-    aten.binary_cross_entropy.default: _in_place_of_all,
+    aten.mse_loss.default: _as_large_as_inputs,
+    aten.smooth_l1_loss.default: _as_large_as_inputs,
+    aten.binary_cross_entropy.default: _as_large_as_inputs,
     aten.mkldnn_rnn_layer.default: _recurrent,
-    aten.im2col.default: _resized,
-    aten.col2im.default: _resized,
-    aten.soft_margin_loss.default: _in_place_of_all,
+    aten.im2col.default: _as_large_as_inputs,
+    aten.col2im.default: _as_large_as_inputs,
+    aten.soft_margin_loss.default: _as_large_as_inputs,
 }
 CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _statistics_in_fp32}
 
@@ -129,17 +118,14 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _made(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool = False) -> Tensor:
-    known = coalesced or None
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False, is_coalesced=known)
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False, is_coalesced=coalesced or None)
 
 
 def _bags_backward(args: Args, out: Any) -> Any:
     """A row for each entry of the bags."""
-    grad, entries = args[0], args[1]
-    if not _is_sparse(out):
-        return out
-    rows = torch.empty((entries.numel(), grad.shape[-1]), dtype=grad.dtype, device=grad.device)
-    return _made(entries.reshape(1, -1), rows, out)
+    grad, entries = args[:2]
+    rows = (entries.numel(), grad.shape[-1])
+    return _made(entries.reshape(1, -1), grad.new_empty(rows), out) if _is_sparse(out) else out
 
 
 def _clone(args: Args, out: Any) -> Any:
@@ -159,10 +145,10 @@ def _coalesce(args: Args, out: Any) -> Any:
 
 def _mask(args: Args, out: Any) -> Any:
     """The rows of a dense tensor that a sparse one has."""
-    x, mask = args[0], args[1]
-    if not _is_sparse(out) or not _is_sparse(mask):
+    mask = args[1]
+    if not _is_sparse(out):
         return out
-    rows = torch.empty(mask._values().shape, dtype=x.dtype, device=x.device)
+    rows = torch.empty_like(mask._values(), dtype=out.dtype)
     return _made(mask._indices().clone(), rows, out, coalesced=mask.is_coalesced())
 
 
@@ -176,19 +162,18 @@ def _each_value(args: Args, out: Any) -> Any:
 
 def _sum(args: Args, out: Any) -> Any:
     # Equal rows of both may become one; how many are depends on values.
-    x, y = args[0], args[1]
-    if not _is_sparse(out) or not _is_sparse(x) or not _is_sparse(y):
+    x, y = args[:2]
+    if not _is_sparse(out):
         return out
     return _made(torch.cat([x._indices(), y._indices()], 1), torch.cat([x._values(), y._values()]), out)
 
 
 def added_to_dense(func: OpOverload, args: Args) -> Tensor | None:
     """What becomes of a dense tensor that a sparse one is added to: torch's rule for shapes reads its values."""
-    if func not in (aten.add_.Tensor, aten.add.Tensor, aten.sub.Tensor) or not _is_sparse(args[1]):
+    adds = func in (aten.add_.Tensor, aten.add.Tensor, aten.sub.Tensor)
+    if not adds or not _is_sparse(args[1]) or args[0].layout is not torch.strided:
         return None
     into: Tensor = args[0]
-    if into.layout is not torch.strided:
-        return None
     return into if func is aten.add_.Tensor else torch.empty_like(into)
 
 
