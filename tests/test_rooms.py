@@ -147,7 +147,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (70, 9397, 1076),
     "catalog": (2, 241, 18),
     "cli": (13, 1814, 302),
-    "engine": (63, 9452, 1004),
+    "engine": (63, 9437, 1004),
     "forecast": (53, 9328, 816),
     "ledger": (44, 6740, 506),
     "observe": (39, 5484, 594),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91631, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91612, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -104,8 +104,8 @@ def test_a_file_that_no_manifest_names_is_not_read_with_the_others(name: str, tm
     ("change", "sentence"),
     [
         ({"step": 4}, "has a training.json of step 4"),
-        ({"threads": "one"}, "has a training.json in which threads is 'one'"),
-        ({"loss": [1.0]}, "has a training.json in which loss is [1.0]"),
+        ({"threads": "one"}, "has a damaged training.json (threads = 'one' is not a number of threads)"),
+        ({"loss": [1.0]}, "has a damaged training.json (loss = [1.0] is not a loss)"),
     ],
 )
 def test_facts_that_nothing_can_go_on_from_are_damage(

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainledger.engine.train.facts import CHECKPOINT_NAME, STATES, wrong_in_state, wrong_in_training
+from trainledger.engine.train.facts import CHECKPOINT_NAME, STATES, wrong_fact, wrong_in_state
 from trainledger.spec.durable import content_of, held, parse_json, sha256, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
@@ -137,8 +137,8 @@ def _other_facts(facts: object, path: Path) -> str | None:
     named = CHECKPOINT_NAME.fullmatch(path.resolve().name)
     if isinstance(facts, dict) and named is not None and facts.get("step") != int(named[1]):
         return f"has a training.json of step {facts.get('step')}"
-    wrong = wrong_in_training(facts)
-    return None if wrong is None else f"has a training.json {wrong}"
+    wrong = wrong_fact(facts)
+    return None if wrong is None else f"has a damaged training.json ({wrong})"
 
 
 def latest_valid(run_dir: Path, say: Say, refused: Callable[[Path], str | None] = lambda path: None) -> Path | None:
