@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "engine": (63, 9437, 1004),
     "forecast": (53, 9328, 816),
     "ledger": (44, 6740, 506),
-    "observe": (39, 5484, 594),
+    "observe": (39, 5476, 594),
     "report": (12, 1515, 128),
     "spec": (41, 6506, 370),
     "tensors": (10, 1929, 108),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91612, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91603, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -49,9 +49,9 @@ class StepClock:
     """A step as it is timed: what began when, and what is known of it besides."""
 
     number: int
+    begins: list[tuple[str, Any]]  # phase, and seconds or an event
     tokens: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    begins: list[tuple[str, Any]] = field(default_factory=list)  # phase, and seconds or an event
     end: Any = None
 
     def seconds(self) -> dict[str, float] | None:
@@ -74,15 +74,13 @@ class LoopClock:
     def __init__(self, device: torch.device, first: int = 1) -> None:
         self._on_device = device.type == "cuda"
         self._waiting: deque[StepClock] = deque()
-        self.step = StepClock(first)
+        self.step = StepClock(first, [(OTHER, self._now())])
         self.last: StepClock | None = None
-        self._kept: list[Any] = []
-        self.begin(OTHER)
 
     def _now(self) -> Any:
         if not self._on_device:
             return time.perf_counter()
-        event = self._kept.pop() if self._kept else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -92,7 +90,7 @@ class LoopClock:
 
     def begin(self, phase: str) -> None:
         """What follows belongs to this phase."""
-        if not self.step.begins or self.phase != phase:
+        if self.phase != phase:
             self.step.begins.append((phase, self._now()))
 
     def was(self, phase: str) -> None:
@@ -111,12 +109,10 @@ class LoopClock:
 
     def end_step(self) -> StepClock:
         """The step is over; what follows belongs to the next."""
-        now = self._now()
         ended = self.last = self.step
-        ended.end = now
+        ended.end = self._now()
         self._waiting.append(ended)
-        self.step = StepClock(ended.number + 1)
-        self.step.begins.append((OTHER, now))
+        self.step = StepClock(ended.number + 1, [(OTHER, ended.end)])
         return ended
 
     def ended(self, *, wait: bool = False) -> Iterator[tuple[StepClock, dict[str, float]]]:
@@ -129,8 +125,6 @@ class LoopClock:
             if seconds is None:
                 return
             self._waiting.popleft()
-            if self._on_device:  # the end is the beginning of the next
-                self._kept += [moment for _, moment in first.begins]
             yield first, seconds
 
 
@@ -201,9 +195,6 @@ class Heard:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
 
 
 class Hooks:
