@@ -152,13 +152,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (44, 6740, 506),
     "observe": (39, 5476, 594),
     "report": (12, 1515, 128),
-    "spec": (41, 6506, 370),
+    "spec": (41, 6499, 370),
     "tensors": (10, 1929, 108),
     "trace": (48, 8789, 723),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91603, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91596, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -94,26 +94,19 @@ def _open_question(followed: Arguments, other: Arguments) -> Problem:
     """The problem of a script that describes one of two runs by a condition that it leaves open."""
     assert followed.script is not None
     assert other.script is not None
-    pairs = zip(followed.script.decisions, other.script.decisions, strict=False)
-    asked = next((one for one, two in pairs if one != two), None)
+    one, two = followed.script, other.script
     names = [name for name in (*followed.given, *other.given) if followed.given.get(name) != other.given.get(name)]
     name = next((name for name in names if not changes_nothing(name)), names[0] if names else "nproc-per-node")
     values = [each.given.get(name) if names else each.devices for each in (followed, other)]
-    places = []
-    for variable, value in followed.script.variables.items():
-        two = other.script.variables.get(variable)
-        if value != two and two is not None and value in values:
-            lines = [each.script.set_at.get(variable) for each in (followed, other) if each.script]
-            places = [f"{variable} is set in lines {lines[0]} and {lines[1]}; "]
-    value = " or ".join("absent" if each is None else str(each) for each in values)
-    if asked is None:
-        rule = f"the text launches more than one run (lines {followed.line} and {other.line}): give one launch line"
-        return Problem(f"--{name}", value, rule)
-    rule = (
-        f"{''.join(places)}line {asked.line} decides ({asked.text}), and the text does not say how: set its variable "
-        "in a line before, or give the launch line itself"
-    )
-    return Problem(f"--{name}", value, rule)
+    rule = f"the text launches more than one run (lines {followed.line} and {other.line}): give one launch line"
+    asked = next((ours for ours, theirs in zip(one.decisions, two.decisions, strict=False) if ours != theirs), None)
+    if asked is not None:
+        rule = f"line {asked.line} decides ({asked.text}), and the text does not say how: set its variable "
+        rule += "in a line before, or give the launch line itself"
+        differ = [name for name, text in one.variables.items() if two.variables.get(name, text) != text]
+        if variable := next((name for name in differ if one.variables[name] in values), None):
+            rule = f"{variable} is set in lines {one.set_at[variable]} and {two.set_at[variable]}; {rule}"
+    return Problem(f"--{name}", " or ".join("absent" if each is None else str(each) for each in values), rule)
 
 
 def _run_of(arguments: Arguments, devices: int | None, where: str) -> MegatronRun:
