@@ -230,7 +230,7 @@ def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
     said = capsys.readouterr().out
     assert "Outside the tensors" in said
     assert "CUDA context 314.6 MB" in said
-    assert "GB in all: fits in 85.02 GB of usable memory." in " ".join(said.split())
+    assert "GB in all of 85.02 GB of usable memory: fits (chance over 99 %)." in " ".join(said.split())
     assert main([*words, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)["device_memory"]
     assert held["fits"] is True

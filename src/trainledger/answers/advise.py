@@ -55,6 +55,7 @@ def advise(
         goal=goal,
         together=together,
         any_result=any_result,
+        one_step=defaults.is_one_step(run),
         say=lambda what: progress(what, 0, 0),
     )
     return replace(advice, notes=precision_notes(run))

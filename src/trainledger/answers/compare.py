@@ -135,6 +135,8 @@ def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
 def _sentences(found: Comparison) -> Iterator[str]:
     """Why: the largest differences that make up the whole one, and what qualifies the comparison."""
     a, b = found.forecast_a, found.forecast_b
+    if found.a.layout != found.b.layout and found.a.origin.searched and found.b.origin.searched:
+        yield "the layouts were searched for separately, and they differ too (--set layout... keeps one)"
     if found.times:
         yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
     if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:

@@ -59,7 +59,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
     if purpose != SERVE:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
-    if spread and not auto:  # the least that a layout of one's own takes; a search chooses
+    if not auto and (spread or "recipe.global_batch" in given):  # the least; a search of a layout chooses
         recipe["micro_batch"] = _size(given.get("recipe.micro_batch"))
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}

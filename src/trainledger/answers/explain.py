@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import device_of, kernels_of, machine_of
 from trainledger.answers.pages.heading import heading
-from trainledger.answers.pages.interval import of_memory, of_steps
+from trainledger.answers.pages.interval import fits, of_memory, of_steps
 from trainledger.answers.pages.model import components_table
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, nbytes, question, silent, text, word
@@ -19,6 +19,7 @@ from trainledger.forecast.explain.envelope import Envelope, envelope
 from trainledger.forecast.explain.symbols import MEANINGS
 from trainledger.forecast.explain.symbols import symbolic as with_symbols
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
+from trainledger.forecast.predict.interval import chance_of_fitting
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.forecast.predict.roofline import RooflineRow, roofline_table
 from trainledger.ledger.model.parameters import forward_flops, leaves_of, parameters
@@ -212,8 +213,11 @@ def _verdict(run: Run, what: str, parts: Sequence[Part], held: DeviceMemory | No
     if what == "memory":
         if held is None or held.usable_nbytes is None:
             return f"{format_nbytes(int(parts[-1].total))} of tensors at the peak."
-        fits = "Fits" if held.fits else "Does NOT fit"
-        return f"{fits}: {format_nbytes(held.nbytes)} of {format_nbytes(held.usable_nbytes)} usable."
+        nbytes, usable, device = int(held.nbytes), held.usable_nbytes, device_of(run)
+        likely = None
+        if device is not None and device.errors is not None and not held.tensors_alone:
+            likely = chance_of_fitting(run, device.errors, nbytes, usable)
+        return f"{format_nbytes(nbytes)} of {format_nbytes(usable)} usable: {fits(held.fits, likely)}."
     if what == "parameters":
         count = parameters(run.model)
         active = "" if count.active == count.total else f", {format_count(count.active)} of them active for a token"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from trainledger.answers import defaults
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
-from trainledger.answers.pages.heading import model_line, of_run
+from trainledger.answers.pages.heading import layout_name, model_line, of_run
 from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.memory import COLOUR_OF
@@ -103,10 +103,16 @@ def about(fit: Fit) -> list[str]:
     return [
         model_line(run.model),
         *of_run(run),
-        f"Without changes, {_rank(run, use)} needs {format_nbytes(use.nbytes)} of {usable} usable: {likely}. "
-        f"{_largest(use)}",
+        f"Without changes{_under(run)}, {_rank(run, use)} needs {format_nbytes(use.nbytes)} of {usable} usable: "
+        f"{likely}. {_largest(use)}",
         *([sentence(TENSORS_ALONE)] if use.tensors_alone else []),
     ]
+
+
+def _under(run: Run) -> str:
+    """The layout that was assumed, where `plan` would search for one."""
+    assumed = any(name.startswith("layout.") for name in run.origin.assumed)
+    return f" under {layout_name(run.layout)} (plan searches for a layout)" if assumed else ""
 
 
 def _devices(fit: Fit) -> Iterator[str]:

@@ -159,7 +159,8 @@ def verdict(plan: Plan) -> str:
         return f"Does NOT fit: {needs}."
     if forecast.fits is None and forecast.step_seconds is None:
         peak = format_nbytes(forecast.peak_nbytes or 0)
-        return f"Needs {peak} of tensors at the peak; --device NAME says whether that fits, and how long a step takes."
+        tells = "--device NAME (here: trainledger measure machine) says whether that fits, and how long a step takes"
+        return f"Needs {peak} of tensors at the peak; {tells}."
     says = [] if forecast.fits is None else [fits(forecast.fits, forecast.chance_of_fitting)]
     if forecast.total_seconds is not None:
         says.append(format_seconds(forecast.total_seconds))
@@ -222,6 +223,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         else:
             money = _amount(forecast.money) + between(forecast, "money", _amount)
             yield "money", f"{money} for {hours} at {cluster.price_per_device_hour:,g}"
+    elif cluster.price_per_device_hour is not None:
+        yield "money", "not known without the run's length: give recipe.tokens or recipe.steps"
     if forecast.kwh is not None:
         yield "energy", _energy(plan, forecast.kwh)
     needs = _fits(plan)

@@ -142,6 +142,7 @@ def parser_of(name: str, question: Question) -> Parser:
     """The parser of a verb: the run that it is about, its options, and what every verb has."""
     prog = f"trainledger {name}"
     asks = (question.ask.__doc__ or "").partition("\n\n    Raises")[0].partition("\n\n    ``")[0]
+    asks = asks.replace("Raises `InvalidInput`.", "")
     usage = f"{prog} {question.usage}" if question.usage else None
     parser = Parser(prog=prog, description=asks, usage=usage, epilog=EXIT_CODES)
     options = question.options

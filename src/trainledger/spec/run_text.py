@@ -60,6 +60,9 @@ def overrides(a: Run, b: Run) -> tuple[str, ...]:
         while path not in theirs:  # a field of a part that the other run has in another kind, or not at all
             path = path.rpartition(".")[0]
         found[path] = theirs[path]
+    chosen_there = [f"{name}.{path}" for name in runfile.SECTIONS for path in chosen(getattr(b, name))]
+    for part in tuple(found):  # a part of another kind begins with the defaults of that kind
+        found |= {path: theirs[path] for path in chosen_there if path.startswith(f"{part}.")}
     return tuple(as_override(path, value) for path, value in found.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain
 from trainledger.forecast.plan.plan import Plan
@@ -17,7 +18,9 @@ from trainledger.report.table import sentence
 from trainledger.spec.units import GIGA, format_nbytes
 
 
-def device_lines(device: DeviceMemory | None, peak_nbytes: int, memory_nbytes: int | None) -> Iterator[str]:
+def device_lines(
+    device: DeviceMemory | None, peak_nbytes: int, memory_nbytes: int | None, chance: float | None = None
+) -> Iterator[str]:
     """Sentences on whether a device holds a peak: of a catalog device with each part outside the tensors named."""
     if device is None:
         if memory_nbytes:
@@ -31,19 +34,17 @@ def device_lines(device: DeviceMemory | None, peak_nbytes: int, memory_nbytes: i
     elif device.tensors_alone:
         yield sentence(TENSORS_ALONE)
     if device.usable_nbytes is not None:
-        yield verdict(device.nbytes, device)
+        yield verdict(device.nbytes, device, chance)
 
 
-def verdict(nbytes: Int, device: DeviceMemory) -> str:
+def verdict(nbytes: Int, device: DeviceMemory, chance: float | None = None) -> str:
     """Whether so many bytes fit in a device; of it the usable memory must be known.
 
     >>> verdict(3 * 10**9, DeviceMemory((), 80 * 10**9, "the driver"))
-    '3 GB in all: fits in 80 GB of usable memory.'
+    '3 GB in all of 80 GB of usable memory: fits.'
     """
-    fits = "fits" if device.fits else "does NOT fit"
-    return (
-        f"{format_nbytes(nbytes)} in all: {fits} in {format_nbytes(device.usable_nbytes or 0)} {of_a_device(device)}."
-    )
+    usable = f"{format_nbytes(device.usable_nbytes or 0)} {of_a_device(device)}"
+    return f"{format_nbytes(nbytes)} in all of {usable}: {fits(device.fits, chance)}."
 
 
 def memory_data(device: DeviceMemory | None) -> Any:
@@ -139,7 +140,8 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     else:
         yield f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}."
         yield f"Each micro-batch saves {format_nbytes(forecast.kept_nbytes or 0)} of activations for its backward."
-    yield from device_lines(plan.device_memory, forecast.peak_nbytes or 0, plan.memory_nbytes)
+    held, chance = plan.device_memory, forecast.chance_of_fitting
+    yield from device_lines(held, forecast.peak_nbytes or 0, plan.memory_nbytes, chance)
 
 
 def _of_ranks(plan: Plan) -> Section:

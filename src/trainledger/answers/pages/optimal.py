@@ -46,7 +46,7 @@ def page(answer: Optimal) -> Document:
     formula, by_law, *cost = _headline(answer)
     return Document(
         title="What the budget is best spent on",
-        verdict=sentence(by_law),
+        verdict=sentence(_asked(answer) or by_law),
         sections=sections(
             (formula, *cost),
             _laws(answer),
@@ -63,6 +63,15 @@ def page(answer: Optimal) -> Document:
         data=lambda: _data(answer),
         figures=lambda: figures(answer),
     )
+
+
+def _asked(answer: Optimal) -> str:
+    """The model that was asked for, or that serves best; empty where the law's is the answer."""
+    for what, model in (("As asked", answer.asked), ("Cheapest to train and serve", answer.served)):
+        if model is not None:
+            size, tokens = (format_count(short(count)) for count in (model.parameters, model.tokens))
+            return f"{what}: {size} parameters on {tokens} tokens"
+    return ""
 
 
 def _headline(answer: Optimal) -> Iterator[str]:

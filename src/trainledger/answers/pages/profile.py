@@ -10,7 +10,7 @@ from trainledger.answers.pages.plan_figures import waterfall
 from trainledger.answers.pages.profile_figures import figures
 from trainledger.forecast.plan.changes import EFFECTS
 from trainledger.forecast.predict.forecast import Bar
-from trainledger.observe.profiler.beside_forecast import Operation, ProfileBeside
+from trainledger.observe.profiler.beside_forecast import FOREIGN, Operation, ProfileBeside
 from trainledger.observe.profiler.causes import MeasuredBar
 from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.profile import BROKEN_OFF, Profile
@@ -90,6 +90,7 @@ def _beside(found: ProfileBeside, most: int) -> Document:
     ]
     return Document(
         title=f"{profile.path}: where the time of a step went, against the forecast",
+        verdict=next((note for note in found.notes if note.startswith(FOREIGN)), ""),
         sections=sections(
             Facts(tuple(_facts(profile))),
             *first,

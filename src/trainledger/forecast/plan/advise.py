@@ -8,7 +8,7 @@ from functools import cache, partial
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.forecast.predict.interval import LIKELY
-from trainledger.forecast.predict.predict import predict
+from trainledger.forecast.predict.predict import of_one_step, predict
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.report.document import Answer
 from trainledger.spec.frozen import frozen
@@ -96,20 +96,23 @@ def advise(
     goal: str | None = None,
     together: int = 3,
     any_result: bool = False,
+    one_step: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Advice:
     """Every change of `forecast.plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
-    that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At
-    most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` is
-    called with what is being predicted. Raises InvalidInput for another goal.
+    that fit count. For an impossible run (`Forecast.impossible`), changes that make it possible come first. At most
+    ``together`` changes are combined, with ``any_result`` also those that change what is trained. Of a run of
+    ``one_step`` the time is that of the step. ``say`` is called with what is being predicted. Raises InvalidInput for
+    another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput(
             [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
         )
-    trials = _Trials(cache(partial(predict, machine=machine, backend=backend)), say)
+    whole = partial(predict, machine=machine, backend=backend)
+    trials = _Trials(cache(lambda run: of_one_step(run, whole(run)) if one_step else whole(run)), say)
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
     found = trials.all(run, changes(run, backend=backend))

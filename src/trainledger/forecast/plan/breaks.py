@@ -109,7 +109,7 @@ class Breaks(Answer, report="breaks"):
     unknown: tuple[str, ...]
 
     def __repr__(self) -> str:
-        first = [
+        first = [f"{each.limit} as planned" for each in self.already] + [
             f"{each.axis}: {each.breaks[0].limit} at {each.breaks[0].breaks:,}" for each in self.along if each.breaks
         ]
         return f"Breaks({self.run.model.name}; {'; '.join(first) or 'nothing breaks'})"

@@ -239,8 +239,8 @@ def _optimizer(run: Run) -> Iterator[Change]:
     if "8bit" not in recipe.optimizer.kind and recipe.optimizer.implementation != fastest:
         yield _one(f"{fastest} optimizer", "recipe.optimizer.implementation", fastest, ROUNDING)
     if recipe.optimizer.kind in ("adamw", "adam"):
-        fields = (("recipe.optimizer", f"{recipe.optimizer.kind}-8bit"), ("recipe.optimizer.implementation", "loop"))
-        yield Change("moments in 8 bits", fields, RESULT, "coarser moments")
+        fields = (("recipe.optimizer", f"{recipe.optimizer.kind}-8bit"), ("recipe.optimizer.implementation", "fused"))
+        yield Change("moments in 8 bits", fields, RESULT, "coarser moments, as bitsandbytes has them")
         if recipe.precision.moment_dtype is None and recipe.precision.moments == "fp32":
             yield _one("moments in bf16", "recipe.precision.moment_dtype", "bf16", RESULT, "coarser moments")
 

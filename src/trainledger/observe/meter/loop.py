@@ -124,6 +124,10 @@ class LoopMeter:
         self._usage = Usage(device)
         self._piles = Piles()
         self._ranks = RankTimes(self.rank, self._world)
+        if not isinstance(forecast, Forecast | None):
+            kind = type(forecast).__name__
+            self._say(f"forecast = {kind}: must be what trainledger.predict gives; the loop is metered without it")
+            forecast = None
         expected = forecast if forecast is not None else Forecast()
         self._watch = Watch(expected.step_seconds, expected.step_seconds_by_phase)
         self._held: tuple[StepClock, dict[str, float]] | None = None  # the last step whose time is known: not written

@@ -26,6 +26,7 @@ from trainledger.spec.units import NANOSECONDS_PER_SECOND, format_flops, format_
 
 Shape = tuple[str, str]  # kind of operation, and sizes or ranks as text
 _BACKWARD = ", backward"
+FOREIGN = "No matmul of the trace is one of the account"
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
     rows = operations(ledger, profile.matmuls, profile.collectives)
     computed = [row for row in rows if row.unit == "FLOPs" and row.measured_count]
     if computed and not any(row.equal for row in computed):
-        notes.append("No matmul of the trace is one of the account: is the run file that of the program traced?")
+        notes.insert(0, f"{FOREIGN}: is the run file that of the program traced?")
+        reached = None
     if not profile.on_device and any(row.kind == "reduce-scatter" and not row.measured_count for row in rows):
         notes.append("A host's gloo runs a reduce-scatter as an all-reduce of the same bytes, and the trace has that.")
     remedies = () if advice is None else tuple(_remedies(profile, advice))
