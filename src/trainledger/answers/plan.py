@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from trainledger.answers.pages.device_memory import memory_data, memory_lines, m
 from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
-from trainledger.answers.pages.plan_figures import rules_table
+from trainledger.answers.pages.plan_figures import large_bars, rules_table
 from trainledger.answers.question import Progress, question, silent, text
 from trainledger.answers.source import also
 from trainledger.forecast.plan.layouts.result import as_toml
@@ -44,7 +44,6 @@ from trainledger.spec.units import (
 
 _FAR = 0.1  # relative: from here on the headline says how attention is counted
 _MUCH_ATTENTION = 0.3  # of the FLOPs of matmuls and attention
-_SMALL = 0.01  # of the whole: smaller bars are one in the short answer
 BASES = {
     "bound": "a bound: no run is faster",
     "assumed": "assumed: rates of a data sheet or a calibration",
@@ -114,7 +113,7 @@ def planned(run: Run, *, mfu: float | str = 0.5, convention: str = "dense") -> P
 def page(plan: Plan) -> Document:
     """The verdict, the cost, where the time goes and the memory; rules of thumb, sources and notes are details."""
     forecast, found = plan.forecast, nearest(plan.run)
-    large = _large(forecast.waterfall)
+    large = large_bars(forecast.waterfall)
     return Document(
         title=f"The plan of {plan.run.model.name}",
         verdict=verdict(plan),
@@ -169,16 +168,6 @@ def verdict(plan: Plan) -> str:
     if forecast.money is not None:
         says.append(f"costs {_amount(forecast.money)}")
     return sentence(", ".join(says)) if says else ""
-
-
-def _large(waterfall: Sequence[Bar]) -> tuple[Bar, ...]:
-    """The bars of a waterfall with those below 1 % of the whole, where there are several, as one."""
-    whole = abs(sum(bar.nanoseconds for bar in waterfall))
-    small = [bar for bar in waterfall if 0 < abs(bar.nanoseconds) < _SMALL * whole]
-    if len(small) < 2:
-        return tuple(waterfall)
-    rest = Bar(f"{len(small)} smaller causes", sum(bar.nanoseconds for bar in small))
-    return (*(bar for bar in waterfall if bar not in small), rest)
 
 
 def bars(waterfall: Iterable[Bar]) -> Bars:

@@ -16,6 +16,7 @@ from trainledger.report.chart import COLOURS, FAINT, PALE, WHITE, Axis, Bars, Ch
 from trainledger.report.document import Amount, Table
 from trainledger.spec.units import format_percent, format_seconds
 
+_SMALL = 0.01  # of the whole: smaller bars are one in the short answer
 _COLOUR_OF = {
     "forward": COLOURS[0],
     "backward": COLOURS[2],
@@ -165,3 +166,13 @@ def rules_table(rules: Iterable[RuleOfThumb]) -> Table:
     )
     columns = ("", "rule of thumb", "estimate", "ledger", "error")
     return Table("rules of thumb", columns, rows, units=("", "", "", "", "change"), align="llrrr")
+
+
+def large_bars(waterfall: Sequence[Bar]) -> tuple[Bar, ...]:
+    """The bars of a waterfall with those below 1 % of the whole, where there are several, as one."""
+    whole = abs(sum(bar.nanoseconds for bar in waterfall))
+    small = [bar for bar in waterfall if 0 < abs(bar.nanoseconds) < _SMALL * whole]
+    if len(small) < 2:
+        return tuple(waterfall)
+    rest = Bar(f"{len(small)} smaller causes", sum(bar.nanoseconds for bar in small))
+    return (*(bar for bar in waterfall if bar not in small), rest)
