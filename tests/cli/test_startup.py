@@ -35,11 +35,8 @@ def test_the_test_of_light_imports_can_fail():
     assert "AssertionError: {'numpy'}" in done.stderr
 
 
-def test_a_plan_leaves_the_search_of_layouts_alone():
-    code = (
-        "import sys; from trainledger.cli import main\n"
-        "assert main(['plan', 'gpt2', '--set', 'cluster.device=h100-sxm']) == 0\n"
-        "assert 'trainledger.cli.layouts' not in sys.modules"
-    )
-    done = python("-c", code)
+def test_a_plan_leaves_the_search_of_layouts_and_serving_alone():
+    others = {"torch", "trainledger.answers.layouts", "trainledger.answers.inference"}
+    words = ["plan", "gpt2", "--set", "cluster.device=h100-sxm"]
+    done = python("-c", IMPORTS.format(words=words, more="pass", heavy=others))
     assert done.returncode == 0, done.stderr

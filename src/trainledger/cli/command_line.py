@@ -151,16 +151,15 @@ def _run(words: list[str]) -> int:
         near = nearest_text(first, COMMANDS)
         sentence = f"trainledger has no verb {shown(first)}" + (f"; nearest: {near}" if near else "")
         return _failed(sentence, WRONG_INPUT, as_json, after="\ntrainledger --help lists them all")
-    if first == "plan":
-        served = any(word.partition("=")[0] == "--phase" for word in rest)
-        if problems := _of_the_other_phase(rest, served):
-            return _complain(InvalidInput(problems), as_json)
-        first = "inference" if served else "plan"
-    return _call(first, rest, as_json)
+    served = first == "plan" and any(word.partition("=")[0] == "--phase" for word in rest)
+    return _call("inference" if served else first, rest, as_json)
 
 
-def _of_the_other_phase(words: list[str], served: bool) -> list[Problem]:
-    """Options of training that stand beside --phase, or options of a served model without it."""
+def _of_the_other_phase(words: list[str], verb: str) -> list[Problem]:
+    """Options of training that stand beside --phase, or options of a served model without it; of these verbs alone."""
+    if verb not in ("plan", "inference"):
+        return []
+    served = verb == "inference"
     training, serving = (
         {flag_of(option) for option in question_named(name).options.values()} for name in ("plan", "inference")
     )
@@ -185,7 +184,12 @@ def _call(name: str, rest: list[str], as_json: bool) -> int:
         parser = parser_of(name, question)
         if not {"-h", "--help"}.isdisjoint(rest) and as_json:
             return _show(Outcome(lines("", {"help": parser.format_help()})), as_json)
-        args = parser.read(rest, intermixed=question.intermixed)
+        try:
+            args = parser.read(rest, intermixed=question.intermixed)
+        except InvalidInput:
+            if problems := _of_the_other_phase(rest, name):
+                raise InvalidInput(problems) from None
+            raise
         outcome = ask(question, args)
         while_waiting()("")
         return _show(outcome, args.json, vars(args).get("plot"), full=args.full)

@@ -39,6 +39,11 @@ def test_a_plan_fits_beside_what_is_kept_free_and_its_chance_stays() -> None:
     assert tl.plan(run_with(memory_margin_nbytes=free + 1)).forecast.fits is False
 
 
+def test_the_devices_of_a_fit_have_so_much_free() -> None:
+    own = [tl.fit(run_with(memory_margin_nbytes=kept), of="memory", changes=False) for kept in (0, "40GB")]
+    assert [(fit.memory.fits, "h100-sxm" in (fit.devices or ())) for fit in own] == [(True, True), (False, False)]
+
+
 def test_a_search_has_only_layouts_that_leave_so_much_free() -> None:
     free = []
     for cluster in ({}, {"memory_margin_nbytes": MARGIN}):

@@ -99,7 +99,7 @@ class MemoryModel:
 
     def _fit(self, run: Run, of: Iterable[int]) -> bool:
         stages, usable = run.layout.pipeline, self.usable_nbytes
-        if self.chance and run.cluster.memory_margin_nbytes is None and isinstance(self.machine, Device):
+        if self.chance and isinstance(self.machine, Device):
             usable -= kept_free(run, self.machine, self.chance)
         for stage in dict.fromkeys((self.heaviest.get(stages, 0), *of)):
             if self.nbytes(run, stage) > usable:
@@ -320,7 +320,8 @@ def _devices_for(run: Run, use: MemoryUse, chance: float) -> list[str]:
     for name in catalog.device_names():
         device = catalog.device(name)
         needed = memory_of_device(run, use.peak_nbytes, device, use.reserved)
-        if needed.usable_nbytes is not None and needed.nbytes <= needed.usable_nbytes - kept_free(run, device, chance):
+        kept = kept_free(run, device, chance) + (run.cluster.memory_margin_nbytes or 0)
+        if needed.usable_nbytes is not None and needed.nbytes <= needed.usable_nbytes - kept:
             found.append((needed.usable_nbytes, name))
     return [name for _, name in sorted(found)]
 

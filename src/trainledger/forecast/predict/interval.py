@@ -103,9 +103,9 @@ def margin(run: Run, errors: ErrorModel, needed: float) -> int:
 def kept_free(run: Run, device: Device, chance: float = 0.5) -> int:
     """The bytes of a device to keep free, so that a run that fits in the others really does with this chance.
 
-    0 where its memory, or how far off predictions of it are, is not known.
+    0 where its memory, or how far off predictions of it are, is not known, and beside a margin of the run's own.
     """
-    if device.capacity_nbytes is None or device.errors is None:
+    if device.capacity_nbytes is None or device.errors is None or run.cluster.memory_margin_nbytes is not None:
         return 0
     tensors = 1.0 if device.compute_capability is not None else 1 - _NOT_TENSORS
     return round(device.capacity_nbytes * (1 - tensors / max(1.0, exp(_memory_quantile(run, device.errors, chance)))))

@@ -73,7 +73,7 @@ def search(
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, {**(_PLAIN if first else {}), **(fixed or {})})
     run = grid.run
-    kept_nbytes = kept_free(run, machine, chance) if run.cluster.memory_margin_nbytes is None else 0
+    kept_nbytes = kept_free(run, machine, chance)
     capacity, machine = machine.capacity_nbytes, machine.keeping_free(kept_nbytes)
     costs = _costs(run, machine, backend)
     blocks = Blocks(grid)
