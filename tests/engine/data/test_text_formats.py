@@ -154,6 +154,12 @@ def test_a_corpus_of_unknown_tokens_is_refused(
     )
     made(spec_of(tmp_path / "part.jsonl", **data))
     assert "% of the tokens are unknown text." in capsys.readouterr().err
+    # A token for both, which ends texts that are spelled whole.
+    (tmp_path / "t.json").write_text(definition(["<eos>"], ("known",), "<eos>"), encoding="utf-8")
+    whole = "\n".join(json.dumps({"text": "known " * (1 + place)}) for place in range(20))
+    (tmp_path / "whole.jsonl").write_text(whole, encoding="utf-8")
+    made(spec_of(tmp_path / "whole.jsonl", **data))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_file_that_is_rewritten_while_it_is_prepared_is_refused(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def interrupted_and_resumed(run_dir: Path, tracker) -> dict[int, float]:
 
 
 def test_tensorboard_has_each_step_once(tmp_path):
+    hook = threading.excepthook
     losses = interrupted_and_resumed(tmp_path / "run", lambda: TensorBoard(print))
+    assert threading.excepthook is hook
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 
 from trainledger.cli import main
 from trainledger.engine.data.tokenizer import ByteTokenizer
+from trainledger.engine.nn import weights
 from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train import run_directory, saving
@@ -205,6 +207,22 @@ def test_what_a_killed_export_left_is_replaced(run_dir, tmp_path, capsys):
         out.rename(partial)
         assert main(["export", str(run_dir), str(out)]) == 2
     assert "is being written by another process" in capsys.readouterr().err
+
+
+def test_what_is_put_in_place_leaves_the_next_process_its_files(tmp_path, monkeypatch):
+    out, others = tmp_path / "out", []
+
+    def sync(path):
+        if path == tmp_path and not others:  # the first has its name: the next process may begin
+            others.append(ExitStack())
+            (others[0].enter_context(weights.whole_directory(out, force=True, ours={"a"})) / "a").write_text("next")
+
+    monkeypatch.setattr(weights, "sync", sync)
+    with weights.whole_directory(out) as partial:
+        (partial / "a").write_text("first")
+    assert (out / "a").read_text() == "first"
+    others[0].close()
+    assert (out / "a").read_text() == "next"
 
 
 @pytest.mark.parametrize("verb", ["export", "import"])

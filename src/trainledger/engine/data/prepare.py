@@ -174,7 +174,7 @@ def _make(directory: Path, fingerprint: str, text: Text, tokenizer: Tokenizer, w
     if len(records) != len(plan):
         raise InvalidInput([file_problem("data.cache", directory, "lost files while they were written")])
     _check_splits(records, data)
-    _check_unknown(directory, len(records), tokenizer)
+    _check_unknown(directory, records, tokenizer)
     index = {
         "format": FORMAT,
         "fingerprint": fingerprint,
@@ -288,13 +288,16 @@ def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, nearest)])
 
 
-def _check_unknown(directory: Path, shards: int, tokenizer: Tokenizer) -> None:
+def _check_unknown(directory: Path, records: list[ShardRecord], tokenizer: Tokenizer) -> None:
     """Refuse a corpus of which the tokenizer spells little, and say so where it lacks a part of it."""
     unknown = tokenizer.unknown_id
     if unknown is None:
         return
-    counts = sum((read_counts(directory, shard).sum(axis=0) for shard in range(shards)), start=np.uint64(0))
-    share = float(np.asarray(counts)[unknown] / np.asarray(counts).sum())
+    counts = sum((read_counts(directory, shard).sum(axis=0) for shard in range(len(records))), start=np.uint64(0))
+    # GPT-2's family has one token for both: that of each document's end is not text.
+    ends = sum(each.train.documents + each.validation.documents for each in records)
+    others = ends if unknown == tokenizer.end_id else 0
+    share = (float(np.asarray(counts)[unknown]) - others) / float(np.asarray(counts).sum())
     if share > MOST_UNKNOWN:
         rule = f"spells {share:.0%} of this corpus as its token for unknown text; at most {MOST_UNKNOWN:.0%} works"
         raise InvalidInput([Problem("data.tokenizer", tokenizer.name, rule, '"bpe"')])

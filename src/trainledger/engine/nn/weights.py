@@ -212,21 +212,21 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
             if is_full(error):
                 raise
             raise _refusal(directory, f"cannot be made here: {error.strerror}") from error
-        stack.callback(shutil.rmtree, partial, ignore_errors=True)
-        refuse_occupied(directory, force=force, ours=ours)
         try:
+            refuse_occupied(directory, force=force, ours=ours)
             yield partial
-        except SafetensorError as error:
-            if not is_full(error):
-                raise
-            raise OSError(ENOSPC, os.strerror(ENOSPC), str(partial)) from error
-        readable = partial.stat().st_mode & 0o666  # what the umask leaves
-        for each in partial.iterdir():
-            each.chmod(readable)  # safetensors makes files that only their owner may read
-            sync(each)
-        sync(partial)
-        refuse_occupied(directory, force=force, ours=ours)
-        _put(partial, directory, former)
+            readable = partial.stat().st_mode & 0o666  # what the umask leaves
+            for each in partial.iterdir():
+                each.chmod(readable)  # safetensors makes files that only their owner may read
+                sync(each)
+            sync(partial)
+            refuse_occupied(directory, force=force, ours=ours)
+            _put(partial, directory, former)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)  # not after success: it is then perhaps another process's
+            if isinstance(error, SafetensorError) and is_full(error):
+                raise OSError(ENOSPC, os.strerror(ENOSPC), str(partial)) from error
+            raise
 
 
 def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> None:

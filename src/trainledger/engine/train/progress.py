@@ -176,15 +176,6 @@ class Tracker(Observer):
                 self.end()
 
 
-_OF_OTHERS = threading.excepthook
-
-
-def _unless_tensorboard(args: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback but for TensorBoard's, whose next flush raises the same in the loop, which says it."""
-    if not type(args.thread).__module__.startswith("tensorboard."):
-        _OF_OTHERS(args)
-
-
 class TensorBoard(Tracker):
     """Event files in ``<run_dir>/tensorboard``, where the tensorboard package is installed."""
 
@@ -197,7 +188,8 @@ class TensorBoard(Tracker):
     def begin(self, state: TrainingState) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        threading.excepthook = _unless_tensorboard
+        self._others = threading.excepthook
+        threading.excepthook = self._heard
         self._writer: Any = SummaryWriter(str(state.run_dir / "tensorboard"), purge_step=state.step + 1)
 
     def send(self, scalars: dict[str, float], step: int) -> None:
@@ -206,6 +198,16 @@ class TensorBoard(Tracker):
 
     def end(self) -> None:
         self._writer.close()
+
+    def on_stop(self) -> None:
+        super().on_stop()
+        if threading.excepthook == self._heard:
+            threading.excepthook = self._others
+
+    def _heard(self, args: threading.ExceptHookArgs) -> None:
+        """Leave out the traceback of TensorBoard's thread, whose next flush raises the same in the loop, which says it."""
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            self._others(args)
 
 
 class WeightsAndBiases(Tracker):
