@@ -205,7 +205,7 @@ class TensorBoard(Tracker):
             threading.excepthook = self._others
 
     def _heard(self, args: threading.ExceptHookArgs) -> None:
-        """Leave out the traceback of TensorBoard's thread, whose next flush raises the same in the loop, which says it."""
+        """Leave out the traceback of TensorBoard's thread: its next flush raises the same in the loop."""
         if not type(args.thread).__module__.startswith("tensorboard."):
             self._others(args)
 

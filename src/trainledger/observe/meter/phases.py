@@ -171,9 +171,18 @@ class Heard:
 
     def __init__(self, model: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
         self._model, self._before, self._after = weakref.ref(model), before, after
+        self._take(model)
+
+    def _take(self, model: nn.Module) -> None:
         self._inside = model._compiled_call_impl
         self.compiles = self._inside is not None and getattr(self._inside, "compiles", True)
         vars(model)["_compiled_call_impl"] = self  # a module of torch.compile would set it on the one inside of it
+
+    def stay(self) -> None:
+        """Be in the model's place again where ``model.compile()`` has taken it."""
+        model = self._model()
+        if model is not None and hasattr(model._compiled_call_impl, "_torchdynamo_orig_callable"):
+            self._take(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self._inside or self._model()._call_impl  # type: ignore[union-attr]
@@ -215,6 +224,7 @@ class Hooks:
         self._in_backward = self._ends_step = False
         self._running: FrameType | None = None  # of the outermost step of an optimizer
         self._updating = ExitStack()
+        self._heard: Heard | None = None
         self.inputs: Callable[[tuple[Any, ...], dict[str, Any]], object] = lambda args, kwargs: None
         self.around_update: Callable[[], AbstractContextManager[None]] = nullcontext
         self._handles: list[Any] = [
@@ -223,7 +233,8 @@ class Hooks:
         ]
         if model is not None:
             self._model = weakref.ref(model)
-            self._handles.append(Heard(model, self._before_forward, self._after_forward))
+            self._heard = Heard(model, self._before_forward, self._after_forward)
+            self._handles.append(self._heard)
 
     def remove(self) -> None:
         for each in self._handles:
@@ -274,6 +285,8 @@ class Hooks:
         self._ends_step = optimizer is self._last or (nested and self._ends_step)
         if nested:
             return  # the step of a class calls that of the one above it, or a container those inside of it
+        if self._heard is not None:
+            self._heard.stay()
         self._updating.close()  # of a step that raised
         self._running = sys._getframe(2)  # torch's wrapper of the step, around this method's own
         if any(map(callable, (*args[1:], *kwargs.values()))):
