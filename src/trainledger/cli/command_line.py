@@ -184,18 +184,14 @@ def _call(name: str, rest: list[str], as_json: bool) -> int:
         parser = parser_of(name, question)
         if not {"-h", "--help"}.isdisjoint(rest) and as_json:
             return _show(Outcome(lines("", {"help": parser.format_help()})), as_json)
-        try:
-            args = parser.read(rest, intermixed=question.intermixed)
-        except InvalidInput:
-            if problems := _of_the_other_phase(rest, name):
-                raise InvalidInput(problems) from None
-            raise
+        args = parser.read(rest, intermixed=question.intermixed)
         outcome = ask(question, args)
         while_waiting()("")
         return _show(outcome, args.json, vars(args).get("plot"), full=args.full)
     except InvalidInput as error:
         while_waiting()("")  # a line of long work that broke off
-        return _complain(error, as_json)
+        others = _of_the_other_phase(rest, name)
+        return _complain(InvalidInput(others) if others else error, as_json)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:

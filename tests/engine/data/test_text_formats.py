@@ -154,10 +154,8 @@ def test_a_corpus_of_unknown_tokens_is_refused(
     )
     made(spec_of(tmp_path / "part.jsonl", **data))
     assert "% of the tokens are unknown text." in capsys.readouterr().err
-    # A token for both, which ends texts that are spelled whole.
-    (tmp_path / "t.json").write_text(definition(["<eos>"], ("known",), "<eos>"), encoding="utf-8")
-    whole = "\n".join(json.dumps({"text": "known " * (1 + place)}) for place in range(20))
-    (tmp_path / "whole.jsonl").write_text(whole, encoding="utf-8")
+    (tmp_path / "t.json").write_text(definition(["<eos>"], ("known",), "<eos>"), encoding="utf-8")  # one for both
+    (tmp_path / "whole.jsonl").write_text("".join(f'{{"text": "known{" known" * place}"}}\n' for place in range(20)))
     made(spec_of(tmp_path / "whole.jsonl", **data))
     assert capsys.readouterr().err == ""
 
