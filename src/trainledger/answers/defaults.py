@@ -59,7 +59,7 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
         recipe["global_batch"] = cluster.count * _size(given.get("recipe.micro_batch"))
     if purpose != SERVE:
         recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
-    if not auto and (spread or "recipe.global_batch" in given):  # the least; a search of a layout chooses
+    if spread and not auto:  # the least that a layout of one's own takes; a search chooses
         recipe["micro_batch"] = _size(given.get("recipe.micro_batch"))
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
@@ -224,7 +224,10 @@ def assumptions(run: Run) -> str:
         more["recipe.tokens"] = (
             f" ({format_count(recipe.tokens)}, {TOKENS_PER_PARAMETER} for each parameter: Hoffmann et al. 2022)"
         )
-    return ", ".join(as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed)
+    texts = [as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed]
+    if texts and run.layout.alone and recipe.micro_batch is None and recipe.global_batch > 1:
+        texts.append(f"one micro-batch of all {recipe.global_batch:,} sequences")
+    return ", ".join(texts)
 
 
 def _field(run: Run, named: str) -> Any:

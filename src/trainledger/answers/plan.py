@@ -212,7 +212,7 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         else:
             money = _amount(forecast.money) + between(forecast, "money", _amount)
             yield "money", f"{money} for {hours} at {cluster.price_per_device_hour:,g}"
-    elif cluster.price_per_device_hour is not None:
+    elif cluster.price_per_device_hour is not None and not forecast.impossible:
         yield "money", "not known without the run's length: give recipe.tokens or recipe.steps"
     if forecast.kwh is not None:
         yield "energy", _energy(plan, forecast.kwh)

@@ -269,7 +269,7 @@ def test_training_does_not_start_from_it_and_it_is_not_quantized_again(written, 
     ("words", "said"),
     [
         (["--bits", "8", "--group-size", "32"], "--group-size = 32: is of 4 bits; of 8 bits a whole row"),
-        (["--bits", "3"], "--bits = 3: must be 8 or 4; nearest that works: 4"),
+        (["--bits", "3"], "--bits = '3': must be between 4 and 8; nearest that works: 4"),
         (["--bits", "4", "--group-size", "48"], "must be one of 128, 64, 32; nearest that works: 64"),
         (["--bits", "4", "--context", "99"], "nearest that works: 32"),
     ],

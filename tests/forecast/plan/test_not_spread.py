@@ -18,6 +18,7 @@ from trainledger.forecast.predict.forecast import nanoseconds
 from trainledger.report.terminal import text
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
+from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import format_nbytes
 
 pytestmark = pytest.mark.sweep
@@ -203,7 +204,7 @@ def test_adapters_are_sent_to_no_layout() -> None:
     recipe = {"global_batch": 8, "precision": "bf16", "lora.rank": 8}
     large, small = run_of("llama-3-70b", 8, **recipe), run_of("gpt2", 8, **recipe)
     few = run_of("llama-3-70b", 8, **{**recipe, "global_batch": 4})
-    why = "adapters (recipe.lora) are accounted for on one device only"
+    why = ONE_DEVICE
     assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
     assert not any("without loss" in each for each in tl.predict(large).notes)
     answers = [*(plan(each) for each in (large, small, few)), tl.advise(large, together=0)]
