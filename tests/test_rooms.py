@@ -144,11 +144,11 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (70, 9422, 1078),
+    "answers": (70, 9418, 1078),
     "catalog": (2, 241, 18),
-    "cli": (13, 1815, 302),
+    "cli": (13, 1814, 302),
     "engine": (63, 9443, 1004),
-    "forecast": (53, 9331, 816),
+    "forecast": (53, 9333, 816),
     "ledger": (44, 6740, 506),
     "observe": (39, 5492, 594),
     "report": (12, 1515, 128),

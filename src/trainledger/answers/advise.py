@@ -168,9 +168,8 @@ def _numbered(found: Sequence[Advised], befores: Sequence[Forecast]) -> Items:
         cost = f"; {each.cost}" if each.cost else ""
         return f"{each.what}: {_gain(each.seconds, each.nbytes, before, each.forecast)}{effect}{cost}"
 
-    return Items(
-        tuple(Item(text(each, before), commands(each.sets)) for each, before in zip(found, befores, strict=False))
-    )
+    pairs = zip(found, befores, strict=False)
+    return Items(tuple(Item(text(each, before), commands(each.sets)) for each, before in pairs))
 
 
 def _gain(
@@ -188,9 +187,9 @@ def _gain(
     if nbytes[0] and nbytes[1] is not None:
         share = format_percent(nbytes[1] / nbytes[0] - 1, signed=True)
         parts.append(f"memory {share} ({format_nbytes(nbytes[0])} to {format_nbytes(nbytes[1])})")
-    chances = before.chance_of_fitting, after.chance_of_fitting
-    if None not in chances and chance(chances[0] or 0) != chance(chances[1] or 0):
-        parts.append(f"chance to fit {chance(chances[0] or 0)} to {chance(chances[1] or 0)}")
+    was, becomes = before.chance_of_fitting, after.chance_of_fitting
+    if was is not None and becomes is not None and chance(was) != chance(becomes):
+        parts.append(f"chance to fit {chance(was)} to {chance(becomes)}")
     elif after.fits is False:
         parts.append("does NOT fit")
     return ", ".join(parts)

@@ -19,7 +19,7 @@ from trainledger.forecast.explain.envelope import Envelope, envelope
 from trainledger.forecast.explain.symbols import MEANINGS
 from trainledger.forecast.explain.symbols import symbolic as with_symbols
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
-from trainledger.forecast.predict.interval import chance_of_fitting
+from trainledger.forecast.predict.interval import chance_on
 from trainledger.forecast.predict.parallel_step import layout_time
 from trainledger.forecast.predict.roofline import RooflineRow, roofline_table
 from trainledger.ledger.model.parameters import forward_flops, leaves_of, parameters
@@ -213,10 +213,8 @@ def _verdict(run: Run, what: str, parts: Sequence[Part], held: DeviceMemory | No
     if what == "memory":
         if held is None or held.usable_nbytes is None:
             return f"{format_nbytes(int(parts[-1].total))} of tensors at the peak."
-        nbytes, usable, device = int(held.nbytes), held.usable_nbytes, device_of(run)
-        likely = None
-        if device is not None and device.errors is not None and not held.tensors_alone:
-            likely = chance_of_fitting(run, device.errors, nbytes, usable)
+        nbytes, usable = int(held.nbytes), held.usable_nbytes
+        likely = chance_on(run, None if held.tensors_alone else device_of(run), nbytes, usable)
         return f"{format_nbytes(nbytes)} of {format_nbytes(usable)} usable: {fits(held.fits, likely)}."
     if what == "parameters":
         count = parameters(run.model)

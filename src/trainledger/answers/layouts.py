@@ -20,7 +20,7 @@ from trainledger.answers.source import also
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
-from trainledger.forecast.predict.interval import chance_of_fitting
+from trainledger.forecast.predict.interval import chance_on
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, Mark, usable_memory
 from trainledger.report.document import Cell, Code, Document, Item, Items, Section, Table, notes, section, sections
 from trainledger.report.table import commands, pasted, sentence
@@ -186,10 +186,9 @@ def _table(name: str, some: Sequence[ScoredLayout], usable: int | None) -> Table
 
 
 def _row(each: ScoredLayout, usable: int | None) -> tuple[Cell, ...]:
-    layout, recipe, device = each.run.layout, each.run.recipe, device_of(each.run)
-    fits = ""
-    if usable is not None and device is not None and device.errors is not None:
-        fits = written(chance_of_fitting(each.run, device.errors, each.device_nbytes, usable))
+    layout, recipe = each.run.layout, each.run.recipe
+    likely = chance_on(each.run, device_of(each.run), each.device_nbytes, usable)
+    fits = "" if likely is None else written(likely)
     pipeline = str(layout.pipeline)
     if layout.pipeline > 1:
         schedule = {"interleaved": f"x{layout.virtual_stages}V", "zero-bubble": " zb"}

@@ -141,8 +141,7 @@ def add_overrides(to: argparse._ActionsContainer, *, cluster: bool) -> None:
 def parser_of(name: str, question: Question) -> Parser:
     """The parser of a verb: the run that it is about, its options, and what every verb has."""
     prog = f"trainledger {name}"
-    asks = (question.ask.__doc__ or "").partition("\n\n    Raises")[0].partition("\n\n    ``")[0]
-    asks = asks.replace("Raises `InvalidInput`.", "")
+    asks = re.split(r"\n\n    (?:Raises|``)", question.ask.__doc__ or "")[0].replace("Raises `InvalidInput`.", "")
     usage = f"{prog} {question.usage}" if question.usage else None
     parser = Parser(prog=prog, description=asks, usage=usage, epilog=EXIT_CODES)
     options = question.options

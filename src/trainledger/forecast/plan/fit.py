@@ -14,7 +14,7 @@ from trainledger.forecast.plan.changes import RESULT, Change, made, memory_savin
 from trainledger.forecast.plan.family import family_of
 from trainledger.forecast.plan.sizes import Sweep, edge
 from trainledger.forecast.predict.device_memory import memory_of_device
-from trainledger.forecast.predict.interval import LIKELY, chance_of_fitting, kept_free
+from trainledger.forecast.predict.interval import LIKELY, chance_on, kept_free
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.ledger.entry import Amounts
 from trainledger.ledger.ledger import Ledger
@@ -116,10 +116,8 @@ class MemoryModel:
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
         moment = f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}"
-        nbytes, chance = self._in_all(run, ledgers[stage]), None
-        if isinstance(self.machine, Device) and self.machine.errors is not None and nbytes != peak.nbytes:
-            usable = self.usable_nbytes + (run.cluster.memory_margin_nbytes or 0)
-            chance = chance_of_fitting(run, self.machine.errors, nbytes, usable)
+        nbytes = self._in_all(run, ledgers[stage])
+        device = self.machine if isinstance(self.machine, Device) and nbytes != peak.nbytes else None
         return MemoryUse(
             nbytes=nbytes,
             usable_nbytes=self.usable_nbytes,
@@ -129,7 +127,7 @@ class MemoryModel:
             stages=stages,
             moment=moment,
             reserved=ledgers[stage].reserved,
-            chance=chance,
+            chance=chance_on(run, device, nbytes, self.usable_nbytes),
         )
 
     def _in_all(self, run: Run, ledger: Ledger) -> int:

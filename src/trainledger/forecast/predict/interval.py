@@ -95,6 +95,13 @@ def chance_of_fitting(run: Run, errors: ErrorModel, needed: float, usable: float
     return max(0.0, student_share((log(usable / needed) - peaks.shift) / spread, peaks.degrees))
 
 
+def chance_on(run: Run, device: Device | None, needed: float, usable: int | None) -> float | None:
+    """As `chance_of_fitting`, on a device beside the run's own margin; None where one of the two is not known."""
+    if device is None or device.errors is None or usable is None:
+        return None
+    return chance_of_fitting(run, device.errors, needed, usable + (run.cluster.memory_margin_nbytes or 0))
+
+
 def margin(run: Run, errors: ErrorModel, needed: float) -> int:
     """The bytes to keep free of a device beyond those predicted, for a chance of `SURE` that they are enough."""
     return max(0, round(needed * (exp(_memory_quantile(run, errors, SURE)) - 1)))
