@@ -153,12 +153,12 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "observe": (39, 5492, 594),
     "report": (12, 1515, 128),
     "spec": (41, 6505, 370),
-    "tensors": (10, 1929, 108),
+    "tensors": (10, 1942, 108),
     "trace": (48, 8789, 723),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91633, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91652, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 65_626
+MOST_TEST_LINES = 65_647
 
 
 def test_tests_keep_below_their_ceiling() -> None:

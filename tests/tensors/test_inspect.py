@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import warnings
 
 import pytest
 import torch
@@ -67,11 +68,31 @@ def test_what_it_prints():
         "  stride         [1, 8] elements, [4, 32] bytes", "  offset         8 elements",
         "  storage        128 bytes, of which this tensor reaches 96", "  requires grad  yes", "  device         cpu",
         "  contiguous     no: without gaps, in the order of dims 1, 0", "  view of        fp32[4, 8]",
-        "  made by TBackward0",
+        "  grad_fn        TBackward0", "  leaf           no",
+        "  grad           none: backward keeps it for leaves alone, or after retain_grad()",
     ):  # fmt: skip
         assert each in lines
     address = next(each for each in lines if each.startswith("  address"))
     assert f"{x.data_ptr() + 32:#x}, of the storage {x.data_ptr():#x}" in address
+
+
+def test_what_autograd_knows():
+    x, w = torch.ones(2, 3), torch.zeros(3, 5, dtype=torch.bfloat16, requires_grad=True)
+    h = x.bfloat16() @ w
+    h.retain_grad()
+    y = h * 2
+    before = [tl.inspect(each) for each in (x, w, h, y)]
+    assert [(one.requires_grad, one.is_leaf, one.grad, one.grad_fn) for one in before] == [
+        (False, True, None, None), (True, True, None, None), (True, False, None, "MmBackward0"),
+        (True, False, None, "MulBackward0"),
+    ]  # fmt: skip
+    y.sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where .grad of what is no leaf is read
+        assert [tl.inspect(each).grad for each in (x, w, h, y)] == [None, "bf16[3, 5]", "bf16[2, 5]", None]
+    words = [dict(one.facts()) for one in before]
+    assert [each["grad"][:12] for each in words] == ["none, as it ", "none yet", "none: backwa", "none: backwa"]
+    assert dict(tl.inspect(w).facts())["grad"] == "bf16[3, 5]"
 
 
 @pytest.mark.parametrize(("x", "contiguity"), [

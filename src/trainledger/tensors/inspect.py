@@ -53,7 +53,7 @@ def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite
     """Shape, strides and storage of a tensor; of several tensors, also which are views of an earlier one.
 
     A `Strided` has shape, dtype, strides and offset (elements), storage and addresses (bytes), contiguity, device,
-    whether gradients are wanted, and what it is a view of. Sparse, nested and distributed tensors are a `Composite` of
+    what autograd knows of it (requires_grad, is_leaf, grad, grad_fn), and what it is a view of. Sparse, nested and distributed tensors are a `Composite` of
     the tensors that hold their numbers. Nothing is read or computed. `InvalidInput` with a sentence for what is no
     tensor, or has neither strides nor parts that can be had.
 
@@ -62,6 +62,10 @@ def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite
     ((1, 8), False, 8)
     >>> [(step.kind, step.written_nbytes) for step in inspect(x, x.t(), x.t().contiguous()).steps]
     [('view', 0), ('copy', 128)]
+    >>> w = torch.ones(3, requires_grad=True)
+    >>> (2 * w).sum().backward()
+    >>> inspect(w).is_leaf, inspect(w).grad, inspect(2 * w).is_leaf, inspect(2 * w).grad, inspect(2 * w).grad_fn
+    (True, 'fp32[3]', False, None, 'MulBackward0')
     """
     if not more:
         return _inspected(tensor)
@@ -205,14 +209,15 @@ def _strided(tensor: torch.Tensor) -> Strided:
     base = tensor._base
     of = "" if base is None else f"{dtype_name(base.dtype)}[{', '.join(map(str, _sizes(base)))}]"
     one = Strided(dtype_name(tensor.dtype), tensor.element_size(), shape, stride, offset, storage_nbytes)
-    place = {"device": str(tensor.device), "address": address}
+    place: dict[str, Any] = {"device": str(tensor.device), "address": address}
+    grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None  # torch warns where another is asked for it
+    place |= {"grad": None if grad is None else f"{dtype_name(grad.dtype)}[{', '.join(map(str, _sizes(grad)))}]"}
+    place |= {"is_leaf": tensor.is_leaf, "grad_fn": None if tensor.grad_fn is None else tensor.grad_fn.name()}
     one = _changed(one, **place, requires_grad=tensor.requires_grad, view_of=of)
     if one.span[1] * one.itemsize > storage_nbytes:
         notes.append("the storage is shorter than the tensor reaches: its memory was released, as FSDP does")
     if type(tensor) is not torch.Tensor and not _is_fake(tensor):
         notes.append(f"a {type(tensor).__name__}")
-    if tensor.grad_fn is not None:
-        notes.append(f"made by {tensor.grad_fn.name()}")
     if tensor.is_conj() or tensor.is_neg():
         notes.append("read with another sign: conjugated or negated only when used")
     return _changed(one, notes=tuple(dict.fromkeys(notes)))

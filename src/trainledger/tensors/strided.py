@@ -24,7 +24,8 @@ _MOST_IN_A_ROW = 16
 class Strided:
     """A tensor over a storage; ``storage`` numbers the storages of a chain, the first is 0.
 
-    ``address`` is the byte address of the storage's first element in memory, None where there is none to know.
+    ``address`` is the byte address of the storage's first element in memory, None where there is none to know. Of a
+    tensor of torch ``is_leaf``, ``grad`` (format and shape of its .grad) and ``grad_fn`` (a name) are those of autograd.
 
     >>> turned = Strided("fp32", 4, (8, 4), (1, 8), 0, 128)
     >>> turned.contiguous, turned.dense, turned.place((1, 2)), turned.byte((1, 2))
@@ -41,6 +42,9 @@ class Strided:
     device: str = ""
     address: int | None = None
     requires_grad: bool | None = None
+    is_leaf: bool | None = None
+    grad: str | None = None
+    grad_fn: str | None = None
     view_of: str = ""
     notes: tuple[str, ...] = ()
 
@@ -156,9 +160,19 @@ class Strided:
             found.append(("device", self.device))
         if self.requires_grad is not None:
             found.append(("requires grad", "yes" if self.requires_grad else "no"))
+        if self.is_leaf is not None:
+            found.append(("leaf", "yes" if self.is_leaf else "no"))
+            found.append(("grad", self.grad or self._no_grad))
+            found.append(("grad_fn", self.grad_fn or "none: no operation that autograd recorded made it"))
         if self.view_of:
             found.append(("view of", self.view_of))
         return found
+
+    @property
+    def _no_grad(self) -> str:
+        if not self.requires_grad:
+            return "none, as it wants none"
+        return "none yet" if self.is_leaf else "none: backward keeps it for leaves alone, or after retain_grad()"
 
     @property
     def contiguity(self) -> str:
