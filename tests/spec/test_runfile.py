@@ -16,7 +16,7 @@ from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.parts import from_fields, kinds_of
 from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput
-from trainledger.spec.reading import value_of
+from trainledger.spec.reading import field_of, paths, value_of
 from trainledger.spec.recipe import SCHEDULES, Recipe
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import DataSpec, Run
@@ -34,7 +34,7 @@ from trainledger.spec.runfile import (
     validated,
     vocabulary_problem,
 )
-from trainledger.spec.setting import rule_of
+from trainledger.spec.setting import quantity_of, rule_of
 
 MODEL = {
     "vocab_size": 256,
@@ -725,3 +725,31 @@ def test_a_section_by_itself_is_read_by_the_same_rules():
     assert section_of("cluster", ()).count == 1
     with pytest.raises(InvalidInput, match=r"cluster\.count"):
         section_of("cluster", {"cluster.count": 0})
+
+
+LISTS_OF_NAMES = {
+    "recipe.lora.targets": (["q_proj", "v_proj"], {"recipe.lora.rank": 8}),
+    "recipe.activation_checkpointing.keep": (
+        ["matmuls", "attention"],
+        {"recipe.activation_checkpointing": "selective"},
+    ),
+    "layout.overlap": (["gradients", "parameters"], {"layout.shard": 2, "layout.zero": 1, "cluster.count": 2}),
+}
+
+
+@pytest.mark.parametrize("path", LISTS_OF_NAMES)
+@pytest.mark.parametrize("written", ["{},{}", "{}, {}", " {} ,{},", "[{},{}]", '["{}", "{}"]'])
+def test_names_between_commas_are_a_list_of_them(path, written):
+    names, base = LISTS_OF_NAMES[path]
+    run = {"model": MODEL, "recipe": RECIPE}
+    given = {**base, path: names}
+    text = [f"{field}={value}" for field, value in base.items()] + [f"{path}={written.format(*names)}"]
+    assert parse(run, text) == parse(run, given)
+    with pytest.raises(InvalidInput, match=rf"{path} = 'q_prj': must be (of|among) .*{names[0]}"):
+        parse(run, [*text[:-1], f"{path}={names[0]},q_prj"])
+
+
+def test_every_list_of_texts_is_of_names_or_of_paths():
+    found = {path for path in paths(SECTIONS) if quantity_of(field_of(SECTIONS, path)) == "texts"}
+    assert found == set(LISTS_OF_NAMES)
+    assert parse({"model": MODEL, "recipe": RECIPE}, ["data.path=a,b.txt"]).data.path == ("a,b.txt",)

@@ -282,7 +282,7 @@ def value_of(field: Field[Any] | None, text: str) -> Any:
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        if quantity not in ("texts", "counts") or not (text.startswith("[") and text.endswith("]")):
+        if quantity not in ("texts", "paths", "counts") or not (text.startswith("[") and text.endswith("]")):
             return text
         words = text[1:-1].strip().removesuffix(",").split(",")
         return [word.strip().strip("\"'") for word in words]

@@ -22,7 +22,7 @@ BLOCK_ROWS = 1000  # sequences in a row of which a mixture has the same number f
 class MixtureSource:
     """One of the texts of a mixture."""
 
-    path: tuple[str, ...] = setting("files, globs or directories, as data.path")
+    path: tuple[str, ...] = setting("files, globs or directories, as data.path", quantity="paths")
     weight: float = setting("share of the sequences, over the sum of all weights", above=0, at_most=1e9)
     text_field: str | None = setting("field of a JSONL or Parquet record with the text; absent = data.text_field", None)
 
@@ -35,6 +35,7 @@ class DataSpec:
         "files, globs or directories of text, .jsonl(.gz, .zst) or .parquet; "
         f'"{STANDARD_LIBRARY}" = the text of the running interpreter\'s own library',
         (STANDARD_LIBRARY,),
+        quantity="paths",
     )
     mixture: tuple[tuple[str, MixtureSource], ...] | None = setting(
         "several texts instead of path, [data.mixture.NAME] with path and weight for each; absent = path alone",

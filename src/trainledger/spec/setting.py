@@ -50,9 +50,10 @@ def setting(
     """A dataclass field with its meaning and its rule.
 
     The type of the field says how text becomes a value: a count ("15T"), a plain number, a flag, a text, a list of
-    texts or of counts; ``quantity`` says it of a length ("32k" is 32,768), nbytes ("80GB"), bytes/s ("50GB/s") and
-    seconds ("2w"). ``members`` is the class of each of any number of tables by name. A default of ``None`` makes the
-    field optional. ``unit`` names the unit of a bare number in the error for a value below ``at_least``.
+    names (also between commas in one text) or of counts; ``quantity`` says it of paths, of a length ("32k" is 32,768),
+    nbytes ("80GB"), bytes/s ("50GB/s") and seconds ("2w"). ``members`` is the class of each of any number of tables by
+    name. A default of ``None`` makes the field optional. ``unit`` names the unit of a bare number in the error for a
+    value below ``at_least``.
     """
     metadata = {
         "doc": doc, "quantity": quantity, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices,
@@ -87,7 +88,7 @@ def read_value(declared: Field[Any], value: Any) -> Any:
         return None
     if quantity == "texts" and value in ([], ()) and may_be_none(declared):
         raise Broken(f'must name at least one, or be "{NONE}"', NONE)
-    if quantity in ("flag", "text", "texts", "part"):
+    if quantity in ("flag", "text", "texts", "paths", "part"):
         return _READ[quantity](value, choices)
     if quantity == "counts":
         return _counts(rule, value)
@@ -198,7 +199,7 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
 
 def _texts(value: Any, choices: tuple[str, ...] | None) -> tuple[str, ...]:
     if isinstance(value, str):
-        return (_text(value, choices),)
+        value = [name.strip() for name in value.strip().removesuffix(",").split(",")]
     if not isinstance(value, list | tuple) or not value:
         raise Broken("must be a text or a list of texts")
     return tuple(_text(item, choices) for item in value)
@@ -215,4 +216,5 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "text": _text,
     "part": _text,  # its kind
     "texts": _texts,
+    "paths": lambda value, choices: _texts([value] if isinstance(value, str) else value, choices),
 }
