@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import Annotated
 
 import pytest
@@ -66,6 +70,48 @@ def test_a_verb_has_the_options_of_its_question_and_no_other(name: str) -> None:
     given = {(action.option_strings or [action.dest])[-1] for action in actions}
     assert flags <= given
     assert given - flags <= {"run", "--set", "--device", "--count", "--plot", "--full", "--json", "--help"}
+
+
+def of_a_run(name: str) -> Callable[..., object] | None:
+    """The function of a verb that answers about a run with --device, --count and --set; what else it needs is given."""
+    module = import_module(f"trainledger.{COMMANDS[name][2]}")
+    if not module.__name__.startswith("trainledger.answers") or "overrides" not in question_named(name).takes:
+        return None
+    first = {"explain": ["memory", "gpt2"], "compare": ["gpt2", "gpt2"]}.get(name, ["gpt2"])
+    return partial(getattr(module, name), *first)
+
+
+OF_A_RUN = {name: asked for name in COMMANDS if (asked := of_a_run(name)) is not None}
+OF_A_RUN |= {name: partial(getattr(tl, name), "gpt2") for name in ("load", "predict", "account")}
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_python_takes_the_words_of_the_cluster_that_the_command_line_takes(name: str) -> None:
+    for field, wrong in (("device", "h100-sxn"), ("count", "many")):
+        with pytest.raises(tl.InvalidInput) as caught:
+            OF_A_RUN[name](**{field: wrong})
+        assert [problem.field for problem in caught.value.problems] == [f"cluster.{field}"]
+
+
+def test_the_words_of_the_cluster_are_overrides_and_a_device_stands_for_its_name() -> None:
+    device = tl.device("h100-sxm")
+    given = tl.plan("gpt2", {"cluster.device": "h100-sxm", "cluster.count": 2})
+    assert tl.plan("gpt2", device=device, count="2").forecast == given.forecast
+    assert tl.plan("gpt2", ["recipe.steps=1"], device="h100").run.cluster.device == "h100-sxm"
+    with pytest.raises(tl.InvalidInput, match="device = 'h100-sxm': is not as in the catalog"):
+        tl.plan("gpt2", device=replace(device, memory_nbytes=1))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name][2].startswith("answers")])
+def test_python_names_its_keyword_for_a_flag_that_is_spelled_otherwise(name: str) -> None:
+    about = question_named(name)
+    asked = getattr(import_module(about.ask.__module__), about.ask.__name__)
+    flags = {flag_of(option)[2:].replace("-", "_"): option.name for option in about.options.values() if option.flag}
+    flags |= {"set": "overrides"} if "overrides" in about.takes else {}
+    for flag, keyword in flags.items():
+        if flag != keyword:
+            with pytest.raises(tl.InvalidInput, match=f"^{flag}: is a word of the command line.*{keyword}"):
+                asked(**{flag: True})
 
 
 def test_the_reference_is_that_of_the_signatures() -> None:

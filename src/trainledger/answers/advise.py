@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
 from trainledger.answers.fast_precision import precision_notes
@@ -15,6 +15,7 @@ from trainledger.answers.pages.interval import chance
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.plan import impossible, on_one
 from trainledger.answers.question import Progress, choice, count, question, silent, text
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.advise import GOALS, Advice, Advised, before_and_after
 from trainledger.forecast.plan.advise import advise as advice_on
 from trainledger.forecast.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
@@ -39,6 +40,7 @@ def advise(
     together: Annotated[int, count("how many changes to combine at most", least=0, most=10)] = 3,
     any_result: Annotated[bool, text("combine also changes of what is trained")] = False,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Advice:
     """What to change about a run, ranked by the gain in time, or in memory where it does not fit.
 
@@ -47,7 +49,7 @@ def advise(
 
     Raises `InvalidInput`. `trainledger.forecast.plan.advise` has the method.
     """
-    run = defaults.with_length(resolve(run, overrides, progress=progress))
+    run = defaults.with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
     advice = advice_on(
         run,
         machine_of(run),

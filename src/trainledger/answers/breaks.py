@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import log2
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
 from trainledger.answers.layout import spread
@@ -14,6 +14,7 @@ from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.heading import found_layout_section, of_run
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, choice, count, question, share, silent, text
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.forecast.plan.breaks import breaks as breaks_of
 from trainledger.forecast.plan.layouts.grid import fixed_by
@@ -45,6 +46,7 @@ def breaks(
     ] = True,
     unique_tokens: Annotated[int | None, count('tokens that the dataset has, such as "15T"')] = None,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Breaks:
     """The first, second and third limit of a run as one of its sizes grows.
 
@@ -54,6 +56,7 @@ def breaks(
 
     Raises `InvalidInput`. `trainledger.forecast.plan.breaks` has the method.
     """
+    overrides = with_cluster(overrides, **cluster)
     asked = resolve(run, overrides, search=False)
     run = defaults.with_length(resolve(run, overrides, progress=progress))
     axes = AXES if along is None else tuple(along)

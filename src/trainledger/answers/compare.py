@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers.cost import predict
 from trainledger.answers.load import Source, resolve
@@ -12,7 +12,7 @@ from trainledger.answers.pages.heading import of_run
 from trainledger.answers.pages.interval import chance, ends, fits
 from trainledger.answers.pages.plain_data import named, plain, run_data
 from trainledger.answers.question import Progress, question, silent, text, word
-from trainledger.answers.source import also, listed
+from trainledger.answers.source import OfCluster, also, listed, with_cluster
 from trainledger.forecast.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
 from trainledger.forecast.plan.compare import compare as compared
 from trainledger.report.chart import Band, Chart, bar_chart, beside, significant, usable_memory
@@ -51,6 +51,7 @@ def compare(
     changes_a: Annotated[Sequence[str], _changes("A")] = (),
     changes_b: Annotated[Sequence[str], _changes("B")] = (),
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Comparison:
     """Two plans side by side: which fields differ, what each costs, and which causes make up the difference.
 
@@ -62,6 +63,7 @@ def compare(
     if b is None and not changes_a and not changes_b:
         rule = "is missing: name a second plan, or change this one with --set-b"
         raise InvalidInput([Problem("B", None, rule)])
+    overrides = with_cluster(overrides, **cluster)
     sides = {"a": (a, changes_a), "b": (a if b is None else b, changes_b)}
     one, other = (resolve(run, _with(overrides, changes), progress=progress) for run, changes in sides.values())
     names = (" ".join([run if isinstance(run, str) else side, *changes]) for side, (run, changes) in sides.items())

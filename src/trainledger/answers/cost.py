@@ -1,17 +1,19 @@
 """What a run costs before it starts: its account and its forecast.
 
-``run`` is whatever `load` takes, with ``overrides`` as there; a named model whose length is not given is one step long.
+``run`` is whatever `load` takes, with ``overrides``, ``device`` and ``count`` as there; a named model whose length is
+not given is one step long.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from trainledger import catalog
 from trainledger.answers.defaults import is_one_step
 from trainledger.answers.load import Progress, Source, checked_model, resolve
 from trainledger.answers.machine import kernels_of, machine_of
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.predict import predict as forecasts
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.ledger import step
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from trainledger.forecast.predict.step import OnDevice
 
 
-def account(run: Source, overrides: Overrides = (), *, backend: str | None = None) -> Ledger:
+def account(
+    run: Source, overrides: Overrides = (), *, backend: str | None = None, **cluster: Unpack[OfCluster]
+) -> Ledger:
     """The closed-form ledger of one optimizer step of one rank, in a pipeline one of the first stage.
 
     ``backend`` (of `spec.device.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
@@ -36,7 +40,7 @@ def account(run: Source, overrides: Overrides = (), *, backend: str | None = Non
     (`ledger.step.account`).
     """
     if not (isinstance(run, Run) and any(_has_open_sizes(each) for each in (run.model, run.recipe, run.layout))):
-        run = _counted(run, overrides)
+        run = _counted(run, with_cluster(overrides, **cluster))
     return step.account(run, backend=kernels_of(run) if backend is None else backend)
 
 
@@ -73,12 +77,14 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     return parameters_of(spec if _has_open_sizes(spec) else checked_model(spec))
 
 
-def predict(run: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Forecast:
+def predict(
+    run: Source, overrides: Overrides = (), *, progress: Progress | None = None, **cluster: Unpack[OfCluster]
+) -> Forecast:
     """The forecast of a run, from its closed-form ledger and its machine: steps, times, memory and MFU.
 
     Raises `InvalidInput` where a field breaks a rule of the run file, as `trainledger.load` does.
     """
-    run = resolve(run, overrides, progress=progress)
+    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
     forecast = predicted(run)
     return forecasts.of_one_step(run, forecast) if is_one_step(run) else forecast
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import device_of, kernels_of, machine_of
@@ -13,6 +13,7 @@ from trainledger.answers.pages.interval import fits, of_memory, of_steps
 from trainledger.answers.pages.model import components_table
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, nbytes, question, silent, text, word
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.explain import account as explained
 from trainledger.forecast.explain.account import Part
 from trainledger.forecast.explain.envelope import Envelope, envelope
@@ -86,6 +87,7 @@ def explain(
         int | None, count(f"of time: so many of the longest operations and collectives ({_LONGEST})")
     ] = None,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Explained:
     """Every line of an account: its formula, the formula with numbers, its basis and its source.
 
@@ -93,7 +95,7 @@ def explain(
 
     Raises `InvalidInput`.
     """
-    run = resolve(run, overrides, progress=progress)
+    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
     if stage is not None and stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", stage, rule, run.layout.pipeline - 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
 from trainledger.answers.load import Source, resolve
@@ -15,6 +15,7 @@ from trainledger.answers.pages.interval import fits
 from trainledger.answers.pages.memory import COLOUR_OF
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, choice, question, share, silent, text
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.fit import QUESTIONS, Fit, Found, MemoryUse, Row, divides_batch, what_fits
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
 from trainledger.forecast.predict.interval import LIKELY
@@ -47,6 +48,7 @@ def fit(
     changes: Annotated[bool, text("the recipe without changes that save memory", flag="--as-is")] = True,
     chance: Annotated[float, share("the least chance to fit of an answer; 0 trusts the count", most=0.99)] = LIKELY,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Fit:
     """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
 
@@ -56,7 +58,7 @@ def fit(
 
     Each question is asked of the run as it is and with changes that need less memory. Raises `InvalidInput`.
     """
-    run = resolve(run, overrides, purpose=defaults.FIT, progress=progress)
+    run = resolve(run, with_cluster(overrides, **cluster), purpose=defaults.FIT, progress=progress)
     asked = tuple(QUESTIONS) if of is None else tuple(of)
     return what_fits(
         run,

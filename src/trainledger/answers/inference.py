@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers import defaults
 from trainledger.answers.load import Source, resolve
@@ -13,7 +13,7 @@ from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.device_memory import memory_data, verdict
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, choice, count, length, question, silent, text
-from trainledger.answers.source import also
+from trainledger.answers.source import OfCluster, also, with_cluster
 from trainledger.forecast.plan.serving import MOST_BATCH, BatchRow, Inference, served
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.report.chart import COLOURS, Axis, Chart, Line, stacked, usable_memory
@@ -72,6 +72,7 @@ def inference(
     ] = None,
     quantized: Annotated[str, text("matrices that have the format of the weights: linear or experts")] = "linear",
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Inference:
     """One forward of a trained model: prefill of a prompt, or decode of one more token. Modules that predict further
     tokens are no part of it.
@@ -82,6 +83,7 @@ def inference(
     """
     # A search would be one of layouts to train with.
     # What predicts further tokens is not served.
+    overrides = with_cluster(overrides, **cluster)
     run = resolve(run, also(overrides, {"model.n_mtp_layers": 0}), purpose=defaults.SERVE, search=False)
     if run.layout.auto and "layout.tensor" in run.origin.explicit:
         run = replace(run, layout=replace(run.layout, auto=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger import catalog
 from trainledger.answers import defaults
@@ -16,7 +16,7 @@ from trainledger.answers.pages.heading import layout_name
 from trainledger.answers.pages.interval import chance as written
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, question, seconds, share, silent, text
-from trainledger.answers.source import also
+from trainledger.answers.source import OfCluster, also, with_cluster
 from trainledger.forecast.plan.layouts.grid import FIELDS, KNOWN, read_fixed
 from trainledger.forecast.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
@@ -48,7 +48,6 @@ def layouts(
     overrides: Overrides = (),
     *,
     devices: int | str | None = None,
-    device: str | None = None,
     fixed: Annotated[
         Mapping[str, Any] | Iterable[str] | None,
         text("only layouts with this, such as tensor=8 or micro_batch=1; may be repeated", several=True, flag="--fix"),
@@ -59,6 +58,7 @@ def layouts(
     ] = 30.0,
     chance: Annotated[float, share("the least chance to fit of a layout", most=0.99)] = 0.5,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Layouts:
     """The fastest ways to spread a run over devices: every layout has a bound, the best are accounted for.
 
@@ -70,8 +70,8 @@ def layouts(
     ``devices`` and ``device`` are short for overrides; ``fixed`` may be a mapping (``{"tensor": 8}``). Raises
     `InvalidInput`.
     """
-    more = {"cluster.count": devices, "cluster.device": device, "layout.auto": True}
-    run = resolve(run, also(overrides, more), purpose=defaults.SEARCH, search=False)
+    more = {"cluster.count": devices, "layout.auto": True}
+    run = resolve(run, also(with_cluster(overrides, **cluster), more), purpose=defaults.SEARCH, search=False)
     axes = _fixed(fixed or {})
     found = spread(run, fixed=axes, keep=keep, limit_seconds=limit_seconds, chance=chance, progress=progress)
     if found.best is not None or found.interrupted:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 from warnings import warn
 
 from trainledger import catalog
 from trainledger.answers import defaults
 from trainledger.answers.megatron import has_arguments, run_of_arguments
-from trainledger.answers.source import by_field, config_notes, is_run_file, listed, parsed, refuse_code
+from trainledger.answers.source import (
+    OfCluster,
+    by_field,
+    config_notes,
+    is_run_file,
+    listed,
+    parsed,
+    refuse_code,
+    with_cluster,
+)
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit
@@ -23,8 +32,16 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run
 Progress = Callable[[str, int, int], None]
 
 
-def load(source: Source, overrides: AnyOverrides = (), *, search: bool = True, progress: Progress | None = None) -> Run:
-    """The run in a TOML file, a dict of sections or another run, after overrides (``{"recipe.micro_batch": 2}``).
+def load(
+    source: Source,
+    overrides: AnyOverrides = (),
+    *,
+    search: bool = True,
+    progress: Progress | None = None,
+    **cluster: Unpack[OfCluster],
+) -> Run:
+    """The run in a TOML file, a dict of sections or another run, after overrides (``{"recipe.micro_batch": 2}``);
+    ``device`` and ``count`` are short for those of the cluster.
 
     A file with Megatron-LM's arguments (a script, a YAML map, a log) or its launch line is a run on as many devices as
     it says, or ``cluster.count`` of the overrides. A model's name of the catalog, a Hugging Face config.json, or a
@@ -39,7 +56,7 @@ def load(source: Source, overrides: AnyOverrides = (), *, search: bool = True, p
     >>> load(run, {"recipe.seq_len": 512}).recipe.seq_len
     512
     """
-    run = resolve(source, overrides, search=search, progress=progress)
+    run = resolve(source, with_cluster(overrides, **cluster), search=search, progress=progress)
     if not isinstance(source, Run) and run.origin.assumed:
         warn(f"{run.origin.source} has no recipe; assuming {defaults.assumptions(run)}", stacklevel=2)
     return run

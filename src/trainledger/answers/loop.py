@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers.defaults import with_length
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages.plain_data import named, plain, run_data
 from trainledger.answers.question import Progress, count, question, silent
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.training_loop import Checkpointing, TrainingLoop, training_loop
 from trainledger.forecast.predict import predict as forecasts
 from trainledger.ledger.ranks import account_run
@@ -45,6 +46,7 @@ def loop(
         count("tokens of the text that there is", default_text="as many as are trained on", metavar="TOKENS"),
     ] = None,
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> TrainingLoop:
     """The training loop: steps and epochs, the learning rate, tokens on disk, checkpoints, and the loader.
 
@@ -52,7 +54,7 @@ def loop(
 
     Raises `InvalidInput`.
     """
-    run = with_length(resolve(run, overrides, progress=progress))
+    run = with_length(resolve(run, with_cluster(overrides, **cluster), progress=progress))
     machine = machine_of(run)
     accounted = account_run(run, backend=kernels_of(run))
     return training_loop(run, accounted.ledger, forecasts.forecast(accounted, machine), machine, corpus)

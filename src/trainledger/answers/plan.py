@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from trainledger.answers.defaults import is_one_step
 from trainledger.answers.load import Source, resolve
@@ -16,7 +16,7 @@ from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan_figures import large_bars, rules_table
 from trainledger.answers.question import Progress, question, silent, text
-from trainledger.answers.source import also
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.layouts.result import as_toml
 from trainledger.forecast.plan.plan import Plan, RuleOfThumb, by_causal, counted_by, make_plan, of_one_step, with_notes
 from trainledger.forecast.plan.published import Resemblance, nearest
@@ -78,13 +78,12 @@ def plan(
     run: Source,
     overrides: Overrides = (),
     *,
-    device: str | None = None,
-    count: int | str | None = None,
     mfu: Annotated[float, text("share of the peak for the napkin's days (0.5, or 50%)")] = 0.5,
     convention: Annotated[
         str, text("how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels")
     ] = "dense",
     progress: Progress = silent,
+    **cluster: Unpack[OfCluster],
 ) -> Plan:
     """What a run will cost before it starts: time, money, energy, memory by category, and where the time goes.
 
@@ -96,7 +95,7 @@ def plan(
     ``device`` and ``count`` are short for the overrides cluster.device and cluster.count; ``convention`` is of
     `ledger.conventions`. Raises `InvalidInput`.
     """
-    run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
+    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
     return planned(run, mfu=mfu, convention=convention)
 
 

@@ -188,15 +188,29 @@ def question(**about: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         code = ask.__code__
         takes = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         asked = Question(ask=ask, options=dict(_declared(ask)), takes=takes, **about)
+        other = dict(_spelled_otherwise(asked))
 
         @wraps(ask)
         def answer(*args: P.args, **given: P.kwargs) -> R:
+            rule = "is a word of the command line; Python has it as"
+            if problems := [Problem(name, None, f"{rule} {other[name]}") for name in given if name in other]:
+                raise InvalidInput(problems)
             return ask(*args, **asked.read(given))
 
         answer.question = asked  # type: ignore[attr-defined]
         return answer
 
     return decorate
+
+
+def _spelled_otherwise(asked: Question) -> Iterator[tuple[str, str]]:
+    """Words of the command line that are no keywords of the function, and what its keywords for them are."""
+    if "overrides" in asked.takes:
+        yield "set", "overrides"
+    for name, option in asked.options.items():
+        word = option.flag.rpartition(" ")[2].removeprefix("--").replace("-", "_")
+        if word and word not in (*asked.takes, *asked.options):
+            yield word, f"{name}=False" if option.is_switch and option.default else name
 
 
 def question_of(ask: Callable[..., Any]) -> Question:
@@ -221,7 +235,8 @@ def _declared(ask: Callable[..., Any]) -> Iterator[tuple[str, Option]]:
             group = shared.__doc__.partition(":")[0].lower()
             for key, reference in shared.__annotations__.items():
                 option = _option(reference.__forward_arg__, vars(sys.modules[reference.__forward_module__]))
-                yield key, replace(option, name=key, group=group)  # type: ignore[type-var, misc]
+                if option is not None:
+                    yield key, replace(option, name=key, group=group)
         elif (option := _option(annotation, names)) is not None:
             required = name not in defaults
             yield name, replace(option, name=name, default=defaults.get(name), required=required)

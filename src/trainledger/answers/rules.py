@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of
@@ -11,6 +12,7 @@ from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan_figures import rules_table
 from trainledger.answers.plan import planned
 from trainledger.answers.question import Progress, question, silent
+from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.plan.plan import Plan, RuleOfThumb, StepFact, step_facts
 from trainledger.ledger.rules_of_thumb import CONVENTIONS
 from trainledger.report.document import Answer, Content, Document, Table, details, sections
@@ -33,13 +35,15 @@ class Rules(Answer, report="rules"):
 
 
 @question(plots=False)
-def rules(run: Source, overrides: Overrides = (), *, progress: Progress = silent) -> Rules:
+def rules(
+    run: Source, overrides: Overrides = (), *, progress: Progress = silent, **cluster: Unpack[OfCluster]
+) -> Rules:
     """Rules of thumb and the ledger of a run: each rule's error and what it leaves out; and the FLOPs of a step by
     each convention in use.
 
     Raises `InvalidInput`.
     """
-    return Rules(planned(resolve(run, overrides, progress=progress)))
+    return Rules(planned(resolve(run, with_cluster(overrides, **cluster), progress=progress)))
 
 
 def page(answer: Rules) -> Document:

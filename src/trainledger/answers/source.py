@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE
 from trainledger.spec import runfile
+from trainledger.spec.device import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
@@ -117,6 +118,28 @@ def also(overrides: AnyOverrides, more: Mapping[str, Any]) -> Overrides:
     if isinstance(given, Mapping):
         return {**given, **more}
     return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
+
+
+class OfCluster(TypedDict, total=False):
+    """The cluster in the words of the command line: short for overrides of its fields."""
+
+    device: str | Device | None
+    count: int | str | None
+
+
+def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overrides:
+    """Overrides with those of the cluster after them; raises `InvalidInput` for a device that no run can name.
+
+    >>> with_cluster({"recipe.seq_len": 512}, device=catalog.device("h100-sxm"), count=8)
+    {'recipe.seq_len': 512, 'cluster.device': 'h100-sxm', 'cluster.count': 8}
+    """
+    device = cluster.get("device")
+    if isinstance(device, Device):
+        if device.name not in catalog.device_names() or device != catalog.device(device.name):
+            rule = "is not as in the catalog, and a run names a device of it; trainledger.on_device takes any Device"
+            raise InvalidInput([Problem("device", device.name, rule)])
+        device = device.name
+    return also(overrides, {"cluster.device": device, "cluster.count": cluster.get("count")})
 
 
 def by_field(overrides: Overrides) -> dict[str, Any]:
