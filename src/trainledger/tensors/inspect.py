@@ -53,9 +53,9 @@ def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite
     """Shape, strides and storage of a tensor; of several tensors, also which are views of an earlier one.
 
     A `Strided` has shape, dtype, strides and offset (elements), storage and addresses (bytes), contiguity, device,
-    what autograd knows of it (requires_grad, is_leaf, grad, grad_fn), and what it is a view of. Sparse, nested and distributed tensors are a `Composite` of
-    the tensors that hold their numbers. Nothing is read or computed. `InvalidInput` with a sentence for what is no
-    tensor, or has neither strides nor parts that can be had.
+    what autograd knows of it (requires_grad, is_leaf, grad, grad_fn), and what it is a view of. Sparse, nested and
+    distributed tensors are a `Composite` of the tensors that hold their numbers. Nothing is read or computed.
+    `InvalidInput` with a sentence for what is no tensor, or has neither strides nor parts that can be had.
 
     >>> x = torch.zeros(4, 8)
     >>> inspect(x.t()).stride, inspect(x.t()).contiguous, inspect(x[1:]).offset

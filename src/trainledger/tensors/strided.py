@@ -25,7 +25,7 @@ class Strided:
     """A tensor over a storage; ``storage`` numbers the storages of a chain, the first is 0.
 
     ``address`` is the byte address of the storage's first element in memory, None where there is none to know. Of a
-    tensor of torch ``is_leaf``, ``grad`` (format and shape of its .grad) and ``grad_fn`` (a name) are those of autograd.
+    tensor of torch ``is_leaf``, ``grad`` (format and shape of its .grad) and ``grad_fn`` (a name) are autograd's.
 
     >>> turned = Strided("fp32", 4, (8, 4), (1, 8), 0, 128)
     >>> turned.contiguous, turned.dense, turned.place((1, 2)), turned.byte((1, 2))
