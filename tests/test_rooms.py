@@ -153,12 +153,12 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "observe": (39, 5492, 594),
     "report": (12, 1515, 128),
     "spec": (41, 6507, 370),
-    "tensors": (10, 1942, 108),
+    "tensors": (10, 1937, 108),
     "trace": (48, 8789, 723),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91734, 146, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 423, 91728, 146, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -69,7 +69,7 @@ def test_what_it_prints():
         "  storage        128 bytes, of which this tensor reaches 96", "  requires grad  yes", "  device         cpu",
         "  contiguous     no: without gaps, in the order of dims 1, 0", "  view of        fp32[4, 8]",
         "  grad_fn        TBackward0", "  leaf           no",
-        "  grad           none: backward keeps it for leaves alone, or after retain_grad()",
+        "  grad           none: kept of leaves alone, or after retain_grad()",
     ):  # fmt: skip
         assert each in lines
     address = next(each for each in lines if each.startswith("  address"))
@@ -91,7 +91,7 @@ def test_what_autograd_knows():
         warnings.simplefilter("error")  # torch warns where .grad of what is no leaf is read
         assert [tl.inspect(each).grad for each in (x, w, h, y)] == [None, "bf16[3, 5]", "bf16[2, 5]", None]
     words = [dict(one.facts()) for one in before]
-    assert [each["grad"][:12] for each in words] == ["none, as it ", "none yet", "none: backwa", "none: backwa"]
+    assert [each["grad"][:12] for each in words] == ["none: it wan", "none yet", "none: kept o", "none: kept o"]
     assert dict(tl.inspect(w).facts())["grad"] == "bf16[3, 5]"
 
 

@@ -24,8 +24,8 @@ _MOST_IN_A_ROW = 16
 class Strided:
     """A tensor over a storage; ``storage`` numbers the storages of a chain, the first is 0.
 
-    ``address`` is the byte address of the storage's first element in memory, None where there is none to know. Of a
-    tensor of torch ``is_leaf``, ``grad`` (format and shape of its .grad) and ``grad_fn`` (a name) are autograd's.
+    ``address`` is the byte address of the storage's first element in memory, None where there is none to know. ``grad``
+    is the format and shape of a torch tensor's .grad, ``grad_fn`` a name.
 
     >>> turned = Strided("fp32", 4, (8, 4), (1, 8), 0, 128)
     >>> turned.contiguous, turned.dense, turned.place((1, 2)), turned.byte((1, 2))
@@ -161,18 +161,13 @@ class Strided:
         if self.requires_grad is not None:
             found.append(("requires grad", "yes" if self.requires_grad else "no"))
         if self.is_leaf is not None:
-            found.append(("leaf", "yes" if self.is_leaf else "no"))
-            found.append(("grad", self.grad or self._no_grad))
-            found.append(("grad_fn", self.grad_fn or "none: no operation that autograd recorded made it"))
+            none = "none yet" if self.is_leaf else "none: kept of leaves alone, or after retain_grad()"
+            none = none if self.requires_grad else "none: it wants none"
+            leaf = "yes" if self.is_leaf else "no"
+            found += [("leaf", leaf), ("grad", self.grad or none), ("grad_fn", self.grad_fn or "none")]
         if self.view_of:
             found.append(("view of", self.view_of))
         return found
-
-    @property
-    def _no_grad(self) -> str:
-        if not self.requires_grad:
-            return "none, as it wants none"
-        return "none yet" if self.is_leaf else "none: backward keeps it for leaves alone, or after retain_grad()"
 
     @property
     def contiguity(self) -> str:
@@ -195,8 +190,7 @@ class Strided:
     def __repr__(self) -> str:
         facts = self.facts()
         wide = max(len(name) for name, _ in facts)
-        lines = (*(f"{name:<{wide}}  {fact}" for name, fact in facts), *self.notes)
-        return "\n  ".join([self.title, *lines])
+        return "\n  ".join([self.title, *(f"{name:<{wide}}  {fact}" for name, fact in facts), *self.notes])
 
     def drawing(self, most: int = 64) -> str:
         """The storage as boxes, and which of them each element is; a sentence where it holds more than ``most``.
