@@ -47,8 +47,8 @@ def test_every_line_it_shows_of_a_command_is_printed(command, said, capsys):
 
 def test_the_pages_show_commands() -> None:
     assert [each.id for each in SHOWN] == [
-        "README.md: plan", "docs/planning.md: napkin", "docs/planning.md: plan", "docs/planning.md: loop",
-        "docs/planning.md: plan", "docs/planning.md: explain", "docs/tracing.md: trace",
+        "README.md: plan", "docs/planning.md: napkin", "docs/planning.md: napkin", "docs/planning.md: plan",
+        "docs/planning.md: loop", "docs/planning.md: plan", "docs/planning.md: explain", "docs/tracing.md: trace",
     ]  # fmt: skip
 
 

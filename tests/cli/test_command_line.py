@@ -161,9 +161,7 @@ def test_any_value_of_an_input_is_reported_as_json(capsys):
         assert problem["nearest"] is None
 
 
-@pytest.mark.parametrize(
-    "words", [["--parms", "70B"], ["--param", "70B"], [], ["--params"], ["--device", "t4", "extra"]]
-)
+@pytest.mark.parametrize("words", [["--parms", "70B"], ["--param", "70B"], ["--params"], ["--device", "t4", "extra"]])
 def test_wrong_arguments_are_a_sentence_that_points_to_the_help(capsys, words):
     code, out, err = call(capsys, "napkin", *words)
     assert (code, out) == (2, "")

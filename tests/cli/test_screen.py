@@ -24,6 +24,7 @@ ANSWERS = {
     "compare": ["compare", "gpt2", "gpt2-xl", "--device", "h100-sxm"],
     "optimal": ["optimal", "--flops", "1e22"],
     "napkin": ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "64", "--mfu", "0.5"],
+    "napkin of memory": ["napkin", "--device", "h100-sxm", "--count", "8"],
     "rules": ["rules", "llama-3-8b"],
     "explain memory": ["explain", "memory", "llama-3-8b", *LAID_OUT],
     "explain time": ["explain", "time", "llama-3-8b", *LAID_OUT],

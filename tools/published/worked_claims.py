@@ -74,12 +74,10 @@ def two_weeks() -> Claim:
 
 def largest(recipe: str) -> Claim:
     """The model whose static state fills 8 x 80 GB."""
-    nbytes = 8 * catalog.device(H100).memory_nbytes
-    parameters = nbytes / thumb.STATES[recipe].bytes_per_parameter
-    assert thumb.static_nbytes(parameters, recipe) == nbytes
+    parameters = tl.napkin(device=H100, count=8).params[recipe]
+    assert thumb.static_nbytes(parameters, recipe) <= 8 * catalog.device(H100).memory_nbytes
     title = thumb.STATES[recipe].title[:20]
-    given = {"params": f"{parameters:.4g}".replace("e+", "e"), "tokens": "20x", "device": H100, "count": 8}
-    return Claim((parameters,), show(f"{words_of(given)} --mfu 0.5", title, format_gigabytes(nbytes), " 8"))
+    return Claim((parameters,), show(f"napkin --device {H100} --count 8", title, format_count(parameters)))
 
 
 def static(given: dict[str, object]) -> Claim:

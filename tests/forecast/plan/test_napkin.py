@@ -2,15 +2,17 @@
 
 import csv
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import trainledger as tl
 from trainledger import catalog
 from trainledger.cli import main
-from trainledger.forecast.plan.napkin import UNKNOWNS, headline, napkin
+from trainledger.forecast.plan.napkin import UNKNOWNS, headline, largest_models, napkin
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.spec.problem import InvalidInput
 
@@ -150,6 +152,66 @@ def test_wrong_input_is_sentences(changes, sentences):
     with pytest.raises(InvalidInput) as caught:
         napkin(**{**WORKED, **changes})
     assert [str(each) for each in caught.value.problems] == sentences
+
+
+@given(st.integers(1, 10**13), st.integers(1, 10**6), st.floats(0.01, 1e4))
+def test_the_largest_model_fits_and_one_parameter_more_does_not(memory, count, each):
+    for answer in (
+        largest_models(memory=memory, count=count),
+        largest_models(memory=memory, count=count, bytes_per_param=each),
+    ):
+        for name, params in answer.params.items():
+            exact = Fraction(answer.bytes_per_parameter[name])
+            assert params * exact <= count * memory < (params + 1) * exact
+            assert answer.params_of_one[name] * exact <= memory < (answer.params_of_one[name] + 1) * exact
+
+
+def test_the_largest_model_is_what_the_static_state_of_the_napkin_fills():
+    found = tl.napkin(device="h100-sxm", count=8)
+    assert (found.params["fp32-adamw"], found.params["bf16-fp32-moments-adamw"]) == (40 * 10**9, 53_333_333_333)
+    assert found.params_of_one["fp32-adamw"] == 5 * 10**9
+    assert set(found.params) == set(rules.STATES)
+    for name, params in found.params.items():
+        answer = napkin(params=params, tokens="20x", device="h100-sxm", count=8, mfu=0.5)
+        assert answer.devices_for_static[name] == 8
+        more = napkin(params=params + 8, tokens="20x", device="h100-sxm", count=8, mfu=0.5)
+        assert more.devices_for_static[name] == 9
+    by_text = tl.napkin(memory="80GB", count=8)
+    assert (by_text.params, by_text.device) == (found.params, None)
+    assert tl.napkin(memory="24GB", count=4, bytes_per_param="16").params == {"given": 6 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        ({"memory": "80GB", "tokens": "1T", "days": 3},
+         ["tokens = '1T': has no part in the largest model that memory holds, which leaves time out",
+          "days = 3: has no part in the largest model that memory holds, which leaves time out"]),
+        ({"memory": "80 apples"},
+         ["memory = '80 apples': is not a number of bytes; write it like \"80GB\" or \"1GiB\""]),
+        ({"bytes_per_param": 4}, ["memory: is missing, and no device is given that has one; nearest that works: 80GB"]),
+        ({"memory": "1GB", "bytes_per_param": 0, "count": 0},
+         ["count = 0: must be at least 1; nearest that works: 1",
+          "bytes_per_param = 0: must be between 0.01 and 1,000,000; nearest that works: 0.01"]),
+        ({"device": "h10-sxm", "count": 2},
+         ["device = 'h10-sxm': is not in the catalog; nearest that works: h100-sxm"]),
+        ({}, ["device: is missing; only with memory there need be none; nearest that works: h100-sxm"]),
+    ],
+)  # fmt: skip
+def test_wrong_input_about_the_largest_model_is_sentences(words, sentences):
+    with pytest.raises(InvalidInput) as caught:
+        tl.napkin(**words)
+    assert [str(each) for each in caught.value.problems] == sentences
+
+
+def test_the_largest_model_on_the_command_line(capsys):
+    assert main(["napkin", "--memory", "80GB", "--count", "8", "--bytes-per-param", "12"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("8 devices of 80 GB hold at most 53.33B parameters at 12 bytes each\n")
+    assert "= 8 x 80 GB / 12 B = 5.333e10" in printed
+    assert main(["napkin", "--device", "h100-sxm", "--count", "8", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["params"]["fp32-adamw"], answer["memory_nbytes"]) == (40 * 10**9, 80 * 10**9)
 
 
 def test_a_budget_too_small_for_one_parameter():

@@ -1,8 +1,10 @@
-"""The napkin: parameters, tokens, devices, days and MFU, any one of which follows from the other four."""
+"""The napkin: parameters, tokens, devices, days and MFU, any one of which follows from the other four; and the most
+parameters that memory holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from math import ceil
 from typing import Any
 
@@ -21,15 +23,19 @@ from trainledger.spec.units import (
     SECONDS_PER_HOUR,
     NotAQuantity,
     ceil_div,
+    counted,
     format_count,
+    format_nbytes,
     format_percent,
     format_seconds,
     parse_count,
+    parse_nbytes,
     parse_number,
 )
 
 UNKNOWNS = ("params", "tokens", "count", "days", "mfu")
 BELOW_THE_PEAK = "what the MFU leaves of the peak"
+NOT_STATIC = "Not in it: activations, buffers of communication, the CUDA context and fragmentation, which `fit` counts."
 HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-2 (arXiv 2307.08691), table 1
 
 
@@ -132,6 +138,78 @@ def napkin(
     solved = missing[0]
     numbers, exact = _solve(solved, given, per_parameter, peak)
     return _answer(solved, numbers, exact, chip, dtype, peak, money, per_parameter)
+
+
+@frozen(kw_only=True)
+class LargestModels(Answer, report="napkin"):
+    """The most parameters whose static state devices hold, by recipe (`rules_of_thumb.STATES`), or for one number of
+    bytes a parameter that was given (`GIVEN`). ``params`` are of all devices together, which share the state evenly
+    (ZeRO-3), ``params_of_one`` of one alone.
+
+    ``device`` is None where memory was given; ``bytes_per_parameter`` is as exact as it was given.
+    """
+
+    memory_nbytes: int
+    count: int
+    device: Device | None
+    bytes_per_parameter: dict[str, float]
+    params: dict[str, int]
+    params_of_one: dict[str, int]
+    formulas: tuple[Formula, ...]
+    remarks: tuple[str, ...]
+
+
+GIVEN = "given"
+
+
+def largest_models(
+    *, device: str | Device | None = None, memory: Any = None, count: Any = None, bytes_per_param: Any = None
+) -> LargestModels:
+    """The most parameters N whose static state devices hold: devices x memory / bytes per parameter.
+
+    ``memory`` is that of one device; absent, that of ``device``. No activation is in it.
+
+    >>> largest_models(memory="80GB", count=8).params["fp32-adamw"]
+    40000000000
+    >>> largest_models(memory="80GB", count=8, bytes_per_param=12).params
+    {'given': 53333333333}
+    """
+    problems: list[Problem] = []
+    nbytes = read("memory", memory, parse_nbytes, problems, least=1)
+    devices = 1 if count is None else read("count", count, parse_count, problems, least=1)
+    each = read("bytes_per_param", bytes_per_param, parse_number, problems, least=0.01, most=1e6)
+    chip = None if device is None or memory is not None else _device(device, problems)
+    if chip is not None and (nbytes := chip.memory_nbytes) is None:
+        problems.append(Problem("memory", None, f"is missing: the memory of {chip.name} is not known", "80GB"))
+    if memory is None and device is None:
+        problems.append(Problem("memory", None, "is missing, and no device is given that has one", "80GB"))
+    if problems:
+        raise InvalidInput(problems)
+    per = {name: float(recipe.bytes_per_parameter) for name, recipe in rules.STATES.items()}
+    per = per if each is None else {GIVEN: each}
+    nbytes = int(nbytes)
+    one = {name: int(nbytes / Fraction(per_parameter)) for name, per_parameter in per.items()}
+    most = {name: int(devices * nbytes / Fraction(per_parameter)) for name, per_parameter in per.items()}
+    first = next(iter(per))
+    numbers = f"{devices} x {format_nbytes(nbytes)} / {per[first]:g} B = {short(most[first])}"
+    return LargestModels(
+        memory_nbytes=nbytes, count=devices, device=chip, bytes_per_parameter=per, params=most, params_of_one=one,
+        formulas=(Formula("params", "N = devices x memory / bytes per parameter", numbers, "arithmetic"),),
+        remarks=(NOT_STATIC, *(["Together devices hold it only where they shard all of it (ZeRO-3)."] * (devices > 1))),
+    )  # fmt: skip
+
+
+def headline_of_largest(answer: LargestModels) -> str:
+    """The largest model of the first recipe in one line.
+
+    >>> headline_of_largest(largest_models(memory="80GB", count=8))
+    '8 devices of 80 GB hold at most 40B parameters at 16 bytes each (fp32, AdamW)'
+    """
+    name, params = next(iter(answer.params.items()))
+    holds = "holds" if answer.count == 1 else "hold"
+    state = "" if name == GIVEN else f" ({rules.STATES[name].title.partition(' (')[0]})"
+    what = f"{counted(answer.count, 'device')} of {format_nbytes(answer.memory_nbytes)} {holds} at most"
+    return f"{what} {format_count(params)} parameters at {answer.bytes_per_parameter[name]:g} bytes each{state}"
 
 
 def _solve(

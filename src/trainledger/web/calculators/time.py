@@ -14,7 +14,7 @@ from trainledger.answers.defaults import sharded
 from trainledger.answers.load import resolve
 from trainledger.answers.pages.plan_figures import waterfall, waterfall_table
 from trainledger.answers.plan import why_impossible as why_it_cannot_run
-from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
+from trainledger.forecast.plan.napkin import UNKNOWNS, Napkin, headline, napkin, short, why_impossible
 from trainledger.forecast.plan.plan import Plan, counted_by
 from trainledger.forecast.predict.forecast import Bar
 from trainledger.forecast.predict.roofline import SHEET_NAMES
@@ -56,7 +56,7 @@ def _given(query: Query) -> Reply:
         raise InvalidInput([Problem(name, text, rule)])
     solved = query["solve"]
     words = query.chosen(*(name for name in (*UNKNOWNS, "price", "dtype") if name != solved))
-    answer = tl.napkin(device=query["device"], **words)
+    answer = napkin(device=query["device"], **words)
     problem = why_impossible(answer)
     flags = [word for name, text in ({"device": query["device"]} | words).items() for word in (f"--{name}", text)]
     arguments = ", ".join(f"{name}={text!r}" for name, text in ({"device": query["device"]} | words).items())
