@@ -83,7 +83,7 @@ def largest(recipe: str) -> Claim:
 def static(given: dict[str, object]) -> Claim:
     answer = tl.napkin(**given, mfu=0.5)
     nbytes = answer.static_nbytes["fp32-adamw"]
-    shown = show(f"{words_of(given)} --mfu 0.5", "fp32, AdamW", format_gigabytes(nbytes))
+    shown = show(f"{words_of(given)} --mfu 0.5 --full", "fp32, AdamW", format_gigabytes(nbytes))
     return Claim((nbytes / GIGA,), shown)
 
 
@@ -254,7 +254,7 @@ def budget() -> Claim:
 # Facts of a step
 
 STEP = (
-    "rules gpt2 --set recipe.global_batch=4 --set recipe.micro_batch=1 --set recipe.optimizer.beta2=0.999 "
+    "rules gpt2 --full --set recipe.global_batch=4 --set recipe.micro_batch=1 --set recipe.optimizer.beta2=0.999 "
     "--set cluster.device=l4"
 )
 
@@ -287,7 +287,7 @@ def optimizers() -> Claim:
         ours.append(round(nbytes / ledger.parameters, 2))
     lines = tuple(
         each for title, nbytes in dict.fromkeys(OPTIMIZERS.values())
-        for each in show(f"{words_of(SMALL)} --mfu 0.5", title, f"= {nbytes} ")
+        for each in show(f"{words_of(SMALL)} --mfu 0.5 --full", title, f"= {nbytes} ")
     )  # fmt: skip
     return Claim(tuple(ours), lines, tuple(float(nbytes) for _, nbytes in OPTIMIZERS.values()))
 
