@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lint check bench fuzz browser loops programs screenshots
+.PHONY: run test test-all test-torch lecture lint check bench fuzz browser loops programs screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -14,13 +14,17 @@ test:           ## unit tests, sweeps and tests with torch, in two processes of 
 
 test-all:       ## every test: also agreement over matrices, published figures, processes killed, and what takes minutes
 	@./install dev
-	@$(PYTEST)
+	@$(PYTEST) tests lecture
 	@.venv/bin/python -m pytest -m slow -s
 
 test-torch:     ## all but the slow ones with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
 	@TORCH=$(VERSION) ./install dev
 	@OMP_NUM_THREADS=1 .venv-torch-$(VERSION)/bin/python -m pytest -n 2
+
+lecture:        ## the lecture's claims, exercises and experiments at full size (lecture/README.md)
+	@./install dev
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 lecture
 
 lint:           ## format, lint, types
 	@./install dev

@@ -1,0 +1,209 @@
+"""Claims and exercises of a chapter of the lecture: what a notebook shows of them, and what a test checks.
+
+A claim sets a value that a function gives against one that is printed somewhere or derived by hand. An exercise draws
+its numbers from a seed and knows its answer from a function, so that nobody can look it up. marimo shows both; without
+marimo they can still be checked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from html import escape
+from importlib.util import find_spec
+from math import isclose
+from typing import Any
+
+from trainledger.spec.frozen import frozen
+from trainledger.spec.units import NotAQuantity, parse_amount, parse_nbytes, parse_number
+
+HAS_TORCH = find_spec("torch") is not None  # not in a browser: no build of it for WebAssembly
+QUICK = bool(os.environ.get("CI") or os.environ.get("LECTURE_QUICK"))  # experiments take the smaller size
+FAILED = "#D55E00"
+Value = float | str | bool | None
+Draw = Callable[[int], "Exercise"]
+
+
+@frozen
+class Claim:
+    """A sentence, the value that a function gives, the value expected, and the relative tolerance between them.
+
+    >>> Claim("2 m n k FLOPs", 2 * 4 * 3 * 2, 48).holds, Claim("a third", 0.33, 1 / 3, 0.005).holds
+    (True, False)
+    """
+
+    text: str
+    ours: Value
+    expected: Value
+    tolerance: float = 0.0
+    unit: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether both are equal, or as near as ``tolerance`` says."""
+        if isinstance(self.ours, float | int) and isinstance(self.expected, float | int) and self.tolerance:
+            return isclose(self.ours, self.expected, rel_tol=self.tolerance)
+        return self.ours == self.expected
+
+
+@frozen
+class Claims:
+    """Claims as a notebook shows them: a table, with a red row for each that does not hold."""
+
+    rows: tuple[Claim, ...]
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{head}</th>" for head in ("", "claim", "computed", "expected"))
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, self.rows))}</tbody></table>"
+
+
+def claims(rows: Iterable[Claim]) -> Claims:
+    """Claims that hold, to be shown. Raises AssertionError where one does not, unless a notebook shows it in red."""
+    table = Claims(tuple(rows))
+    failed = [f"{row.text}: {row.ours!r}, expected {row.expected!r}" for row in table.rows if not row.holds]
+    if failed and not _in_notebook():
+        raise AssertionError("; ".join(failed))
+    return table
+
+
+@frozen
+class Exercise:
+    """A question whose answer is a number, one of ``choices``, or code.
+
+    ``answer`` is right within the relative ``tolerance``. ``mistakes`` are wrong answers that people give, with what
+    each leaves out. For code, ``answer`` is a solution, ``start`` is what the reader finds, and ``check`` runs what was
+    written and returns what is wrong with it, or nothing.
+
+    >>> double = Exercise("FLOPs of (2,3) @ (3,4)?", 48, "2 m n k = 2 x 2 x 4 x 3", mistakes={24: "An addition, too."})
+    >>> double.fault("48"), double.fault("24"), double.fault("7")
+    ('', 'An addition, too.', 'Too low.')
+    """
+
+    question: str
+    answer: float | str
+    derivation: str
+    hint: str = ""
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    tolerance: float = 0.02
+    mistakes: Mapping[float | str, str] = field(default_factory=dict)
+    start: str = ""
+    check: Callable[[str], str] | None = None
+
+    def fault(self, given: str) -> str:
+        """What is wrong with an answer; empty where it is right."""
+        if self.check is not None:
+            return self.check(given)
+        if isinstance(self.answer, str):
+            return "" if given == self.answer else self.mistakes.get(given, "No.")
+        value = _number(given.strip().removesuffix(self.unit))
+        if value is None:
+            return "This is no number; write it as 12.6, 1.5e3, 80B or 50%."
+        if isclose(value, self.answer, rel_tol=self.tolerance):
+            return ""
+        for mistake, remark in self.mistakes.items():
+            if isclose(value, float(mistake), rel_tol=self.tolerance):
+                return remark
+        return "Too low." if value < self.answer else "Too high."
+
+    @property
+    def shown_answer(self) -> str:
+        """The answer with its unit."""
+        return self.answer if isinstance(self.answer, str) else f"{_shown(self.answer)} {self.unit}".rstrip()
+
+
+_misses: dict[str, set[str]] = {}  # of each question, the wrong answers given in this session
+
+
+def reply(exercise: Exercise, given: str | None) -> str:
+    """What a reader is told: right, or what is wrong; the hint after the first miss, the derivation after the second.
+
+    >>> half = Exercise("Half of 3?", 1.5, "3 / 2", hint="Divide.")
+    >>> reply(half, "2"), reply(half, "1"), reply(half, "1.5")
+    ('Too high. Hint: Divide.', 'Too low. 3 / 2 The answer: 1.5', 'Right. 3 / 2')
+    """
+    if given is None or not given.strip() or given == exercise.start:
+        return ""
+    fault = exercise.fault(given)
+    if not fault:
+        return f"Right. {exercise.derivation}"
+    misses = _misses.setdefault(exercise.question, set())
+    misses.add(given)
+    if len(misses) == 1 and exercise.hint:
+        return f"{fault} Hint: {exercise.hint}"
+    return f"{fault} {exercise.derivation} The answer: {exercise.shown_answer}"
+
+
+def fields(draws: Sequence[Draw], seed: int) -> Any:
+    """The fields of a chapter's exercises, as one element of marimo: text, a choice, or an editor for code."""
+    import marimo as mo
+
+    def element(exercise: Exercise) -> Any:
+        if exercise.choices:
+            return mo.ui.radio(exercise.choices)
+        if exercise.check is not None:
+            return mo.ui.code_editor(exercise.start, language="python")
+        return mo.ui.text(placeholder=exercise.unit or "your answer")
+
+    return mo.ui.array([element(draw(seed)) for draw in draws])
+
+
+def sheet(draws: Sequence[Draw], seed: int, fields: Any) -> Any:
+    """The exercises of a chapter, each with its field, what is said to the answer, and the derivation folded."""
+    import marimo as mo
+
+    parts = []
+    for at, (draw, entry, given) in enumerate(zip(draws, fields, fields.value, strict=True), 1):
+        exercise = draw(seed)
+        folded = {"Derivation": mo.md(f"{exercise.derivation}\n\nThe answer: {exercise.shown_answer}")}
+        parts += [mo.md(f"**{at}.** {exercise.question}"), entry, mo.md(reply(exercise, given)), mo.accordion(folded)]
+    return mo.vstack(parts)
+
+
+def against(guess: str | None, value: float, unit: str = "") -> str:
+    """A guess beside the value that was computed.
+
+    >>> against("100", 143.9, "days"), against("", 143.9, "days")
+    ('You guessed 100; it is 143.9 days: 1.4 times as much.', 'It is 143.9 days.')
+    """
+    said = f"{_shown(value)} {unit}".rstrip()
+    guessed = _number(guess or "")
+    if guessed is None:
+        return f"It is {said}."
+    if isclose(guessed, value, rel_tol=0.02) or guessed <= 0:
+        return f"You guessed {guess}; it is {said}."
+    ratio = value / guessed
+    far = f"{ratio:.2g} times as much" if ratio > 1 else f"{ratio:.2g} of it"
+    return f"You guessed {guess}; it is {said}: {far}."
+
+
+def _number(text: str) -> float | None:
+    for parse in (parse_amount, parse_number, parse_nbytes):
+        try:
+            return float(parse(text.strip()))
+        except NotAQuantity:
+            continue
+    return None
+
+
+def _row(claim: Claim) -> str:
+    colour = "" if claim.holds else f' style="color: {FAILED}; font-weight: 600"'
+    values = (f"{_shown(each)} {claim.unit}".rstrip() for each in (claim.ours, claim.expected))
+    cells = "".join(f"<td>{escape(cell)}</td>" for cell in ("✓" if claim.holds else "✗", claim.text, *values))
+    return f"<tr{colour}>{cells}</tr>"
+
+
+def _shown(value: Value) -> str:
+    """A value in words: an int with all its digits, a float with four."""
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _in_notebook() -> bool:
+    if find_spec("marimo") is None:
+        return False
+    import marimo as mo
+
+    return bool(mo.running_in_notebook())
