@@ -94,9 +94,9 @@ def test_the_machine_of_a_run_is_the_catalogs_or_none_before_it_was_measured(tmp
     assert tl.device_of(tl.load(source, {"cluster.device": "l4"})) == tl.device("l4")
     assert tl.device_of(tl.load(source)) is None
     with pytest.raises(
-        tl.InvalidInput, match=r"cluster.device = 'l40': is not in the catalog; nearest that works: l40s"
+        tl.InvalidInput, match=r"cluster.device = 'l40x': is not in the catalog; nearest that works: l40"
     ):
-        tl.load(source, {"cluster.device": "l40"})
+        tl.load(source, {"cluster.device": "l40x"})
 
 
 def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeypatch):

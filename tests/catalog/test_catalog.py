@@ -59,7 +59,8 @@ DEVICES = {
     "h100-pcie": "H100 PCIe 80GB", "h100-nvl": "H100 NVL 94GB", "h200": "H200 SXM 141GB", "h800-sxm": "H800 SXM",
     "b200": "B200 SXM 180GB", "b300": "B300 SXM 288GB", "gb200": "GB200 186GB (per GPU)",
     "gb300": "GB300 288GB (per GPU)",
-    "l4": "L4 24GB", "l40s": "L40S 48GB",
+    "l4": "L4 24GB", "l40": "L40 48GB", "l40s": "L40S 48GB", "rtx-a6000": "RTX A6000",
+    "gh200-96gb": "GH200 96/141GB", "gh200-144gb": "GH200 144GB",
     "rtx-3090": "RTX 3090 24GB", "rtx-4090": "RTX 4090 24GB", "rtx-5090": "RTX 5090 32GB", "mi300x": "MI300X 192GB",
     "h100-sxm-96gb-500w": "H100 SXM 96GB (Meta Grand Teton)", "tpu-v3": "TPU v3 (per chip)", "tpu-v4": "TPU v4",
     "tpu-v5e": "TPU v5e", "tpu-v5p": "TPU v5p", "tpu-v6e": "TPU v6e (Trillium)",
@@ -267,10 +268,21 @@ def test_an_unknown_name_brings_the_nearest(ask, wanted, sentence):
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [("H100", "h100-sxm"), ("h100", "h100-sxm"), ("a100", "a100-sxm-80gb"), ("v100", "v100-sxm-32gb")],
+    [
+        ("H100", "h100-sxm"),
+        ("h100", "h100-sxm"),
+        ("a100", "a100-sxm-80gb"),
+        ("v100", "v100-sxm-32gb"),
+        ("gh200", "gh200-96gb"),
+    ],
 )
 def test_a_device_without_its_variant_is_the_usual_one(name, variant):
     assert catalog.device(name).name == variant
+
+
+def test_a_device_is_found_by_the_name_that_its_driver_has_for_it():
+    names = tomllib.loads((Path(catalog.__file__).parent / "driver_names.toml").read_text())
+    assert {written: catalog.device(written).name for written in names} == names
 
 
 def test_names_are_found_in_upper_case_as_well():
@@ -305,7 +317,8 @@ def test_a_caller_that_changes_its_copy_changes_no_other():
         ("rtx4090", "rtx-4090"), ("RTX 4090", "rtx-4090"), ("4090", "rtx-4090"), ("h100-80gb", "h100-sxm"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"), ("A100-SXM4-40GB", "a100-sxm-40gb"),
         ("a100-80gb", "a100-sxm-80gb"), ("b200-sxm", "b200"), ("Tesla T4", "t4"), ("h200-141gb", "h200"),
-        ("l40", None), ("a10", None), ("h100-40gb", None), ("a100-pcie", None), ("h1000", None), ("sxm", None),
+        ("l40", "l40"), ("a6000", "rtx-a6000"), ("GH200-144GB", "gh200-144gb"),
+        ("a10", None), ("h100-40gb", None), ("a100-pcie", None), ("h1000", None), ("sxm", None),
     ],
 )  # fmt: skip
 def test_a_device_as_people_and_drivers_write_it(written, meant):

@@ -29,7 +29,7 @@ _NEEDED = {
 }
 _MOST_LISTED = 40  # names in a message
 # The default variants: those that most large models were trained on.
-_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb")
+_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb", "gh200-96gb")
 
 
 def model_names() -> list[str]:
@@ -72,7 +72,9 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     'llama-3.1-8b'
     """
     known, lower = list(known), name.lower()
-    found = next((name for name in (lower, _hub_name(lower)) if name in known), None)
+    found = next(
+        (name for name in (lower, _hub_name(lower), _table("driver_names.toml").get(name)) if name in known), None
+    )
     if found is not None:
         return found
     memory_of = {each: str(_table("devices", f"{each}.toml")["memory"]) for each in device_names() if each in known}
