@@ -33,6 +33,12 @@ PICK = "if [ $SIZE = small ]; then\n  L=12\nelif [ $SIZE = large ]; then\n  L=48
         "L=0; for ((i=0; i<4; i++)); do L=$((L+2)); done",
         "f() { local K=$1; L=$((K * $2)); return 0; L=1; }\nf 3 4",
         "function g { L=$#; }\ng a b c",
+        "function g () { L=$#; }\ng a b c",
+        "L=1; f() ( L=2; exit 0 )\nf; L=$((L + 3))",
+        "L=1\nf ()\n(\n  L=2\n)\nf; (L=7; exit 0); L=$((L + 3))",
+        "f() if [ $1 -gt 2 ]; then L=$1; else L=2; fi\nf 1; f 5",
+        "f() for i in 1 2 3; do L=$i; done\nf",
+        "f()\ncase $1 in a) L=1;; *) L=2;; esac\nf b",
         "A=(); A+=(4 8 12); L=${A[1]}; A+=(5); L=$((L + ${#A[@]} + A[3]))",
         'declare -A M=([small]=12 ["large"]=48); S=large; L=${M[$S]}',
         "L=3; : <<END\nL=5; if\nEND\nif ! [ -z $L ]; then { L=8; }; fi > /dev/null",
@@ -44,6 +50,12 @@ def test_what_the_text_decides_is_followed_as_a_shell_does(script: str) -> None:
     printed = subprocess.run(["bash", "-c", f"{script}\necho $L"], capture_output=True, text=True, check=True)
     (way,) = ways_through(f"{script}\necho $L")
     assert list(way.commands[-1]) == ["echo", *printed.stdout.split()]
+
+
+@pytest.mark.parametrize("body", ["{{ {}; }}", "( {} )", "\n(\ncd x; {}\n)", "if true; then {}; fi"])
+def test_the_launch_in_a_function_is_found_whatever_its_body_is(body: str) -> None:
+    script = f"L=12\nlaunch() {body.format(LAUNCH)}\nlaunch\n"
+    assert from_arguments(read_arguments(script)).table["model"]["n_layers"] == 12
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Shell scripts as far as they say arguments: assignments, branches and commands, of which none is run.
 
-Left out: what commands print, files that are sourced, parts of a variable's text (``${NAME%.*}``), ``select``,
-functions that call themselves, and those in parentheses.
+Left out: what commands print, files that are sourced, parts of a variable's text (``${NAME%.*}``), ``select``, and
+functions that call themselves.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ class _Shell(Values):
         return self.decide(*self.asked) == 1 if status is None else status
 
     def _if(self, step: Step) -> bool | None:  # a group is a branch without a condition
-        return next((self.run(body) for condition, body in step.blocks if self._holds(condition)), True)
+        before = dict(self.variables) if step.text == "(" else None
+        status = next((self.run(body) for condition, body in step.blocks if self._holds(condition)), True)
+        if before is not None:  # a subshell: what it sets and leaves is its own
+            self.variables, self.leaving = before, ""
+        return status
 
     def _case(self, step: Step) -> bool | None:
         word = self.expand(step.text)

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from trainledger.spec.frozen import frozen
@@ -114,8 +115,12 @@ class _Reader:
         following = self.words[0]
         if text == "function" or (following.kind and following.text == "(" and not text.endswith("=")):
             name = self.words.popleft() if text == "function" else word
-            self.until("{")
-            return Step("function", line, (name,), (((), self.steps("}")),))
+            if [each.text for each in islice(self.words, 2)] == ["(", ")"]:
+                self.until(")")
+            while self.words and self.words[0].text == "\n":
+                self.words.popleft()
+            body = (self.command(self.words.popleft()),) if self.words else ()
+            return Step("function", line, (name,), (((), body),))
         self.words.appendleft(word)
         words = list(self._simple())
         return Step("test", line, tuple(words[1:])) if text == "test" else Step("command", line, tuple(words))
