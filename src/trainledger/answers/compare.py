@@ -13,6 +13,7 @@ from trainledger.answers.pages.interval import chance, ends, fits
 from trainledger.answers.pages.plain_data import named, plain, run_data
 from trainledger.answers.question import Progress, question, silent, text, word
 from trainledger.answers.source import OfCluster, also, listed, with_cluster
+from trainledger.answers.sweep import Sweep, sweep
 from trainledger.forecast.plan.compare import ROUNDING, Comparison, Part, Ratio, Row, reasons
 from trainledger.forecast.plan.compare import compare as compared
 from trainledger.report.chart import Band, Chart, bar_chart, beside, significant, usable_memory
@@ -50,20 +51,26 @@ def compare(
     *,
     changes_a: Annotated[Sequence[str], _changes("A")] = (),
     changes_b: Annotated[Sequence[str], _changes("B")] = (),
+    over: Annotated[str | None, text("A once for each value of a field", metavar="SECTION.FIELD[=VALUE,...]")] = None,
     progress: Progress = silent,
     **cluster: Unpack[OfCluster],
-) -> Comparison:
+) -> Comparison | Sweep:
     """Two plans side by side: which fields differ, what each costs, and which causes make up the difference.
 
     A and B are run files, models of the catalog or Hugging Face config.json files. Without B it is A again, changed by
     --set-b: trainledger compare run.toml --set-b recipe.activation_checkpointing=full
+    Or one table of A with every value of a field: trainledger compare run.toml --over recipe.activation_checkpointing
 
     ``overrides`` change both. Raises `InvalidInput`.
     """
-    if b is None and not changes_a and not changes_b:
-        rule = "is missing: name a second plan, or change this one with --set-b"
-        raise InvalidInput([Problem("B", None, rule)])
     overrides = with_cluster(overrides, **cluster)
+    if over is not None:
+        if b is not None or changes_b:
+            raise InvalidInput([Problem("over", over, "is of one run: leave out B and --set-b")])
+        return sweep(resolve(a, _with(overrides, changes_a), progress=progress), over, progress)
+    if b is None and not changes_a and not changes_b:
+        rule = "is missing: name a second plan, change this one with --set-b, or name a field with --over"
+        raise InvalidInput([Problem("B", None, rule)])
     sides = {"a": (a, changes_a), "b": (a if b is None else b, changes_b)}
     one, other = (resolve(run, _with(overrides, changes), progress=progress) for run, changes in sides.values())
     names = (" ".join([run if isinstance(run, str) else side, *changes]) for side, (run, changes) in sides.items())

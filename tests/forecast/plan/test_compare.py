@@ -15,6 +15,7 @@ from planned_runs import ALONE, SHARDED
 import trainledger as tl
 from drawn import marks
 from trainledger.answers.compare import about, figures, page
+from trainledger.answers.sweep import Sweep
 from trainledger.cli import main
 from trainledger.forecast.plan.compare import compare, reasons
 from trainledger.forecast.predict.forecast import Bar, Forecast, nanoseconds
@@ -211,7 +212,7 @@ def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest
 
 def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "gpt2"]) == 2
-    sentence = "B: is missing: name a second plan, or change this one with --set-b\n"
+    sentence = "B: is missing: name a second plan, change this one with --set-b, or name a field with --over\n"
     assert capsys.readouterr() == ("", sentence)
 
 
@@ -244,3 +245,54 @@ def test_another_price_is_said_where_the_time_is_the_same() -> None:
     cheap = tl.load(dear, {"cluster.price_per_device_hour": 1.5})
     assert re.search(r"b costs [\d.,]+ less than a \(-50\.0 %\)\.", " ".join(str(tl.compare(dear, cheap)).split()))
     assert "costs" not in str(tl.compare(dear, dear))
+
+
+def test_every_value_of_a_field_in_one_table() -> None:
+    field = "recipe.activation_checkpointing"
+    given = {"recipe.global_batch": 8, "cluster.device": "a100-sxm-80gb"}
+    found = tl.compare("gpt2-xl", overrides=given, over=field)
+    assert isinstance(found, Sweep)
+    rows = {each.value: each for each in found.rows}
+    assert [*rows] == ["none", "full", "segments of 7", "from-start", "selective", "attention", "offload"]  # of 48
+    assert rows["from-start"].memory_nbytes is None
+    assert "low-precision" in rows["from-start"].why
+    for row in rows.values():
+        if row.memory_nbytes is not None:
+            forecast = tl.predict("gpt2-xl", {**given, field: row.value.split()[0]})
+            assert (row.memory_nbytes, row.step_seconds) == (forecast.device_nbytes, forecast.step_seconds)
+            assert row.activation_nbytes == forecast.peak_by_category["activations"]
+    forward = tl.account("gpt2-xl", {**given, "recipe.micro_batch": 8}).by("phase")["forward"]
+    assert rows["none"].recomputed_flops == rows["offload"].recomputed_flops == 0
+    assert 0.6 * forward < (rows["full"].recomputed_flops or 0) < forward  # all but the head, and what nobody needs
+    assert rows["none"].relative == 1 < (rows["full"].relative or 0) < (rows["offload"].relative or 0)
+    text = str(found)
+    assert re.search(r"from-start .* cannot be", text)
+    assert "none *" in text
+
+
+def test_values_without_a_time_and_of_two_implementations() -> None:
+    precisions = tl.compare("gpt2", overrides={"cluster.device": "a100-sxm-80gb"}, over="recipe.precision")
+    rows = {each.value: each for each in precisions.rows}
+    assert rows["fp8-block"].step_seconds is None
+    assert rows["fp8-block"].memory_nbytes
+    assert "no peak for e4m3" in str(precisions)
+    assert rows["fp32"].relative == 1
+    optimizers = tl.compare("gpt2", overrides={"cluster.device": "a100-sxm-80gb"}, over="recipe.optimizer")
+    seconds = {each.value: each.step_seconds or 0 for each in optimizers.rows}
+    assert seconds["adamw-8bit"] > 2 * seconds["adamw-8bit fused"]
+    assert "unfused implementation" in str(optimizers)
+    assert "unfused" not in str(precisions)
+
+
+def test_values_that_were_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "gpt2", "--device", "l4", "--set", "recipe.global_batch=8", "--json", "--over"]
+    assert main([*words, "recipe.micro_batch=1,3,8"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [row["value"] for row in data["rows"]] == ["1", "3", "8"]
+    assert [row["memory_nbytes"] is None for row in data["rows"]] == [False, True, False]
+    assert data["rows"][1]["why"] == "recipe.global_batch must be a multiple of micro_batch = 3"
+    for over, rule in (("recipe.micro_batch", "recipe.micro_batch=1,2,4"), ("recipe.precison", "recipe.precision")):
+        assert main([*words, over]) == 2
+        assert rule in json.loads(capsys.readouterr().out)["error"][0]["sentence"]
+    assert main(["compare", "gpt2", "gpt2-xl", "--over", "recipe.precision"]) == 2
+    assert "leave out B" in capsys.readouterr().err
