@@ -113,6 +113,31 @@ class Exercise:
         return self.answer if isinstance(self.answer, str) else f"{_shown(self.answer)} {self.unit}".rstrip()
 
 
+@frozen
+class Gives:
+    """The ``check`` of an exercise in code: the function ``name`` gives each result for the arguments before it.
+
+    >>> double = Gives("double", (((2,), 4), ((0.5,), 1.0)))
+    >>> double("def double(x): return x + x"), double("def double(x): return x * x"), double("double = (")
+    ('', 'double(0.5) gives 0.25, not 1.0.', "SyntaxError: '(' was never closed (<string>, line 1)")
+    """
+
+    name: str
+    cases: tuple[tuple[tuple[Any, ...], Any], ...]
+
+    def __call__(self, text: str) -> str:
+        written: dict[str, Any] = {}
+        try:
+            exec(text, written)
+            for given, wanted in self.cases:
+                found = written[self.name](*given)
+                if not (found == wanted or (isinstance(found, float) and isclose(found, wanted, rel_tol=1e-6))):
+                    return f"{self.name}({', '.join(map(repr, given))}) gives {found!r}, not {wanted!r}."
+        except Exception as error:  # of what the reader wrote
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
 _misses: dict[str, set[str]] = {}  # of each question, the wrong answers given in this session
 
 
