@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-all test-torch lecture lint check bench fuzz browser loops programs screenshots
+.PHONY: run test test-all test-torch lecture lecture-site lint check bench fuzz browser loops programs screenshots
 
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
@@ -25,6 +25,11 @@ test-torch:     ## all but the slow ones with another torch, in a .venv of its o
 lecture:        ## the lecture's claims, exercises and experiments at full size (lecture/README.md)
 	@./install dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 lecture
+
+lecture-site:   ## the lecture as static files that run in a browser (some minutes a chapter; needs a Chromium and npm)
+	@./install browser
+	@[ -d .venv/pyodide-lecture/node_modules/pyodide ] || npm install --silent --prefix .venv/pyodide-lecture pyodide@314.0.0
+	@.venv/bin/python tools/lecture_site.py site/lecture --pyodide .venv/pyodide-lecture/node_modules/pyodide
 
 lint:           ## format, lint, types
 	@./install dev

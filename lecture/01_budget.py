@@ -92,7 +92,7 @@ def _(count, mfu, params):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_time() -> list[Claim]:
     run = {"device": "h100-sxm", "params": 70e9, "tokens": 15e12, "count": 1024}
     h100 = tl.device("h100-sxm").peak_flops_per_second["bf16"]
@@ -153,7 +153,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_memory() -> list[Claim]:
     per_billion = tl.napkin(device="h100-sxm", params=1e9, tokens=1e9, count=1, mfu=0.5).static_nbytes
     gpt3 = tl.napkin(device="h100-sxm", params=175e9, tokens=1e9, count=1, mfu=0.5)
@@ -216,7 +216,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_days(seed: int) -> Exercise:
     draw = Random(seed)
     billions, per_parameter, count = (
@@ -240,7 +240,7 @@ def exercise_days(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_press_release(seed: int) -> Exercise:
     draw = Random(seed)
     runs = [(70, 15, 2048, 80), (8, 15, 512, 50), (34, 4, 512, 40), (13, 2, 128, 35)]
@@ -255,7 +255,7 @@ def exercise_press_release(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_largest(seed: int) -> Exercise:
     draw = Random(seed)
     count, gigabytes, nbytes = draw.choice([2, 4, 8]), draw.choice([24, 48, 80, 141]), draw.choice([8, 12, 16])
@@ -269,7 +269,7 @@ def exercise_largest(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_bill(seed: int) -> Exercise:
     draw = Random(seed)
     billions, price = draw.choice([1, 3, 7, 13]), draw.choice([2.0, 2.5, 3.0])
@@ -285,7 +285,7 @@ def exercise_bill(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_impossible(seed: int) -> Exercise:
     draw = Random(seed)
     peak = tl.device("h100-sxm").peak_flops_per_second["bf16"]

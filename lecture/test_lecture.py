@@ -100,6 +100,11 @@ def test_a_chapter_has_claims_and_exercises_enough(path: Path) -> None:
     assert exercises >= LEAST_EXERCISES
 
 
+@pytest.mark.parametrize("path", CHAPTERS, ids=label)
+def test_the_answer_of_an_exercise_is_not_open_beside_it(path: Path) -> None:
+    assert "@app.function\ndef exercise_" not in path.read_text()
+
+
 def test_marimo_finds_nothing_to_correct() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "marimo", "check", "--strict", *CHAPTERS], capture_output=True, text=True, check=False

@@ -151,14 +151,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (53, 9381, 820),
     "ledger": (44, 6740, 506),
     "observe": (39, 5492, 594),
-    "report": (13, 1658, 141),
+    "report": (13, 1660, 142),
     "spec": (41, 6516, 371),
     "tensors": (10, 1937, 108),
     "trace": (48, 8789, 723),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 425, 92303, 147, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 425, 92305, 147, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)

@@ -8,6 +8,7 @@ marimo they can still be checked.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from html import escape
@@ -55,7 +56,8 @@ class Claims:
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<th>{head}</th>" for head in ("", "claim", "computed", "expected"))
-        return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, self.rows))}</tbody></table>"
+        body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, self.rows))}</tbody>"
+        return f'<table class="claims" title="computed by Python on {sys.platform}">{body}</table>'
 
 
 def claims(rows: Iterable[Claim]) -> Claims:
