@@ -26,9 +26,10 @@ lecture:        ## the lecture's claims, exercises and experiments at full size 
 	@./install dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 lecture
 
-lecture-site:   ## the lecture as static files that run in a browser (some minutes a chapter; needs a Chromium and npm)
+lecture-site:   ## the page and the lecture as static files that run in a browser (some minutes a chapter; needs a Chromium and npm)
 	@./install browser
 	@[ -d .venv/pyodide-lecture/node_modules/pyodide ] || npm install --silent --prefix .venv/pyodide-lecture pyodide@314.0.0
+	@.venv/bin/trainledger serve --export site --pyodide .venv/pyodide-lecture/node_modules/pyodide
 	@.venv/bin/python tools/lecture_site.py site/lecture --pyodide .venv/pyodide-lecture/node_modules/pyodide
 
 lint:           ## format, lint, types

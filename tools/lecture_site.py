@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ LOADED = ("micropip", "packaging", "docutils", "pygments", "jedi", "parso", "pyo
 PYPI = "https://pypi.org/simple"
 FOREIGN_FILES = ("CLAUDE.md",)  # of marimo's wheel, of no use to a reader
 SLOWEST_START_MS = 240_000  # of Python in the browser, on a busy machine; a minute on a quiet one
+_CALCULATOR = re.compile(r"\.\./\?calculator=(\w+)")
 METADATA = """# /// script
 # requires-python = ">=3.11"
 # dependencies = ["marimo", "trainledger @ {wheel}"]
@@ -155,6 +157,7 @@ def write(site: Path, pyodide: Path, chapters: list[Path]) -> None:
     for name in FOREIGN_FILES:
         (site / name).unlink(missing_ok=True)
     index(site)
+    link_back(site)
 
 
 def notebook(path: Path, chapter: Path) -> None:
@@ -177,6 +180,15 @@ def index(site: Path) -> None:
     about = "Resource accounting for training language models. Every number is computed in your browser."
     page = whole_page("The lecture", [f"<p>{about}</p><ul>{''.join(rows)}</ul>"], ())
     (site / "index.html").write_text(page, encoding="utf-8")
+
+
+def link_back(site: Path) -> None:
+    """Let an exported page of calculators beside the lecture name the chapter that links to a calculator."""
+    config = site.parent / "config.json"
+    if config.is_file():
+        links = [(name, chapter) for chapter in CHAPTERS for name in _CALCULATOR.findall(chapter.read_text())]
+        chapters = {name: f"{site.name}/{chapter.stem}.html" for name, chapter in reversed(links)}
+        config.write_text(json.dumps({**json.loads(config.read_text()), "chapters": chapters}))
 
 
 def title(chapter: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from seen import Page
 
+from lecture_site import link_back
 from trainledger.web import answers
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.export import export
@@ -31,7 +32,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not PYODIDE.is_dir():
         pytest.skip("no Pyodide here (make browser installs it), so the exported site was not looked at")
     root = tmp_path_factory.mktemp("pages")
-    export(root / "some" / "path", PYODIDE)
+    folder = root / "some" / "path"
+    export(folder, PYODIDE)
+    link_back(folder / "lecture")
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(root)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/some/path/"
@@ -64,6 +67,14 @@ def test_each_calculator_answers_as_the_server_does(name: str, page: Page) -> No
     assert page.verdict == found["verdict"]
     assert list(page.headlines.values()) == [each["text"] for each in found["headlines"]]
     assert page.page.locator("#answer svg").count() >= len(found["figures"])
+
+
+def test_a_calculator_leads_to_the_chapter_of_the_lecture_that_links_to_it(page: Page) -> None:
+    link = page.page.locator("#chapter")
+    asked(page, "time", {})
+    assert link.get_attribute("href") == "lecture/01_budget.html"
+    asked(page, "formats", {})
+    assert link.get_attribute("href") == "lecture/02_numbers.html"
 
 
 def test_it_answers_without_a_network(page: Page) -> None:

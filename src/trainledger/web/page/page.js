@@ -62,6 +62,9 @@ function follow() {
     form.draw(calculator);
     byId("name").textContent = calculator.title;
     byId("question").textContent = calculator.question;
+    const chapter = config.chapters?.[calculator.name];
+    byId("chapter").hidden = !chapter;
+    if (chapter) byId("chapter").href = chapter;
     form.show(given, null);
     byId("form").scrollTop = 0;
   }
