@@ -523,7 +523,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_best_size(seed: int) -> Exercise:
     draw = Random(seed)
     count, days = draw.choice([8, 16, 64, 128, 512]), draw.choice([7, 10, 14, 30])
@@ -541,7 +541,7 @@ def exercise_best_size(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_overtrained(seed: int) -> Exercise:
     draw = Random(seed)
     flops, ratio = draw.choice([1e21, 1e22, 1e23]), draw.choice([100, 200, 500, 1000])
@@ -563,7 +563,7 @@ def exercise_overtrained(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_cache(seed: int) -> Exercise:
     draw = Random(seed)
     name = draw.choice(["llama-3-8b", "llama-2-7b", "llama-3-70b", "mistral-7b", "gpt2-xl", "qwen3-8b"])
@@ -584,7 +584,7 @@ def exercise_cache(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_ridge(seed: int) -> Exercise:
     draw = Random(seed)
     name = draw.choice(["h100-sxm", "a100-sxm-80gb", "l4", "h200", "b200"])
@@ -602,7 +602,7 @@ def exercise_ridge(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write_the_rule(seed: int) -> Exercise:
     ratio = Random(seed).choice([10, 20, 40, 100])
     asked = [(flops, tl.optimal(flops=flops, family=None, ratio=ratio).asked) for flops in (1e18, 3e21, 5e24)]
