@@ -153,7 +153,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_reach() -> list[Claim]:
     fp16, bf16, e4m3, e5m2 = (FORMATS[name] for name in ("fp16", "bf16", "e4m3", "e5m2"))
     return [
@@ -236,7 +236,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_rounding() -> list[Claim]:
     bf16, fp16 = FORMATS["bf16"], FORMATS["fp16"]
     first_lost = next(whole for whole in count(1) if bf16.rounded(whole).value != whole)
@@ -304,7 +304,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_bits() -> list[Claim]:
     h100, a100 = (tl.device(name).peak_flops_per_second for name in ("h100-sxm", "a100-sxm-80gb"))
     with_fp8 = [name for name in ("l4", "rtx-4090", "b200", "mi300x") if "fp8" in tl.device(name).peak_flops_per_second]
@@ -333,7 +333,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_rounded(seed: int) -> Exercise:
     draw = Random(seed)
     bf16 = FORMATS["bf16"]
@@ -355,7 +355,7 @@ def exercise_rounded(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_update(seed: int) -> Exercise:
     draw = Random(seed)
     name, weight = draw.choice(["bf16", "fp16"]), draw.choice([3.0, 5.0, 12.0, 0.75, 0.375, 0.1875])
@@ -372,7 +372,7 @@ def exercise_update(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_scale(seed: int) -> Exercise:
     draw = Random(seed)
     deviation = draw.choice([1e-9, 3e-9, 1e-8, 3e-8, 1e-7, 3e-7])
@@ -396,7 +396,7 @@ def exercise_scale(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_fate(seed: int) -> Exercise:
     draw = Random(seed)
     fates = {
@@ -420,7 +420,7 @@ def exercise_fate(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write_rounding(seed: int) -> Exercise:
     draw = Random(seed)
     name = draw.choice(["bf16", "fp16", "e4m3"])

@@ -98,7 +98,7 @@ def _():
     return operations, shape
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _(operations, shape):
     try:
         chained = chain(read_tensor(shape.value), operations.value)
@@ -152,7 +152,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_places() -> list[Claim]:
     gpt3 = Tensor("fp32", (49152, 12288))
     square = chain(read_tensor("fp32[4,4]"), "").start
@@ -217,7 +217,7 @@ def _(heads):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def random_chain(seed: int) -> tuple[tuple[int, ...], str]:
     """A shape and a chain of two or three operations that ends in reshape, as Python text."""
     draw = Random(seed)
@@ -258,7 +258,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_copies() -> list[Claim]:
     turned = chain(read_tensor("fp32[2,3]"), "transpose(0,1) view(2,3)")
     copied = chain(read_tensor("fp32[2,3]"), "transpose(0,1) contiguous view(2,3)")
@@ -347,7 +347,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_place(seed: int) -> Exercise:
     draw = Random(seed)
     shape = tuple(draw.sample([3, 4, 5, 6], 3))
@@ -368,7 +368,7 @@ def exercise_place(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_copies(seed: int) -> Exercise:
     draw = Random(seed)
     # Chains of both kinds equally often.
@@ -392,7 +392,7 @@ def exercise_copies(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_cache(seed: int) -> Exercise:
     draw = Random(seed)
     layers, kv_heads, head_dim = draw.choice([(32, 8, 128), (80, 8, 128), (32, 32, 128), (28, 4, 128)])
@@ -410,7 +410,7 @@ def exercise_cache(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_units(seed: int) -> Exercise:
     draw = Random(seed)
     dtype, itemsize = draw.choice([("fp32", 4), ("bf16", 2)])
@@ -429,7 +429,7 @@ def exercise_units(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write_strides(seed: int) -> Exercise:
     draw = Random(seed)
     last_first = draw.random() < 0.5

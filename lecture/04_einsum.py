@@ -89,7 +89,7 @@ def _():
     return equation, shapes
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _(equation, shapes):
     try:
         asked = einsum(equation.value, [tuple(map(int, each.split(","))) for each in shapes.value.split()])
@@ -167,7 +167,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_einsum() -> list[Claim]:
     words = einsum("batch seq1 hidden, batch seq2 hidden -> batch seq1 seq2", [(2, 3, 4), (2, 3, 4)])
     dots = einsum("... seq1 hidden, ... seq2 hidden -> ... seq1 seq2", [(2, 3, 4), (2, 3, 4)])
@@ -214,7 +214,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def pattern(shape: tuple[int, ...], text: str, reduction: str = "", **sizes: int) -> Rearranged:
     """A pattern of einops on a new fp32 tensor."""
     return rearranged(start_of(Tensor("fp32", shape)), text, sizes, reduction=reduction)
@@ -265,7 +265,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def random_pattern(seed: int) -> tuple[tuple[int, ...], str, dict[str, int]]:
     """A shape, a rearrangement of three dims of which one may be parted and two put together, and its sizes."""
     draw = Random(seed)
@@ -278,7 +278,7 @@ def random_pattern(seed: int) -> tuple[tuple[int, ...], str, dict[str, int]]:
     return shape, f"a (b c) d -> {' '.join(order)}", {"b": sizes["b"]}
 
 
-@app.function
+@app.function(hide_code=True)
 def agreeing_patterns(count: int) -> int:
     """Random patterns of which einops on torch and the rule give the same shape, and share memory alike."""
     from einops import rearrange as by_einops
@@ -312,7 +312,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def order_chart(width: int, rank: int) -> Chart:
     """FLOPs of a chain width x rank, rank x width, width x rank: in each order, product by product."""
     a, b, c = (width, rank), (rank, width), (width, rank)
@@ -333,7 +333,7 @@ def _():
     return rank, width
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _(rank, width):
     order_chart(width.value, rank.value)
     return
@@ -388,7 +388,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_shapes() -> list[Claim]:
     best = einsum("ij,jk,kl->il", [(1024, 16), (16, 1024), (1024, 16)])
     heads, together = pattern((2, 3, 8), "b t (h k) -> b h t k", h=2), pattern((2, 2, 3, 4), "b h t k -> b t (h k)")
@@ -429,7 +429,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_flops(seed: int) -> Exercise:
     draw = Random(seed)
     B, T, H, K = draw.choice([4, 8]), draw.choice([128, 256, 512]), draw.choice([8, 12, 16]), draw.choice([64, 128])
@@ -450,7 +450,7 @@ def exercise_flops(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_view(seed: int) -> Exercise:
     draw = Random(seed)
     patterns = [
@@ -477,7 +477,7 @@ def exercise_view(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_chain(seed: int) -> Exercise:
     draw = Random(seed)
     i, j, k, n = (draw.choice([8, 16, 64, 512, 1024]) for _ in range(4))
@@ -493,7 +493,7 @@ def exercise_chain(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_grouped(seed: int) -> Exercise:
     draw = Random(seed)
     D, H, K, G = draw.choice([(4096, 32, 128, 8), (8192, 64, 128, 8), (2048, 16, 128, 4), (3584, 28, 128, 4)])
@@ -511,7 +511,7 @@ def exercise_grouped(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write_flops(seed: int) -> Exercise:
     draw = Random(seed)
     counted = draw.choice(["flops", "multiplications"])

@@ -84,7 +84,7 @@ def matmul(m: int, k: int, n: int, dtype: str = "bf16") -> Einsum:
     return einsum("mk,kn->mn", [(m, k), (k, n)], dtype)
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_flops() -> list[Claim]:
     squares = Tensor("fp32", (1024, 512)).elementwise_flops
     batched = einsum("abmk,kn->abmn", [(4, 8, 16, 32), (32, 2)])
@@ -193,7 +193,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_roofline() -> list[Claim]:
     h100, a100 = tl.device("h100-sxm"), tl.device("a100-sxm-80gb")
     layer = einsum_times(matmul(1024, 4096, 4096), [h100, a100])
@@ -336,15 +336,19 @@ def _():
     and caches are in between; take the median of many, or the quickest if you ask what the machine can do. The fourth
     is to time something else with it: making the inputs, finding memory for the result, printing, a `.item()`.
 
-    The loop that is right has six lines, on any device. On a GPU `synchronize` is `torch.cuda.synchronize`; on a CPU
+    The loop that is right has a few lines, on any device. On a GPU `synchronize` is `torch.cuda.synchronize`; on a CPU
     calls return when they are done, and it is `lambda: None`.
 
-        for _ in range(3): call()                    # warm up
-        synchronize()                                # nothing is left in the queue
-        start = perf_counter()
-        for _ in range(100): call()
-        synchronize()                                # all of it is done
-        seconds = (perf_counter() - start) / 100
+    ```python
+    for _ in range(3):
+        call()                                   # warm up
+    synchronize()                                # nothing is left in the queue
+    start = perf_counter()
+    for _ in range(100):
+        call()
+    synchronize()                                # all of it is done
+    seconds = (perf_counter() - start) / 100
+    ```
 
     ## The experiment: your machine's roofline
 
@@ -381,7 +385,7 @@ def _():
     return copied, points
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _(copied, points):
     if points:
         best = max(rate for _, _, rate in points)
@@ -450,7 +454,7 @@ class SimulatedDevice:
         return self.now
 
 
-@app.function
+@app.function(hide_code=True)
 def timing_loop(fault: str = "") -> str:
     """A loop that times `call`, with one of four faults or none."""
     faults = {
@@ -474,7 +478,7 @@ def timed_by(loop: str, device: SimulatedDevice) -> float:
     return written["seconds"]
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_utilization() -> list[Claim]:
     h100 = tl.device("h100-sxm").peak_flops_per_second["bf16"]
     step = {"seconds": 3.317, "peak_flops_per_second": 1024 * h100}
@@ -497,7 +501,7 @@ def _():
     return
 
 
-@app.class_definition
+@app.class_definition(hide_code=True)
 @frozen
 class TimesRightly:
     """The check of a function ``seconds(call, synchronize, clock)``: it finds the seconds of a kernel within 5 %."""
@@ -530,7 +534,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_bound(seed: int) -> Exercise:
     draw = Random(seed)
     name = draw.choice(["h100-sxm", "a100-sxm-80gb"])
@@ -548,7 +552,7 @@ def exercise_bound(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_batch(seed: int) -> Exercise:
     draw = Random(seed)
     name, width = draw.choice(["h100-sxm", "a100-sxm-80gb"]), draw.choice([2048, 4096, 5120, 8192])
@@ -570,7 +574,7 @@ def exercise_batch(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_mfu(seed: int) -> Exercise:
     draw = Random(seed)
     billions, count, target = draw.choice([1.5, 7, 13, 70]), draw.choice([8, 64, 512]), draw.uniform(0.25, 0.55)
@@ -592,7 +596,7 @@ def exercise_mfu(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_batched(seed: int) -> Exercise:
     draw = Random(seed)
     m, k, n = (draw.choice([128, 256, 512, 1024, 4096]) for _ in range(3))
@@ -612,7 +616,7 @@ def exercise_batched(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_loop(seed: int) -> Exercise:
     draw = Random(seed)
     faults = (
@@ -633,7 +637,7 @@ def exercise_loop(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write_timing(seed: int) -> Exercise:
     draw = Random(seed)
     kernel, first = draw.choice([2e-4, 1e-3, 5e-3]), draw.choice([0.05, 0.3, 2.0])
