@@ -23,6 +23,7 @@ _NAMES = {  # of each module
     "answers.loop": "loop",
     "answers.machine": "device_of machine_of",
     "answers.breaks": "breaks",
+    "answers.explain": "explain",
     "answers.fit": "fit",
     "answers.inference": "inference",
     "answers.napkin": "napkin",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from trainledger.answers.budget import optimal
     from trainledger.answers.compare import compare
     from trainledger.answers.cost import account, on_device, parameters, predict
+    from trainledger.answers.explain import explain
     from trainledger.answers.fit import fit
     from trainledger.answers.inference import inference
     from trainledger.answers.layouts import layouts
@@ -88,8 +90,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec", "Problem",
     "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device",
-    "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of", "meter",
-    "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict",
+    "device_of", "explain", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of",
+    "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict",
     "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from trainledger.answers.machine import device_of, kernels_of, machine_of
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.interval import fits, of_memory, of_steps
 from trainledger.answers.pages.model import components_table
+from trainledger.answers.pages.optimizer import optimizer_page, recipe_of
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, nbytes, question, silent, text, word
 from trainledger.answers.source import OfCluster, with_cluster
@@ -41,6 +42,7 @@ from trainledger.report.document import (
 from trainledger.report.table import sentence
 from trainledger.spec.device import Device, ErrorModel
 from trainledger.spec.frozen import frozen
+from trainledger.spec.optimizers import OPTIMIZERS
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
@@ -56,7 +58,7 @@ _LONGEST = 15  # operations and collectives of a step
 class Explained(Answer):
     """An account of a run, explained by its document."""
 
-    run: Run
+    run: Run | None
     written: Document
 
     def document(self, **options: Any) -> Document:
@@ -65,7 +67,7 @@ class Explained(Answer):
 
 @question(plots=False)
 def explain(
-    what: Annotated[str, word("which account", choices=tuple(UNITS))],
+    what: Annotated[str, word("which account", choices=(*UNITS, "optimizer"))],
     run: Source = "run.toml",
     overrides: Overrides = (),
     *,
@@ -91,11 +93,21 @@ def explain(
 ) -> Explained:
     """Every line of an account: its formula, the formula with numbers, its basis and its source.
 
-    With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
+    With --symbolic one size stays free: the memory as expressions in it, and the largest that fits. Of an optimizer,
+    RUN may be its kind, such as adamw: its update as formulas, its states and FLOPs.
 
     Raises `InvalidInput`.
     """
-    run = resolve(run, with_cluster(overrides, **cluster), progress=progress)
+    overrides = with_cluster(overrides, **cluster)
+    if what == "optimizer":
+        options = {"--symbolic": symbolic, "--memory": memory, "--stage": stage, "--top": top}
+        if wrong := [name for name, value in options.items() if value is not None]:
+            raise InvalidInput([Problem(name, options[name], f"is no option of {what}") for name in wrong])
+        if isinstance(run, str) and run in OPTIMIZERS:
+            return Explained(None, optimizer_page(recipe_of(run, overrides)))
+    run = resolve(run, overrides, progress=progress)
+    if what == "optimizer":
+        return Explained(run, optimizer_page(run.recipe))
     if stage is not None and stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", stage, rule, run.layout.pipeline - 1)])

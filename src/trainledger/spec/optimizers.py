@@ -84,21 +84,21 @@ class Adam8bit(Optimizer):
 
 @frozen(kw_only=True)
 class AdamW8bit(Adam8bit):
-    """The same with decoupled weight decay."""
+    """AdamW with moments in blocks of 8 bits (Dettmers et al. 2022, arXiv 2110.02861)."""
 
     kind = "adamw-8bit"
 
 
 @frozen(kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent without momentum."""
+    """Stochastic gradient descent without momentum (Robbins and Monro 1951)."""
 
     kind = "sgd"
 
 
 @frozen(kw_only=True)
 class Momentum(Optimizer):
-    """Stochastic gradient descent with momentum; without it that is sgd."""
+    """Stochastic gradient descent with momentum (Polyak 1964); without it that is sgd."""
 
     kind = "momentum"
 
@@ -156,7 +156,10 @@ class Lion(Optimizer):
 
 @frozen(kw_only=True)
 class Muon(Optimizer):
-    """Orthogonalized momentum of matrices (Jordan et al. 2024); AdamW for the rest, which ``implementation`` is of."""
+    """Orthogonalized momentum of matrices (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982); AdamW for the rest.
+
+    ``implementation`` is AdamW's.
+    """
 
     kind = "muon"
 

@@ -150,15 +150,12 @@ _MOMENTUM = """
     add_ w g
 """
 
-# With w weight, g gradient, m and v moments, r rate, b decay, e epsilon, c bias correction:
+# `ledger.optimizers.formulas` has their formulas.
 RULES = {
-    # w - r g
     "sgd": Rule(2, "decay\nadd_ w g"),
-    # m = b m + g; w - r m (the decayed gradient is freed before the weights change)
+    # The decayed gradient is freed before the weights change.
     "momentum": Rule(4, _MOMENTUM.format("g = m"), ("momentum_buffer",), kernel="sgd"),
-    # m = b m + g; w - r (g + b m)
     "nesterov": Rule(6, _MOMENTUM.format("loop: g = add g m\n not-loop: add_ g m"), ("momentum_buffer",), kernel="sgd"),
-    # v = v + g g; w - r g / (sqrt v + e)
     "adagrad": Rule(
         7,
         """
@@ -176,7 +173,6 @@ RULES = {
         ("sum",),
         counts_steps=True,
     ),
-    # v = b v + (1 - b) g g; w - r g / (sqrt v + e); 2 more with momentum, 5 centred
     "rmsprop": Rule(
         9,
         """
@@ -197,7 +193,6 @@ RULES = {
         ("square_avg",),
         counts_steps=True,
     ),
-    # m = b m + (1 - b) g; v as rmsprop; w - r m / (sqrt(v) / c + e)
     "adam": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True),
     "adamw": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True, decoupled=True),
     # adam; for each moment a product with its scale, magnitude, comparison, division, 8 comparisons (`adam_8bit`)
@@ -205,8 +200,7 @@ RULES = {
     "adamw-8bit": Rule(37, _ADAM, counts_steps=True, decoupled=True),
     # of a matrix: two sums of g g, product of factors, division, bound, root, g / root, norms of w and update (2 each),
     # w - a u (`adafactor`)
-    "adafactor": Rule(15, "", counts_steps=True),
-    # sign(b1 m + (1 - b1) g); w - r sign; m = b2 m + (1 - b2) g
+    "adafactor": Rule(15, "", counts_steps=True, decoupled=True),
     "lion": Rule(
         9,
         """
@@ -221,7 +215,7 @@ RULES = {
         decoupled=True,
     ),
     # m and g + b (m - g) as lerps, norm, division, w - r u; its matmuls are counted apart (`muon`)
-    "muon": Rule(11, "", ("momentum_buffer",)),
+    "muon": Rule(11, "", ("momentum_buffer",), decoupled=True),
 }
 _AMSGRAD = 14  # adam, and the larger of v and the largest so far
 UPDATE_FLOPS_PER_PARAMETER = {name: rule.flops for name, rule in RULES.items()} | {"amsgrad": _AMSGRAD}
