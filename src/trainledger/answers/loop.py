@@ -107,9 +107,10 @@ def corpus_table(answer: TrainingLoop) -> Table:
 
 
 def schedule_table(answer: TrainingLoop, most: int = 24) -> Table:
-    """The learning rate at some steps, the first and the last among them."""
+    """The learning rate at some steps, among them the first, the last and the first of the highest."""
     every = answer.learning_rates
-    chosen = sorted({round(at * (len(every) - 1) / max(1, most - 1)) for at in range(most)})
+    peak = max(range(len(every)), key=lambda at: every[at][1])
+    chosen = sorted({peak, *(round(at * (len(every) - 1) / max(1, most - 1)) for at in range(most))})
     rows = tuple((every[at][0], every[at][0] * answer.tokens_per_step, f"{every[at][1]:.4g}") for at in chosen)
     return Table(
         "learning rate", ("step", "tokens before", "learning rate"), rows, units=("integer", "count"), align="rrr"

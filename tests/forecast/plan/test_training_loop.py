@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.answers.loop import figures
+from trainledger.answers.loop import figures, schedule_table
 from trainledger.cli import main
 from trainledger.engine.data.shard import token_dtype
 from trainledger.forecast.plan.training_loop import TrainingLoop
@@ -116,3 +116,14 @@ def test_it_prints_in_python() -> None:
         "tokens as": "uint16", "tokens": found.tokens, "bytes": 2 * found.tokens,
         "column 4": "the smallest for a vocabulary of 50,257",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+def test_the_table_of_the_schedule_has_the_step_of_the_peak(kind: str) -> None:
+    fields = {"learning_rate": 6e-4, "schedule": {"kind": kind, "warmup_steps": 700}, "steps": 20_000}
+    recipe = {"seq_len": 1024, "global_batch": 480, "micro_batch": 12, **fields}
+    answer = tl.loop({"model": {"preset": "gpt2"}, "recipe": recipe})
+    for most in (6, 24):
+        rates = {row[0]: float(row[2]) for row in schedule_table(answer, most).rows}  # type: ignore[arg-type]
+        assert (rates[699], max(rates.values())) == (6e-4, 6e-4)  # the warm-up's last step, the first at the peak
+        assert {0, 19_999} < set(rates)
