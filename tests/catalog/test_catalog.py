@@ -10,7 +10,7 @@ import pytest
 
 from trainledger import catalog
 from trainledger.answers.load import model
-from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.model.parameters import SCORES, forward_flops, parameters
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 
@@ -168,7 +168,40 @@ def test_active_parameters_stand_where_not_all_are_active(name):
 
 def test_every_model_is_either_published_or_a_teaching_size():
     named = {*MODELS, *ALSO_PUBLISHED}
-    assert {each for each in catalog.model_names() if not each.startswith("teach-")} == named
+    assert {each for each in catalog.model_names() if not each.startswith(("teach-", "cs336-"))} == named
+
+
+# Sizes of CS336's assignments: d_model, n_layers, heads, d_ff; parameters; forward TFLOP of 1,024 and 16,384 tokens; per
+# cent of projections, scores, MLP and head at 1,024.
+COURSE = {
+    "cs336-small": (768, 12, 12, 3072, 190_460_160, 0.3496, 14.87, (16.6, 11.1, 49.8, 22.6)),
+    "cs336-medium": (1024, 24, 16, 4096, 505_629_696, 1.033, 41.27, (20.0, 10.0, 59.9, 10.2)),
+    "cs336-large": (1280, 36, 20, 5120, 1_072_469_760, 2.258, 82.51, (21.4, 8.6, 64.2, 5.8)),
+    "cs336-xl": (1600, 48, 25, 6400, 2_127_057_600, 4.513, 149.5, (22.3, 7.1, 66.9, 3.6)),
+}
+
+
+@pytest.mark.parametrize("name", COURSE)
+def test_the_models_of_a_course_have_its_parameters_and_flops(name):
+    d, layers, heads, inner, counted, short, long, shares = COURSE[name]
+    spec, vocabulary = model(name), 50257
+    assert (spec.d_model, spec.n_layers, spec.attention.n_heads, spec.feed_forward.d_ff) == (d, layers, heads, inner)
+    assert (spec.norm.kind, spec.positions.kind, spec.tie_embeddings) == ("rmsnorm", "rope", False)
+    assert (spec.attention.bias, spec.feed_forward.bias, spec.norm.bias, spec.output_bias) == (False,) * 4
+    assert (spec.feed_forward.gated, spec.feed_forward.activation) == (True, "silu")
+    assert parameters(spec).total == counted == layers * (4 * d * d + 3 * d * inner + 2 * d) + d + 2 * vocabulary * d
+    for tokens, printed in ((1024, short), (16384, long)):
+        flops = forward_flops(spec, tokens, attention="math")
+        by_hand = (
+            layers * 8 * tokens * d * d, layers * 4 * tokens**2 * d, layers * 6 * tokens * d * inner,
+            2 * tokens * d * vocabulary,
+        )  # fmt: skip
+        matmuls = (flops["attention"], flops[SCORES], flops["mlp"], flops["head"])
+        assert matmuls == by_hand
+        assert sum(flops.values()) == sum(matmuls)
+        assert sum(matmuls) / 1e12 == pytest.approx(printed, rel=5e-4)
+        if tokens == 1024:
+            assert [round(100 * each / sum(matmuls), 1) for each in matmuls] == list(shares)
 
 
 @pytest.mark.parametrize(

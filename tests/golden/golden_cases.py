@@ -111,7 +111,7 @@ SPREAD_MODELS: dict[str, list[str]] = {
 
 
 def _ledgers() -> Iterator[tuple[str, Case]]:
-    for model in catalog.model_names():
+    for model in [each for each in catalog.model_names() if not each.startswith("cs336-")]:  # added after the files
         for name, recipe in RECIPES.items():
             words = [*WHOLE, *(WRITTEN_OUT if model in CAPPED else []), *recipe]
             yield f"{model} | {name}", (model, words, "cpu")
