@@ -171,8 +171,8 @@ def test_every_model_is_either_published_or_a_teaching_size():
     assert {each for each in catalog.model_names() if not each.startswith(("teach-", "cs336-"))} == named
 
 
-# Sizes of CS336's assignments: d_model, n_layers, heads, d_ff; parameters; forward TFLOP of 1,024 and 16,384 tokens; per
-# cent of projections, scores, MLP and head at 1,024.
+# Sizes of CS336's assignments: d_model, n_layers, heads, d_ff; parameters; forward TFLOP of 1,024 and 16,384 tokens;
+# per cent of projections, scores, MLP and head at 1,024.
 COURSE = {
     "cs336-small": (768, 12, 12, 3072, 190_460_160, 0.3496, 14.87, (16.6, 11.1, 49.8, 22.6)),
     "cs336-medium": (1024, 24, 16, 4096, 505_629_696, 1.033, 41.27, (20.0, 10.0, 59.9, 10.2)),

@@ -84,6 +84,34 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
+    ("model", "size", "words"),
+    [
+        ("gpt2-xl", "B", ["recipe.precision=fp32", "recipe.attention=math"]),
+        ("llama-3-8b", "D", []),
+        ("gpt2", "B", ["recipe.micro_batch=2", "recipe.global_batch=8", "recipe.activation_checkpointing=full"]),
+    ],
+)
+def test_the_peak_beside_the_sum_of_all(
+    capsys: pytest.CaptureFixture[str], model: str, size: str, words: list[str]
+) -> None:
+    command = ["explain", "memory", model, "--symbolic", size, *(part for each in words for part in ("--set", each))]
+    out = " ".join(printed(capsys, *command).split())
+    assert not re.search(rf"\d {size}\b", out)  # which would read as a unit
+
+    def value(formula: str, at: int = 65_536) -> int:
+        return int(eval(formula.replace(",", "").replace(" x ", "*"), {size: at}))
+
+    peak = re.findall(rf"peak = ([\d,x{size} +]+) \(", out)[-1]
+    (whole,) = re.findall(rf"sum = ([\d,x{size} +]+) \(", out)
+    (steps,) = re.findall(r"peak = sum(.*?): what is", out)
+    parts = re.findall(rf" ([+-]) [a-z ]+ ([\d,]+(?: x {size})?(?: \+ [\d,]+)?)", steps)
+    assert value(peak) == value(whole) + sum({"+": 1, "-": -1}[sign] * value(part) for sign, part in parts)
+    names = "parameters|optimizer state|batch|buffers|gradients|micro-batches|activations|logits and loss"
+    held = re.findall(rf"(?:{names}) = ([\d,]+(?: x {size})?(?: \+ [\d,]+)?)", out)
+    assert value(whole) == sum(map(value, held))
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["flops", "gpt2", "--symbolic", "B"], "explains memory, not flops"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Unpack
 
 from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import device_of, kernels_of, machine_of
+from trainledger.answers.pages.envelope import envelope_document
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.interval import fits, of_memory, of_steps
 from trainledger.answers.pages.model import components_table
@@ -17,7 +18,7 @@ from trainledger.answers.question import Progress, count, nbytes, question, sile
 from trainledger.answers.source import OfCluster, with_cluster
 from trainledger.forecast.explain import account as explained
 from trainledger.forecast.explain.account import Part
-from trainledger.forecast.explain.envelope import Envelope, envelope
+from trainledger.forecast.explain.envelope import envelope
 from trainledger.forecast.explain.symbols import MEANINGS
 from trainledger.forecast.explain.symbols import symbolic as with_symbols
 from trainledger.forecast.predict.device_memory import DeviceMemory, memory_of_device
@@ -165,7 +166,8 @@ def _over(run: Run, symbol: str, memory: int | None, stage: int) -> Document:
     if device is not None:
         memory, holds = device.capacity_nbytes, _holds(run, device)
     over = envelope(run, symbol, backend=kernels_of(run), memory_nbytes=memory, stage=stage, holds=holds)
-    return envelope_document(run, kernels_of(run), over, MEANINGS[symbol], stage=stage)
+    about = _whose(run, kernels_of(run), f"Of {run.layout.devices:,} devices, a rank of stage {stage}.")
+    return envelope_document(run, about, over, MEANINGS[symbol])
 
 
 def _holds(run: Run, device: Device) -> Callable[[int], bool]:
@@ -300,27 +302,6 @@ def time_document(
     )
 
 
-def envelope_document(run: Run, backend: str, found: Envelope, means: str, *, stage: int = 0) -> Document:
-    """The peak over one size, its parts as expressions, and the largest size that fits."""
-    name = found.symbol
-    pieces = []
-    for piece in found.pieces:
-        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
-        pieces.append(f"peak = {piece.formula}   ({where}, at {piece.at})")
-    categories = tuple(f"{category} = {formula}" for category, formula in found.categories.items())
-    return Document(
-        title=f"memory of {run.model.name} over {name}",
-        sections=sections(
-            *_whose(run, backend, f"Of {run.layout.devices:,} devices, a rank of stage {stage}."),
-            f"{name}: {means}; from {found.exact_from} on. All bytes.",
-            categories,
-            pieces,
-            verdict(found) if found.memory_nbytes is not None else None,
-        ),
-        data=lambda: {"run": run_data(run), **plain(found)},
-    )
-
-
 def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
     return (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
 
@@ -363,24 +344,6 @@ def _terms(part: Part, unit: str) -> Terms:
 def _formula(line: Any) -> str:
     numbers = f" = {line.numbers}" if line.numbers and line.numbers != line.formula else ""
     return f"{line.formula}{numbers}"
-
-
-def verdict(found: Envelope) -> str:
-    """The largest size that fits, as a sentence."""
-    memory = format_nbytes(found.memory_nbytes or 0)
-    if not found.largest:
-        return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
-    assert found.nbytes_at_largest is not None
-    tensors = format_nbytes(found.nbytes_at_largest)
-    if found.most is not None and found.largest > found.most:
-        return f"All {found.most:,} positions of the model fit in {memory} ({found.largest:,} would)."
-    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
-
-
-def _range(name: str, first: int, last: int | None) -> str:
-    if last is None:
-        return f"{name} >= {first}"
-    return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
 
 
 def _parts_data(what: str, parts: Sequence[Part]) -> list[dict[str, Any]]:

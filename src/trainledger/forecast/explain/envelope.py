@@ -30,7 +30,9 @@ class Piece:
 class Envelope:
     """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given.
 
-    ``most`` is what the run's own rules allow, memory aside; None where they set no bound.
+    ``most`` is what the run's own rules allow, memory aside; None where they set no bound. ``whole`` adds up all
+    categories as if all of them were alive at once; of these ``absent`` are not alive at the peak of the largest sizes,
+    which has ``beside`` them what they do not count: scratch, and gradients of logits.
     """
 
     symbol: str
@@ -40,6 +42,9 @@ class Envelope:
     largest: int | None
     nbytes_at_largest: int | None
     categories: dict[str, str]
+    whole: str
+    absent: dict[str, str]
+    beside: dict[str, str]
     most: int | None = None
 
 
@@ -75,6 +80,10 @@ def envelope(
     largest = None
     if memory_nbytes is not None:
         largest = last_holding(lambda size: fits(highest(size)[0]), LARGEST, least, least) or 0
+    amounts, (_, last) = _categories(found), highest(LARGEST - 1)
+    more = {name: expanded(last.live.get(name, 0) - amounts.get(name, 0)) for name in [*amounts, *last.live]}
+    grows = {category: _counter(nbytes, symbol)(LARGEST) for category, nbytes in more.items()}
+    several = f" of each of {found.ledger.micro_batches} micro-batches" if found.ledger.micro_batches != 1 else ""
     return Envelope(
         symbol=name,
         exact_from=exact_from,
@@ -82,30 +91,33 @@ def envelope(
         memory_nbytes=memory_nbytes,
         largest=largest,
         nbytes_at_largest=highest(largest)[0] if largest else None,
-        categories=_categories(found),
+        categories={
+            f"{category}{several if category in _KEPT else ''}": _shown(nbytes) for category, nbytes in amounts.items()
+        },
+        whole=_shown(expanded(sum(amounts.values()))),
+        absent={category: _shown(expanded(-more[category])) for category, nbytes in grows.items() if nbytes < 0},
+        beside={category: _shown(more[category]) for category, nbytes in grows.items() if nbytes > 0},
         most=run.model.max_seq_len if name == "T" else None,
     )
 
 
-def _categories(found: Any) -> dict[str, str]:
-    """The most bytes of each category in a step."""
+_KEPT = ("activations", "logits and loss")
+
+
+def _categories(found: Any) -> dict[str, Any]:
+    """The most bytes of each category in a step, of what forward keeps those of one micro-batch."""
     ledger = found.ledger
-    shown = {category: _shown(expanded(nbytes)) for category, nbytes in ledger.resident}
+    most = {category: expanded(nbytes) for category, nbytes in ledger.resident}
     kept: dict[str, Any] = {}
+    gradients = 0
     for each in ledger:
-        if each.phase == "forward":
-            for category, nbytes in each.allocated:
-                if category in ("activations", "logits and loss"):
-                    kept[category] = kept.get(category, 0) + nbytes * each.times
-    gradients = sum(
-        nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
-    )
-    shown["gradients"] = _shown(expanded(gradients))
-    several = f" of each of {ledger.micro_batches} micro-batches" if ledger.micro_batches != 1 else ""
-    return shown | {
-        f"{category}{several}": _shown(_each(expanded(nbytes), ledger.micro_batches))
-        for category, nbytes in kept.items()
-    }
+        for category, nbytes in each.allocated:
+            if each.phase == "forward" and category in _KEPT:
+                kept[category] = kept.get(category, 0) + nbytes * each.times
+            elif category == "gradients":
+                gradients += nbytes * each.times
+    most["gradients"] = expanded(gradients)
+    return most | {category: _each(expanded(nbytes), ledger.micro_batches) for category, nbytes in kept.items()}
 
 
 def _shown(amount: Any) -> str:

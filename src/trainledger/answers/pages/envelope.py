@@ -1,0 +1,69 @@
+"""Memory over one size: its parts, its peak beside the sum of all parts, and the largest size that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from trainledger.answers.pages.plain_data import plain, run_data
+from trainledger.forecast.explain.envelope import Envelope
+from trainledger.report.document import Document, sections
+from trainledger.spec.run import Run
+from trainledger.spec.units import format_nbytes
+
+
+def envelope_document(run: Run, about: Sequence[str], found: Envelope, means: str) -> Document:
+    """The peak over one size, its parts as expressions, the sum of all, and the largest size that fits; ``about`` says
+    whose memory it is."""
+    name = found.symbol
+    pieces = []
+    for piece in found.pieces:
+        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
+        pieces.append(f"peak = {in_bytes(piece.formula)}   ({where}, at {piece.at})")
+    categories = tuple(f"{category} = {in_bytes(formula)}" for category, formula in found.categories.items())
+    absent = "".join(f" - {category} {in_bytes(formula)}" for category, formula in found.absent.items())
+    beside = "".join(f" + {category} {in_bytes(formula)}" for category, formula in found.beside.items())
+    why = "what is subtracted is not alive at that moment, what is added is made for it alone"
+    return Document(
+        title=f"memory of {run.model.name} over {name}",
+        sections=sections(
+            *about,
+            f"{name}: {means}; from {found.exact_from} on. All bytes.",
+            categories,
+            pieces,
+            (
+                f"sum = {in_bytes(found.whole)}   (all of them at once, as textbooks add them)",
+                f"peak = sum{absent}{beside}: {why}",
+            ),
+            verdict(found) if found.memory_nbytes is not None else None,
+        ),
+        data=lambda: {"run": run_data(run), **plain(found)},
+    )
+
+
+def in_bytes(formula: str) -> str:
+    """A formula in one size as a text in which a letter does not read as the unit.
+
+    >>> in_bytes("9 T^2 + 16384 B - 8"), in_bytes("16,384")
+    ('9 x T^2 + 16,384 x B - 8', '16,384')
+    """
+    times = re.sub(r"(?<=\d) (?=[A-Z(c])", " x ", formula)
+    return re.sub(r"(?<![\d,.^])\d{4,}", lambda digits: f"{int(digits[0]):,}", times)
+
+
+def verdict(found: Envelope) -> str:
+    """The largest size that fits, as a sentence."""
+    memory = format_nbytes(found.memory_nbytes or 0)
+    if not found.largest:
+        return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
+    assert found.nbytes_at_largest is not None
+    tensors = format_nbytes(found.nbytes_at_largest)
+    if found.most is not None and found.largest > found.most:
+        return f"All {found.most:,} positions of the model fit in {memory} ({found.largest:,} would)."
+    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
+
+
+def _range(name: str, first: int, last: int | None) -> str:
+    if last is None:
+        return f"{name} >= {first}"
+    return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
