@@ -10,6 +10,7 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import device_of, kernels_of, machine_of
 from trainledger.answers.pages.envelope import envelope_document
 from trainledger.answers.pages.heading import heading
+from trainledger.answers.pages.initialization import initialization_page
 from trainledger.answers.pages.interval import fits, of_memory, of_steps
 from trainledger.answers.pages.model import components_table
 from trainledger.answers.pages.optimizer import optimizer_page, recipe_of
@@ -68,7 +69,7 @@ class Explained(Answer):
 
 @question(plots=False)
 def explain(
-    what: Annotated[str, word("which account", choices=(*UNITS, "optimizer"))],
+    what: Annotated[str, word("which account", choices=(*UNITS, "optimizer", "init"))],
     run: Source = "run.toml",
     overrides: Overrides = (),
     *,
@@ -95,20 +96,22 @@ def explain(
     """Every line of an account: its formula, the formula with numbers, its basis and its source.
 
     With --symbolic one size stays free: the memory as expressions in it, and the largest that fits. Of an optimizer,
-    RUN may be its kind, such as adamw: its update as formulas, its states and FLOPs.
+    RUN may be its kind, such as adamw: its update as formulas, its states and FLOPs. init is how each tensor starts.
 
     Raises `InvalidInput`.
     """
     overrides = with_cluster(overrides, **cluster)
-    if what == "optimizer":
+    if what in ("optimizer", "init"):
         options = {"--symbolic": symbolic, "--memory": memory, "--stage": stage, "--top": top}
         if wrong := [name for name, value in options.items() if value is not None]:
             raise InvalidInput([Problem(name, options[name], f"is no option of {what}") for name in wrong])
-        if isinstance(run, str) and run in OPTIMIZERS:
+        if what == "optimizer" and isinstance(run, str) and run in OPTIMIZERS:
             return Explained(None, optimizer_page(recipe_of(run, overrides)))
     run = resolve(run, overrides, progress=progress)
     if what == "optimizer":
         return Explained(run, optimizer_page(run.recipe))
+    if what == "init":
+        return Explained(run, initialization_page(run))
     if stage is not None and stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", stage, rule, run.layout.pipeline - 1)])

@@ -31,11 +31,9 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
+from trainledger.spec.initialization import TRUNCATION, start_of
 from trainledger.spec.model import ModelSpec
 
-TRUNCATION = 3.0  # standard deviations
-_OF_FIXED_WIDTH = {"lm_head", "router", "shared_expert_gate"}  # logits of tokens or of experts, as many in any model
-FIRST_LOGITS = 0.5  # deviation, untied
 # The deviation that is left when a standard normal is cut at TRUNCATION.
 _LEFT = math.sqrt(
     1 - 2 * TRUNCATION * math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi) / math.erf(TRUNCATION / math.sqrt(2))
@@ -61,32 +59,10 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_fa
             if parameter.ndim > 1 and not name.endswith("bias"):
                 of_name = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(of_name, "big") >> 1)
-                wide = deviation(name, parameter, spec)
-                if not _OF_FIXED_WIDTH.isdisjoint(name.split(".")):
-                    wide /= math.sqrt(width_factor)
+                _, wide = start_of(name, parameter.shape[-1], spec, width_factor)
                 put(parameter, normal(tuple(parameter.shape), wide, generator))
             else:
                 parameter.fill_(float(id(parameter) in norms))
-
-
-def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
-    """The standard deviation of a matrix, a stack of matrices or an embedding, by its name."""
-    by_fan_in = 1 / math.sqrt(weight.shape[-1])
-    match name.removesuffix(".weight").split(".")[-1]:
-        case "embed_tokens" if not spec.tie_embeddings:
-            return _share(spec) / spec.embedding_scale
-        case "embed_positions" if not spec.tie_embeddings:
-            return _share(spec)
-        case "lm_head":
-            return FIRST_LOGITS * by_fan_in / spec.logit_scale
-        case "o_proj" | "down_proj":
-            return by_fan_in / math.sqrt(2 * spec.n_layers)
-    return by_fan_in  # a row of a tied embedding has the head's fan-in, d_model
-
-
-def _share(spec: ModelSpec) -> float:
-    """The deviation that tokens, or tokens and learned positions each, give to the stream."""
-    return math.sqrt(0.5) if spec.positions.kind == "learned" else 1.0
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:
