@@ -367,7 +367,7 @@ def _():
     mo.md(rf"""
     ## Find the mistake
 
-    A public account of this lecture takes $d = 2048$, $L = 24$ and 32,000 words, finds $12 d^2 L = $
+    A public account of this lecture takes $d = 2048$, $L = 24$ and 32,000 words, finds $12 d^2 L$ =
     {12 * 2048**2 * 24 / 1e9:.2f}B, adds the embedding, and says: a 1.4B model, "this matches". It does not. With one
     matrix of 32,000 x 2,048 it is {(12 * 2048**2 * 24 + 32000 * 2048) / 1e9:.3f}B, with two
     {(12 * 2048**2 * 24 + 2 * 32000 * 2048) / 1e9:.3f}B. The model that people call 1.4B has 50,304 words and two
@@ -382,7 +382,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_parameters(seed: int) -> Exercise:
     draw = Random(seed)
     d, layers, words = draw.choice([512, 1024, 2048]), draw.choice([8, 16, 24]), draw.choice([32000, 50257, 128256])
@@ -400,7 +400,7 @@ def exercise_parameters(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_flops(seed: int) -> Exercise:
     draw = Random(seed)
     size, tokens = draw.choice(list(SIZES)), draw.choice([512, 1024, 2048, 4096])
@@ -422,7 +422,7 @@ def exercise_flops(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_half(seed: int) -> Exercise:
     d, layers, factor = Random(seed).choice([(768, 12, 4), (1024, 24, 4), (2048, 16, 4), (4096, 32, 3)])
     multiplied = layers * (4 + 3 * factor) * d * d + d * V
@@ -439,7 +439,7 @@ def exercise_half(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_largest_part(seed: int) -> Exercise:
     size, tokens = Random(seed).choice([("small", 256), ("small", 16384), ("XL", 1024), ("XL", 32768), ("large", 4096)])
     shares = forward_shares(step_of(size, tokens))
@@ -453,7 +453,7 @@ def exercise_largest_part(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_inner_size(seed: int) -> Exercise:
     d = Random(seed).choice([768, 1536, 3072, 4608])
     answer = 8 * d / 3
@@ -472,7 +472,7 @@ def exercise_inner_size(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_write(seed: int) -> Exercise:
     solution = (
         "def forward_flops(T, D, L, F, V):\n"
@@ -497,7 +497,7 @@ def exercise_write(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def fault_of_flops(text: str) -> str:
     """What is wrong with a function ``forward_flops(T, D, L, F, V)``; empty where it equals the account."""
     written: dict[str, Callable[..., float]] = {}

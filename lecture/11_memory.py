@@ -554,7 +554,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_activations(seed: int) -> Exercise:
     draw = Random(seed)
     model, layers, d, heads = draw.choice([("gpt2", 12, 768, 12), ("gpt2-medium", 24, 1024, 16)])
@@ -576,7 +576,7 @@ def exercise_activations(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_when(seed: int) -> Exercise:
     model, sequences, tokens, attention = Random(seed).choice(
         [
@@ -608,7 +608,7 @@ def exercise_when(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_logits(seed: int) -> Exercise:
     draw = Random(seed)
     model, vocabulary = draw.choice([("gemma-2b", 256_000), ("llama-3-8b", 128_256), ("llama-7b", 32_000)])
@@ -626,7 +626,7 @@ def exercise_logits(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_accumulate(seed: int) -> Exercise:
     draw = Random(seed)
     model, sequences, times = (
@@ -650,7 +650,7 @@ def exercise_accumulate(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_largest_batch(seed: int) -> Exercise:
     draw = Random(seed)
     model, gigabytes = draw.choice([("gpt2-large", 40), ("gpt2-xl", 80), ("gpt2-medium", 24)])
@@ -671,7 +671,7 @@ def exercise_largest_batch(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_mend(seed: int) -> Exercise:
     solution = (
         "def activations(B, T, D, H, L):\n"
@@ -691,7 +691,7 @@ def exercise_mend(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def fault_of_activations(text: str) -> str:
     """What is wrong with a function ``activations(B, T, D, H, L)``; empty where it agrees with the account."""
     written: dict[str, Callable[..., float]] = {}
