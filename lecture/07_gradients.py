@@ -159,7 +159,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_who_gets_grad() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -185,7 +185,7 @@ def claims_who_gets_grad() -> list[Claim]:
     ]
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_accumulation() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -208,7 +208,7 @@ def claims_accumulation() -> list[Claim]:
     ]
 
 
-@app.function
+@app.function(hide_code=True)
 def count_of_grads(seed: int) -> int:
     """How many named tensors of a drawn program have a .grad, by running it."""
     lines, names, _ = leaf_program(Random(seed))
@@ -366,7 +366,7 @@ def _(asks, batch, first, out, second, width):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def graph(batch: int, widths: Sequence[int], trained: Sequence[bool], *, x_needs: bool) -> Chart:
     """The net as a drawing: FLOPs of each matmul forward, and of those that backward runs."""
     runs = {(layer, whose): flops for layer, whose, flops in backward_matmuls(batch, widths, trained, x_needs=x_needs)}
@@ -439,7 +439,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_flops() -> list[Claim]:
     b, d, k = 1024, 256, 64
     to_weight, to_input = einsum("bd,bk->dk", [(b, d), (b, k)]), einsum("bk,dk->bd", [(b, k), (d, k)])
@@ -491,7 +491,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def leaf_program(draw: Random) -> tuple[list[str], list[str], list[bool]]:
     """A drawn program, the names in it, and which of them have a .grad by the two questions."""
     kinds = [
@@ -516,7 +516,7 @@ def leaf_program(draw: Random) -> tuple[list[str], list[str], list[bool]]:
     return [*lines, "f.sum().backward()"], names, gets
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_leaves(seed: int) -> Exercise:
     lines, names, gets = leaf_program(Random(seed))
     require = sum("requires_grad" in line or "Parameter" in line for line in lines)
@@ -531,7 +531,7 @@ def exercise_leaves(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_accumulated(seed: int) -> Exercise:
     draw = Random(seed)
     x, w, times = [draw.randint(2, 5) for _ in range(2)], [draw.randint(1, 4) for _ in range(2)], draw.choice([2, 3, 4])
@@ -551,7 +551,7 @@ def exercise_accumulated(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_frozen_layer(seed: int) -> Exercise:
     draw = Random(seed)
     batch, widths = draw.choice([32, 64, 128]), [draw.choice([128, 256, 512]) for _ in range(4)]
@@ -572,7 +572,7 @@ def exercise_frozen_layer(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_adapters(seed: int) -> Exercise:
     draw = Random(seed)
     billions, tokens = draw.choice([3, 7, 8, 13, 70]), draw.choice([10, 20, 50, 200])
@@ -591,7 +591,7 @@ def exercise_adapters(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def fault_of_loop(text: str) -> str:
     """What is wrong with a training loop that is given as text."""
     if not lesson.HAS_TORCH:
@@ -607,7 +607,7 @@ def fault_of_loop(text: str) -> str:
     return "" if worst < 1e-3 else f"It runs, and ends at {losses[-1]:.2g}; a right loop ends at {right[-1]:.2g}."
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_repair(seed: int) -> Exercise:
     fault = Random(seed).choice(sorted(PLANTED))
     reasons = {
@@ -627,7 +627,7 @@ def exercise_repair(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def fault_of_backward(text: str) -> str:
     """What is wrong with a backward that stands below its forward, against autograd."""
     if not lesson.HAS_TORCH:
@@ -654,7 +654,7 @@ def fault_of_backward(text: str) -> str:
     return ""
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_backward(seed: int) -> Exercise:
     layers = {
         "x @ w": "g @ w.T, x.T @ g",

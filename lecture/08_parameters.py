@@ -101,7 +101,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_names() -> list[Claim]:
     tied, untied = (tl.parameters(tl.model("gpt2-medium", tie_embeddings=tie)).total for tie in (True, False))
     rows = [
@@ -296,7 +296,7 @@ def left_by_cut(cut: float) -> float:
     return sqrt(1 - 2 * cut * exp(-cut * cut / 2) / (sqrt(2 * pi) * erf(cut / sqrt(2))))
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_variance() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -320,7 +320,7 @@ def claims_variance() -> list[Claim]:
     ]
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_start() -> list[Claim]:
     rows = [Claim("deviation left by a cut at 3", left_by_cut(3), 0.9866, 1e-4)]
     if not lesson.HAS_TORCH:
@@ -357,7 +357,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_depth(seed: int) -> Exercise:
     draw = Random(seed)
     layers, width, sigma = draw.choice([4, 6, 8, 12]), draw.choice([256, 1024, 4096]), draw.choice([0.02, 0.05, 0.1])
@@ -372,7 +372,7 @@ def exercise_depth(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_relu(seed: int) -> Exercise:
     width = Random(seed).choice([128, 200, 512, 800, 1024, 3000, 4096])
     return Exercise(
@@ -384,7 +384,7 @@ def exercise_relu(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def drawn_module(draw: Random) -> tuple[str, int]:
     """The lines of a module's __init__, and how many parameters it registers, by the rules of the chapter."""
     a, b = draw.choice([8, 16, 32]), draw.choice([4, 10, 20])
@@ -408,7 +408,7 @@ def drawn_module(draw: Random) -> tuple[str, int]:
     return "\n        ".join(lines), count
 
 
-@app.function
+@app.function(hide_code=True)
 def count_of_parameters(seed: int) -> int:
     """How many parameters torch counts in a drawn module."""
     space = {"torch": torch, "nn": nn}
@@ -417,7 +417,7 @@ def count_of_parameters(seed: int) -> int:
     return sum(each.numel() for each in space["Net"]().parameters())
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_count(seed: int) -> Exercise:
     body, count = drawn_module(Random(seed))
     return Exercise(
@@ -430,7 +430,7 @@ def exercise_count(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_first_loss(seed: int) -> Exercise:
     draw = Random(seed)
     vocabulary, width, sigma = (
@@ -449,7 +449,7 @@ def exercise_first_loss(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_stream(seed: int) -> Exercise:
     blocks = Random(seed).choice([6, 12, 24, 36, 40, 48, 60, 96])
     return Exercise(
@@ -466,7 +466,7 @@ def exercise_stream(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def fault_of_cut(text: str) -> str:
     """What is wrong with a function that fills a matrix of deviation 1 / root d, cut at three deviations."""
     if not lesson.HAS_TORCH:
@@ -487,7 +487,7 @@ def fault_of_cut(text: str) -> str:
     return ""
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_cut(seed: int) -> Exercise:
     std = Random(seed).choice(["1 / sqrt(d)", "d**-0.5", "sqrt(1 / d)"])
     head = f"def fill(weight, d):\n    std = {std}\n    nn.init.trunc_normal_(weight, std=std"
