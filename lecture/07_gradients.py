@@ -133,7 +133,7 @@ def _():
     - A leaf that the loss does not depend on keeps `.grad = None`.
     - `backward()` of anything but one number raises RuntimeError: take a `.sum()` or `.mean()` first.
 
-    `retain_grad` is not free. It keeps a copy of the gradient, as large as the tensor itself.
+    `retain_grad` is not free. While `h` is alive, backward copies its gradient, which is as large as `h` itself.
 
     ## .grad is added to
 
@@ -467,7 +467,24 @@ def claims_flops() -> list[Claim]:
         matmuls = traced(b, [d, d, k], trained, x_needs=asks).filter(lambda entry: entry.kind == "matmul")
         rows.append(Claim(text, matmuls.by("phase")["backward"], expected))
     kept = [traced(b, [d, d, k], trained, x_needs=False).kept_nbytes for trained in ([True, True], [True, False])]
-    return [*rows, Claim("bytes that forward no longer keeps, W2 frozen: h", kept[0] - kept[1], 4 * b * d)]
+
+    class Retaining(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.h = self[0](x)
+            self.h.retain_grad()
+            return self[1](self.h)
+
+    two = Retaining(nn.Linear(d, d, bias=False), nn.Linear(d, k, bias=False))
+    retaining = tl.trace(two, torch.empty(b, d), loss=lambda y: y.mean())
+    return [
+        *rows,
+        Claim("bytes that forward no longer keeps, W2 frozen: h", kept[0] - kept[1], 4 * b * d),
+        Claim(
+            "bytes that h.retain_grad() copies",
+            retaining.filter(lambda entry: entry.name == "clone").total("written"),
+            4 * b * d,
+        ),
+    ]
 
 
 @app.cell
