@@ -231,7 +231,7 @@ def _():
     mo.md(rf"""
     ## Kill it
 
-    Now the test. A model of 435,000 parameters trains for {STEPS} steps on Python's `email` package, three
+    Now the test. A model of 438,000 parameters trains for {STEPS} steps on Python's `email` package, three
     times: once to its end; once in a process of its own that gets SIGKILL while it trains, which no program can
     catch; and then on, from the newest checkpoint that the killed process left. The plain loop above runs, too.
     """)
