@@ -448,7 +448,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_disk(seed: int) -> Exercise:
     draw = Random(seed)
     billions, vocabulary = draw.choice([5, 40, 300, 1400]), draw.choice([32_000, 50_257, 100_277, 151_936])
@@ -466,7 +466,7 @@ def exercise_disk(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_unread(seed: int) -> Exercise:
     epochs = Random(seed).choice([0.25, 0.5, 1.5, 2, 3])
     left = 100 * exp(-epochs)
@@ -483,7 +483,7 @@ def exercise_unread(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_worth(seed: int) -> Exercise:
     draw = Random(seed)
     billions, epochs = draw.choice([2, 10, 50]), draw.choice([8, 12, 20, 40])
@@ -501,7 +501,7 @@ def exercise_worth(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def check_pair(text: str) -> str:
     """What is wrong with a function that makes a row into inputs and targets; empty where it is right."""
     names: dict = {}
@@ -516,7 +516,7 @@ def check_pair(text: str) -> str:
     return "" if (x, y) == (row[:-1], row[1:]) else f"For the row {row} it gives x = {x} and y = {y}."
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_shift(seed: int) -> Exercise:
     wrong = ["row, row", "row[1:], row[1:]", "row[:-1], row[:-1]", "row[1:], row[:-1]", "row[:-2], row[1:]"]
     program = "def pair(row):\n    x, y = {}\n    return x, y\n"
@@ -530,7 +530,7 @@ def exercise_shift(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_generator(seed: int) -> Exercise:
     draw = Random(seed)
     uses = draw.sample(["weights", "order of the data", "dropout masks", "sampled text"], 3)

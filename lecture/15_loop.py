@@ -396,7 +396,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_rate(seed: int) -> Exercise:
     draw = Random(seed)
     warm, steps = draw.choice([500, 1000, 2000]), draw.choice([10_000, 20_000, 50_000])
@@ -415,7 +415,7 @@ def exercise_rate(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_interval(seed: int) -> Exercise:
     draw = Random(seed)
     gigabytes, speed, devices = draw.choice([100, 400, 1600]), draw.choice([5, 10, 40]), draw.choice([512, 2048, 8192])
@@ -432,7 +432,7 @@ def exercise_interval(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_lost(seed: int) -> Exercise:
     draw = Random(seed)
     pause, mtbf = draw.choice([10, 20, 60]), draw.choice([3, 8, 24])
@@ -449,7 +449,7 @@ def exercise_lost(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_clip(seed: int) -> Exercise:
     draw = Random(seed)
     norms = [draw.choice([0.6, 0.9, 1.2, 2.0, 3.0]) for _ in range(3)]
@@ -463,7 +463,7 @@ def exercise_clip(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_missing(seed: int) -> Exercise:
     kinds = {
         "The loss jumps up after the resume and is back after some hundred steps": "the moments of the optimizer",
@@ -492,7 +492,7 @@ def toy(run: dict, steps: int) -> dict:
     return run
 
 
-@app.function
+@app.function(hide_code=True)
 def check_resume(text: str) -> str:
     """What is wrong with a function that says what to save; empty where a killed run ends as one that never was."""
     names: dict = {}
@@ -510,7 +510,7 @@ def check_resume(text: str) -> str:
     return "" if resumed == whole else f"The resumed run ends at {resumed!r}, the one that never stopped at {whole!r}."
 
 
-@app.function
+@app.function(hide_code=True)
 def exercise_resume(seed: int) -> Exercise:
     keys = ["weight", "velocity", "step", "generator"]
     left = [each for each in keys if each != keys[1 + seed % 3]]
