@@ -98,7 +98,7 @@ def _(number):
 @app.cell
 def _(typed):
     {
-        name: (each.value, each.fate)
+        name: f"{each.value:.9g}, {each.fate}"
         for name in ("fp32", "bf16", "fp16", "e4m3", "e5m2")
         for each in [FORMATS[name].rounded(typed)]
     }
@@ -127,11 +127,11 @@ def _(exponent, mantissa):
     mine = NumberFormat("yours", exponent.value, mantissa.value)
     {
         "bits": mine.bits,
-        "largest": mine.largest,
-        "smallest normal": mine.smallest_normal,
-        "zero up to": zero_up_to(mine),
-        "epsilon": mine.epsilon,
-        "decimal digits": (mine.mantissa_bits + 1) * log10(2),
+        "largest": f"{mine.largest:.5g}",
+        "smallest normal": f"{mine.smallest_normal:.4g}",
+        "zero up to": f"{zero_up_to(mine):.4g}",
+        "epsilon": f"{mine.epsilon:.4g}",
+        "decimal digits": f"{(mine.mantissa_bits + 1) * log10(2):.1f}",
     }
     return (mine,)
 
@@ -147,8 +147,8 @@ def _():
     mo.md(r"""
     Read the figure from right to left. Each format has a flat stretch, where its steps are a fixed share of the number:
     there it is a floating-point format, and lower is more precise. To the left of its smallest normal number the share
-    grows, until one step is the whole number and the line ends. bf16 lies high and goes on for ever; fp16 lies low and
-    ends at $6 \times 10^{-8}$, in the middle of where gradients are.
+    grows, until one step is the whole number and the line ends. bf16 lies higher and goes on beyond the figure;
+    fp16 lies low and ends at $6 \times 10^{-8}$, just above the gradients of the beginning.
     """)
     return
 
@@ -157,9 +157,9 @@ def _():
 def claims_reach() -> list[Claim]:
     fp16, bf16, e4m3, e5m2 = (FORMATS[name] for name in ("fp16", "bf16", "e4m3", "e5m2"))
     return [
-        Claim("the largest number of fp16", fp16.largest, 65504.0),
+        Claim("the largest number of fp16", int(fp16.largest), 65504),
         Claim("of E4M3, which has one NaN and no infinity", e4m3.largest, 448.0),
-        Claim("fp16 becomes infinite half a step later, from 65,520 on", overflows_from(fp16), 65520.0),
+        Claim("fp16 becomes infinite half a step later, from 65,520 on", int(overflows_from(fp16)), 65520),
         Claim("6e-5 is below the smallest normal number of fp16, and is", fp16.rounded(6e-5).fate, "subnormal"),
         Claim("fp16 is zero up to half of its smallest step, 2^-25", zero_up_to(fp16), 2.0**-25),
         Claim("1e-8 in bf16", bf16.rounded(1e-8).value, 1.00117e-8, 1e-5),
@@ -312,6 +312,9 @@ def claims_bits() -> list[Claim]:
         Claim("fp8 against fp32 on an H100: 1,979 / 67, not 8", h100["fp8"] / h100["fp32"], 29.5, 2e-3),
         Claim("bf16 against fp32 on an H100", h100["bf16"] / h100["fp32"], 14.8, 3e-3),
         Claim("the 16 that is printed for it is the A100's: 312 / 19.5", a100["bf16"] / a100["fp32"], 16.0),
+        Claim(
+            'fp64 in place of fp32 is said to "triple memory"; times', FORMATS["fp64"].bits / FORMATS["fp32"].bits, 2.0
+        ),
         Claim("of L4, RTX 4090, B200 and MI300X so many have an fp8 peak", len(with_fp8), 4),
         Claim("bits of an element of nvfp4: 4, and a scale of 8 for 16", BLOCK_FORMATS["nvfp4"].bits_per_element, 4.5),
     ]

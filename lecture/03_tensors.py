@@ -74,7 +74,7 @@ def _():
 @app.cell
 def _():
     four = chain(read_tensor("float32[4,4]"), "").start
-    four.stride, four.place((1, 2)), four.byte((1, 2)), four.nbytes
+    {"strides": str(four.stride), "place": four.place((1, 2)), "byte": four.byte((1, 2)), "bytes in all": four.nbytes}
     return
 
 
@@ -207,12 +207,12 @@ def _(heads):
     mo.md(rf"""
     Three words, then. `view` changes the rule or fails. `contiguous` copies to row-major order unless it is so already.
     `reshape` is `view` where that works, and silently `contiguous().view()` where it does not. With the heads of the
-    beginning it does not: dim 1 (16 heads) has stride {heads.steps[0].result.stride[2]:,}, and 64 is wanted. So
+    beginning it does not: dim 2, the heads, has stride {heads.steps[0].result.stride[2]:,}, and 64 is wanted. So
     `reshape` wrote {heads.written_nbytes:,} bytes, in every layer; and since the projection behind it keeps its input
     for backward, the copy lives on beside the original.
 
-    Is that rule really all? Draw a few hundred random chains, run each in PyTorch, and ask whether the result shares
-    the storage:
+    Is that rule really all? Draw random chains, run each in PyTorch, and ask whether the result shares the storage. So
+    many agree, of so many:
     """)
     return
 
@@ -254,7 +254,7 @@ def agreeing_chains(count: int) -> int:
 @app.cell
 def _():
     chains = 100 if lesson.QUICK else 400
-    (agreeing_chains(chains), chains) if lesson.HAS_TORCH else mo.md("needs torch")
+    f"{agreeing_chains(chains)} of {chains}" if lesson.HAS_TORCH else mo.md("needs torch")
     return
 
 
@@ -264,10 +264,9 @@ def claims_copies() -> list[Claim]:
     copied = chain(read_tensor("fp32[2,3]"), "transpose(0,1) contiguous view(2,3)")
     heads = chain(read_tensor("bf16[8,16,128,64]"), "transpose(1,2) reshape(8,128,1024)")
     swapped = chain(read_tensor("bf16[8,128,16,64]"), "reshape(8,128,1024)")
+    wanted = str(turned.failure).partition("would need stride ")[2].partition(",")[0]
     rows = [
-        Claim(
-            "view of a transposed [2, 3] has no result; the stride it wants", "stride 6" in str(turned.failure), True
-        ),
+        Claim("view of a transposed [2, 3] fails: it wants a stride of", int(wanted), 2 * 3),
         Claim("contiguous before it writes", copied.written_nbytes, 2 * 3 * 4, unit="bytes"),
         Claim("reshape of the heads writes", heads.written_nbytes, 8 * 128 * 16 * 64 * 2, unit="bytes"),
         Claim("with heads next to their elements it writes", swapped.written_nbytes, 0, unit="bytes"),
@@ -296,7 +295,7 @@ def _():
 
     A copy moves its bytes twice, once in and once out. How quickly depends on the order. Reading along rows, memory
     hands over whole cache lines of 64 bytes and each is used up; reading down columns, each line brings 4 bytes that
-    are wanted and 60 that are not. The same 2,048 x 2,048 elements, copied in both orders:
+    are wanted and 60 that are not. The same elements, copied in both orders:
     """)
     return
 
@@ -326,7 +325,7 @@ def _():
         }.items():
             taken = seconds_of(call, times)
             moved = 0 if name.startswith("view") else 2 * rows.nbytes
-            rates[name] = f"{taken * 1e6:,.1f} us, {moved / taken / 1e9:,.1f} GB/s"
+            rates[name] = f"{taken * 1e6:,.1f} us" + (f", {moved / taken / 1e9:,.1f} GB/s" if moved else "")
     rates or mo.md("needs torch")
     return
 

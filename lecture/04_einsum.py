@@ -74,7 +74,7 @@ def _():
     tokens and hidden 4 there are $2 \times 3 \times 3 \times 4 = 72$ combinations, so 144 FLOPs. A matmul is the case
     of three names, $2 m n k$; a *batched* matmul is one more name, and a factor of its size.
 
-    `tl`'s `einsum` reads an equation with shapes, in letters or in words, and counts. Put your own in:
+    trainledger's `einsum` reads an equation with shapes, in letters or in words, and counts. Put your own in:
     """)
     return
 
@@ -93,7 +93,12 @@ def _():
 def _(equation, shapes):
     try:
         asked = einsum(equation.value, [tuple(map(int, each.split(","))) for each in shapes.value.split()])
-        told = {"sizes": asked.sizes, "shape": asked.shape, "FLOPs": asked.flops, "bytes in fp32": asked.nbytes}
+        told = {
+            "sizes": ", ".join(f"{name} {size}" for name, size in asked.sizes.items()),
+            "shape": str(asked.shape),
+            "FLOPs": asked.flops,
+            "bytes in fp32": asked.nbytes,
+        }
     except (InvalidInput, ValueError) as error:
         told = str(error)
     told
@@ -154,7 +159,7 @@ def _():
 
 @app.cell
 def _(n_heads, tokens):
-    {name: f"{each.flops:,}" for name, each in attention(1, tokens.value, n_heads.value, 64).items()}
+    {name: f"{each.flops:,} FLOPs" for name, each in attention(1, tokens.value, n_heads.value, 64).items()}
     return
 
 
@@ -223,11 +228,7 @@ def pattern(shape: tuple[int, ...], text: str, reduction: str = "", **sizes: int
 @app.cell
 def _():
     {
-        text: (
-            each.result.shape,
-            "a view" if each.view else f"moves {each.moved_nbytes:,} bytes",
-            f"{each.flops} FLOPs",
-        )
+        text: f"{each.result.shape}, {each.flops} FLOPs, {'a view' if each.view else f'{each.moved_nbytes} B moved'}"
         for text, each in (
             ("b t (h k) -> b h t k", pattern((2, 3, 8), "b t (h k) -> b h t k", h=2)),
             ("b h t k -> b t (h k)", pattern((2, 2, 3, 4), "b h t k -> b t (h k)")),
@@ -259,8 +260,8 @@ def _():
 
     ## The experiment: does the rule of views hold?
 
-    Random patterns with random sizes, each run by einops in PyTorch and by the rule, on tensors of consecutive numbers.
-    Counted is how often both agree on the shape and on whether memory is shared:
+    Random patterns with random sizes, each run by einops in PyTorch and by the rule of strides. Counted is how often
+    both agree: on the shape, on whether memory is shared, and on the strides:
     """)
     return
 
@@ -280,7 +281,7 @@ def random_pattern(seed: int) -> tuple[tuple[int, ...], str, dict[str, int]]:
 
 @app.function(hide_code=True)
 def agreeing_patterns(count: int) -> int:
-    """Random patterns of which einops on torch and the rule give the same shape, and share memory alike."""
+    """Random patterns of which einops on torch and the rule give the same shape and strides, and share memory alike."""
     from einops import rearrange as by_einops
 
     agree = 0
@@ -289,14 +290,15 @@ def agreeing_patterns(count: int) -> int:
         given = torch.zeros(shape)
         found, ours = by_einops(given, text, **sizes), pattern(shape, text, **sizes)
         shared = found.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-        agree += (tuple(found.shape), shared) == (ours.result.shape, ours.view)
+        same = tuple(found.shape), found.stride(), shared
+        agree += same == (ours.result.shape, ours.result.stride, ours.view)
     return agree
 
 
 @app.cell
 def _():
     tried = 100 if lesson.QUICK else 1000
-    (agreeing_patterns(tried), tried) if lesson.HAS_TORCH else mo.md("needs torch")
+    f"{agreeing_patterns(tried)} of {tried}" if lesson.HAS_TORCH else mo.md("needs torch")
     return
 
 
@@ -307,7 +309,7 @@ def _():
 
     Back to the three matrices. Summing over all names at once costs $3 \times$ the product of all sizes: nobody does
     that. From the left, the intermediate is 1,024 x 1,024; from the right it is 16 x 16. The result is the same, and
-    the cost differs by the ratio of the intermediates:
+    the cost differs by the ratio of their sides, 64:
     """)
     return
 
@@ -372,7 +374,7 @@ def _():
         orders = {
             "opt_einsum is installed": torch.backends.opt_einsum.is_available(),
             "torch.einsum": f"{flops_of_torch():,}",
-            "torch.compile of it": f"{flops_of_torch(compiled=True):,}",
+            "what torch.compile makes of it": f"{flops_of_torch(compiled=True):,}",
         }
     orders or mo.md("needs torch")
     return

@@ -198,12 +198,14 @@ def claims_roofline() -> list[Claim]:
     h100, a100 = tl.device("h100-sxm"), tl.device("a100-sxm-80gb")
     layer = einsum_times(matmul(1024, 4096, 4096), [h100, a100])
     compute_bound = next(n for n in range(1, 9999) if einsum_times(matmul(n, n, n), [h100])[0].bound == "compute")
+    plain = einsum_times(matmul(1024, 4096, 4096, "fp32"), [h100])[0]
     return [
         Claim("ReLU in bf16: FLOPs per byte", Tensor("bf16", (1024, 512)).elementwise_intensity, 1 / (2 + 2)),
         Claim("one row times 4096 x 4096", matmul(1, 4096, 4096).intensity, 0.9995, 1e-4),
         Claim("(1024, 4096, 4096)", matmul(1024, 4096, 4096).intensity, 682.7, 1e-4),
         Claim("ridge point of an H100 in bf16", layer[0].ridge, 989.5e12 / 3.35e12, 1e-9, "FLOP/byte"),
-        Claim("of an A100", layer[1].ridge, 153.0, 1e-3, "FLOP/byte"),
+        Claim("in fp32, where there are no tensor cores", plain.ridge, 67 / 3.35, 1e-9, "FLOP/byte"),
+        Claim("of an A100 in bf16", layer[1].ridge, 153.0, 1e-3, "FLOP/byte"),
         Claim("smallest n from which an n x n matmul is compute-bound on an H100: 3 x 295.4", compute_bound, 887),
         Claim("(1024, 4096, 4096) on an H100, at least", layer[0].bound_seconds * 1e6, 34.36e9 / 989.5e6, 1e-3, "us"),
         Claim("on an A100", layer[1].bound_seconds * 1e6, 34.36e9 / 312e6, 1e-3, "us"),
@@ -218,8 +220,10 @@ def _():
 
 @app.cell(hide_code=True)
 def _():
-    huge = einsum_times(matmul(8192, 8192, 8192), [tl.device("h100-sxm")])[0]
-    large = huge.flops_per_second / huge.peak_flops_per_second
+    large = [
+        each.flops_per_second / each.peak_flops_per_second
+        for each in einsum_times(matmul(8192, 8192, 8192), [tl.device("a100-sxm-80gb"), tl.device("h100-sxm")])
+    ]
     mo.md(rf"""
     ## How much of the peak: MFU
 
@@ -230,14 +234,16 @@ def _():
       \text{{devices}} \times \text{{peak FLOP/s}}}},$$
 
     with $6 N$ for the FLOPs that the model needs for a token: for each of $N$ parameters 2 in forward, and 4 in
-    backward, which takes two products for each one of forward. The peak is the dense one of the dtype that computes.
-    *Hardware FLOPs utilization* (HFU) counts also what is computed a second time to save memory; it looks better and
-    trains no faster. Only MFU compares runs.
+    backward, which takes two products for each one of forward. The peak is that of the dtype that computes, and the
+    *dense* one: data sheets print twice as much, "with sparsity", which nobody trains with. *Hardware FLOPs
+    utilization* (HFU) counts also what is computed a second time to save memory; it looks better and trains no faster.
+    Only MFU compares runs.
 
-    No kernel reaches 1: for the best matmuls on an H100 the prediction is {large:.0%}. A training run with an MFU of a
-    half is well made, and the highest published is about {HIGHEST_PUBLISHED_MFU:.0%}. What is missing has gone to
-    memory-bound operations, communication, small kernels, a program that launches too slowly, or to waiting for data. A
-    utilization above 1 has one explanation: the time is wrong, or the FLOPs, or the peak.
+    No kernel reaches 1. For a large matmul alone the prediction is {large[0]:.0%} on an A100 and {large[1]:.0%} on an
+    H100. A training run with an MFU of a half is well made; the highest published, on A100, is about
+    {HIGHEST_PUBLISHED_MFU:.0%}. What is missing has gone to memory-bound operations, communication, small kernels, a
+    program that launches too slowly, or to waiting for data. A utilization above 1 has one explanation: the time is
+    wrong, or the FLOPs, or the peak.
     """)
     return
 
