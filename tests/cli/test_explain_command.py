@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from trainledger.answers.cost import account
 from trainledger.answers.plan import plan
 from trainledger.cli import main
 from trainledger.spec.units import format_nbytes, format_seconds
@@ -182,3 +183,17 @@ def test_memory_is_that_of_the_plan_with_what_is_outside_the_tensors(capsys, wor
 def _sets(words: list[str]) -> list[str]:
     short = {"--device": "cluster.device=", "--count": "cluster.count=", "--set": ""}
     return [short[flag] + value for flag, value in zip(words[1::2], words[2::2], strict=True)]
+
+
+def test_the_flops_of_attention_are_those_of_the_account_and_their_convention_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["llama-3-8b", "--device", "h100-sxm", "--set", "recipe.seq_len=8192"]
+    rows = json.loads(printed(capsys, "explain", "time", *words, "--json"))["roofline"]
+    timed = next(each["flops_per_second"] * each["seconds"] for each in rows if each["kind"] == "attention")
+    ledger = account("llama-3-8b", {"recipe.seq_len": 8192}, device="h100-sxm")
+    dense = sum(each.flops * each.times for each in ledger if each.kind == "attention")
+    assert timed == pytest.approx(dense, rel=1e-9)
+    said = "The FLOPs of attention are dense, as in explain flops"
+    assert said in printed(capsys, "explain", "time", *words)
+    assert said not in printed(capsys, "explain", "time", *words, "--set", "recipe.attention=math")

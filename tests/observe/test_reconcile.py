@@ -153,6 +153,16 @@ def test_without_a_peak_there_is_no_mfu():
     assert reconcile(Forecast(model_flops=10), measured)["mfu"].measured is None
 
 
+@pytest.mark.parametrize(
+    ("peak", "notes", "said"),
+    [(None, (), 1), (None, ("not measured yet; run `trainledger measure machine` once",), 1), (1600.0, (), 0)],
+)
+def test_an_unknown_mfu_names_the_command_that_makes_it_known_once(peak, notes, said):
+    measured = Measured(model_flops=10, step_seconds=Spread(median=2.0, low=2.0, high=2.0, count=1))
+    found = page(reconcile(Forecast(model_flops=10, peak_flops_per_second=peak, notes=notes), measured))
+    assert str(found.sections).count("trainledger measure machine") == said
+
+
 def test_nothing_measured_gives_rows_without_a_verdict():
     rows = reconcile(Forecast(parameters=3, step_seconds=1.0), Measured()).rows
     assert all(isinstance(each, Row) and each.measured is None and each.ratio is None for each in rows)

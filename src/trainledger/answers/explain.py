@@ -291,6 +291,7 @@ def time_document(
             *_whose(run, backend, ranks),
             _largest("time", parts[:1]),
             roofline(rows),
+            section("", _DENSE if any(each.kind == "attention" for each in rows) else None),
             *details("causes", *(_terms(part, "seconds") for part in parts[:1])),
             *details("the interval", notes(map(sentence, of_steps(run, errors))) if errors is not None else None),
             *details("the longest operations", *(_terms(part, "seconds") for part in shown), others),
@@ -303,6 +304,12 @@ def time_document(
             "roofline": plain(rows),
         },
     )
+
+
+_DENSE = (
+    "The FLOPs of attention are dense, as in explain flops: a kernel that skips masked pairs, such as a causal one "
+    "about half of them, computes fewer and reaches less than the table has."
+)
 
 
 def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:

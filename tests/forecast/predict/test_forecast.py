@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainledger.forecast.predict.forecast import BEYOND, NAPKIN, Forecast, nanoseconds
+from trainledger.answers.cost import predict
+from trainledger.forecast.predict.forecast import BEYOND, IDEAL, NAPKIN, Forecast, nanoseconds
 from trainledger.forecast.predict.predict import forecast
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
@@ -82,6 +83,26 @@ def test_a_waterfall_leads_from_the_napkin_to_the_whole_run():
     assert bars[NAPKIN] + bars[BEYOND] == pytest.approx(30.0)
     assert bars["evaluation"] == pytest.approx(2.0)
     assert answer.bottleneck.name == "compute"
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "first", "counted"),
+    [
+        ("llama-3.2-1b", {"recipe.lora.rank": 16, "recipe.seq_len": 2048}, IDEAL, "gradients of frozen weights"),
+        ("pythia-70m", {"recipe.seq_len": 128}, IDEAL, "the input embedding"),
+        ("llama-3.2-1b", {"recipe.seq_len": 8192}, NAPKIN, None),
+    ],
+)
+def test_a_waterfall_begins_with_what_the_step_computes_and_adds_attention(model, changes, first, counted):
+    answer = predict(model, changes, device="h100-sxm")
+    bars = {each.cause: each.nanoseconds for each in answer.waterfall}
+    assert next(iter(bars)) == first
+    assert sum(bars.values()) == nanoseconds(answer.step_seconds)
+    assert bars.get(BEYOND, 0) >= 0
+    ideal = answer.model_flops / answer.peak_flops_per_second
+    assert bars[first] + bars.get(BEYOND, 0) == pytest.approx(ideal * 1e9, abs=1)
+    said = [note for note in answer.notes if note.startswith("6 N D counts")]
+    assert [counted in note for note in said] == [True] * (counted is not None)
 
 
 def test_a_forecast_without_the_newer_fields_is_still_read():

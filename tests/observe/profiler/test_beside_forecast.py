@@ -8,7 +8,7 @@ from profiler_runs import SPEC, recorded, run_of
 from trainledger import catalog
 from trainledger.forecast.plan.advise import advise
 from trainledger.forecast.plan.plan import make_plan
-from trainledger.forecast.predict.step import IDEAL
+from trainledger.forecast.predict.forecast import IDEAL
 from trainledger.ledger.ranks import account_run
 from trainledger.observe.profiler.beside_forecast import beside, stage_of_rank
 from trainledger.observe.profiler.profile import profile_of

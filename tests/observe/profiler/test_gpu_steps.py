@@ -7,8 +7,7 @@ import pytest
 
 from trainledger.answers.advise import advise
 from trainledger.answers.plan import plan
-from trainledger.forecast.predict.forecast import UNEXPLAINED
-from trainledger.forecast.predict.step import IDEAL
+from trainledger.forecast.predict.forecast import IDEAL, UNEXPLAINED
 from trainledger.observe.profiler.beside_forecast import ProfileBeside, beside
 from trainledger.observe.profiler.kinds import RECOMPUTATION
 from trainledger.observe.profiler.profile import profile_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainledger.forecast.predict.forecast import BEYOND, RUN_CAUSES, UNEXPLAINED
-from trainledger.forecast.predict.step import CAUSES, IDEAL
+from trainledger.forecast.predict.forecast import BEYOND, IDEAL, RUN_CAUSES, UNEXPLAINED
+from trainledger.forecast.predict.step import CAUSES
 from trainledger.observe.profiler.causes import BUBBLE, COMPUTE, COUNTED, STRAGGLERS, measured_waterfall
 from trainledger.observe.profiler.kinds import SENDS
 from trainledger.observe.profiler.profile import Profile, profile, profile_of

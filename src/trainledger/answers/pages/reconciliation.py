@@ -118,6 +118,9 @@ def page(found: Reconciliation | RunRecord) -> Document:
     lines += [sentence(each) for each in rows.notes]
     if record and "loop" in record.state and None in (record.measured_ledger, record.forecast):
         lines.append(_HOW_TO_KNOW)
+    unknown = rows["mfu"].measured is None and rows["step_seconds"].measured is not None
+    if unknown and not any("measure machine" in each for each in rows.notes):
+        lines.append(_NEEDS_A_PEAK)
     lines += [f"Not in this report: {each}." for each in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
@@ -135,6 +138,12 @@ def page(found: Reconciliation | RunRecord) -> Document:
 _HOW_TO_KNOW = (
     "What is unknown here a recorded step tells: tl.meter_loop(..., deep=20); a forecast of your own is "
     "forecast=tl.predict(run)."
+)
+
+
+_NEEDS_A_PEAK = (
+    "MFU needs the FLOPs of a step and the peak of the machine; `trainledger measure machine` measures the peak, for "
+    "runs that begin after it."
 )
 
 

@@ -9,7 +9,8 @@ from trainledger.answers.pages.device_memory import memory_data
 from trainledger.answers.pages.plain_data import plain
 from trainledger.answers.plan import BASES, bars
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE
-from trainledger.forecast.predict.step import IDEAL, OnDevice
+from trainledger.forecast.predict.forecast import IDEAL
+from trainledger.forecast.predict.step import OnDevice
 from trainledger.report.document import Document, Facts, notes, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.units import (

@@ -9,7 +9,7 @@ from typing import Any
 from trainledger.forecast.predict.clock import of_each_rank
 from trainledger.forecast.predict.device_memory import memory_of_device
 from trainledger.forecast.predict.forecast import (
-    BEYOND,
+    IDEAL,
     RUN_CAUSES,
     Bar,
     Bottleneck,
@@ -282,8 +282,9 @@ def _against_peak(
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     napkin = training_flops(account.parameters.active, tokens) / (peak * run.cluster.count)
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
-    if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
+    if any(each.cause == IDEAL for each in bars):
         counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
-        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar is negative")
+        begins = "the waterfall begins with the model FLOPs"
+        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: {begins}")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

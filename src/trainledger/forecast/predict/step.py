@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
-from trainledger.forecast.predict.forecast import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
+from trainledger.forecast.predict.forecast import IDEAL, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
 from trainledger.forecast.predict.kernel import Real
 from trainledger.forecast.predict.roofline import (
     COMPUTE_KINDS,
@@ -208,7 +208,6 @@ def _optimizer_call(
 
 
 _NOTHING = 1e-5  # of a step
-IDEAL = "model FLOPs at the peak"
 
 
 @frozen
@@ -265,12 +264,11 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
     if seconds and rate is not None:
         share, run_share = mfu(ledger.model_flops, seconds, rate), hfu(ledger.matmul_flops, seconds, rate)
     bars = tuple(
-        Bar(NAPKIN if name == "ideal" else name, nanoseconds(float(each)))
+        Bar(IDEAL if name == "ideal" else name, nanoseconds(float(each)))
         for name, each in step.causes.items()
         if abs(each) > _NOTHING * (seconds or 0)  # a scalar that is copied from the host is no communication
     )
     limit = bottleneck(bars, mfu=share)
     if memory.fits is False:
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes or 0, peak.by_category)
-    bars = tuple(replace(each, cause=IDEAL) if each.cause == NAPKIN else each for each in bars)
     return OnDevice(device, memory, step, dtype, rate, share, run_share, bars, limit, tuple(notes))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from trainledger.forecast.plan.advise import Advice, Advised
 from trainledger.forecast.plan.changes import RESULT
 from trainledger.forecast.plan.plan import Plan
-from trainledger.forecast.predict.forecast import nanoseconds
+from trainledger.forecast.predict.forecast import IDEAL, nanoseconds
 from trainledger.forecast.predict.roofline import Machine, NoRate, matmul_dtype, mfu, peak_rate
-from trainledger.forecast.predict.step import CAUSES, IDEAL
+from trainledger.forecast.predict.step import CAUSES
 from trainledger.ledger.ledger import Ledger
 from trainledger.observe.profiler.causes import COMPUTE, RULES, MeasuredBar, measured_waterfall
 from trainledger.observe.profiler.flops import MatmulRate

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainledger.forecast.predict.forecast import UNEXPLAINED
-from trainledger.forecast.predict.step import CAUSES, IDEAL
+from trainledger.forecast.predict.forecast import IDEAL, UNEXPLAINED
+from trainledger.forecast.predict.step import CAUSES
 from trainledger.observe.profiler import step_time as times
 from trainledger.observe.profiler.flops import MatmulRate
 from trainledger.observe.profiler.kinds import CALLS, OTHERS, RECOMPUTATION, SENDS
