@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from trainledger import __version__
-from trainledger.answers.load import load
+from trainledger import __version__, catalog
+from trainledger.answers.load import load, model
 from trainledger.answers.pages.plain_data import error_json
 from trainledger.cli import main
 from trainledger.cli.asking import lines
 from trainledger.cli.command_line import COMMANDS, question_named
+from trainledger.ledger.model.parameters import parameters
 from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.units import format_count
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
 
@@ -259,6 +261,15 @@ def test_catalog_fits_80_columns_and_names_everything(capsys):
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "llama-3-8b" in out
     assert "989.5 TFLOP/s" in out
+
+
+def test_the_catalog_has_active_parameters_where_they_are_fewer(capsys):
+    lines = [line.split() for line in call(capsys, "catalog", "models")[1].replace("T max", "T").splitlines()]
+    header = next(words for words in lines if words[:1] == ["model"])
+    active = {words[0]: words[header.index("active")] for words in lines if len(words) == len(header)}
+    del active["model"], active["-" * len("deepseek-v2-lite")]
+    counts = {name: parameters(model(name)) for name in catalog.model_names()}
+    assert active == {name: format_count(count.active) for name, count in counts.items() if count.active < count.total}
 
 
 def test_catalog_as_json_has_sources(capsys):

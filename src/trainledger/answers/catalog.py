@@ -94,9 +94,12 @@ def _models(entries: dict[str, dict[str, Any]]) -> Table:
         fields, attention = entry["model"], entry["model"]["attention"]
         heads = f"{attention['n_heads']}/{attention.get('n_kv_heads', attention['n_heads'])}"
         layers, width, vocab, longest = (fields[each] for each in ("n_layers", "d_model", "vocab_size", "max_seq_len"))
-        rows.append((name, entry["parameters"], layers, width, heads, fields["feed_forward"]["d_ff"], vocab, longest))
-    columns = ("model", "N", "layers", "d_model", "heads/kv", "d_ff", "vocab", "T max")
-    return Table("models", columns, tuple(rows), units=("", "count"), align="lrrrrrrr")
+        active = entry.get("active_parameters", "")  # where they are fewer
+        rows.append(
+            (name, entry["parameters"], active, layers, width, heads, fields["feed_forward"]["d_ff"], vocab, longest)
+        )
+    columns = ("model", "N", "active", "layers", "D", "heads/kv", "d_ff", "vocab", "T max")
+    return Table("models", columns, tuple(rows), units=("", "count", "count"), align="lrrrrrrrr")
 
 
 def _devices(entries: dict[str, dict[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ from trainledger.answers.load import Source, resolve
 from trainledger.answers.machine import kernels_of, machine_of
 from trainledger.answers.pages import published
 from trainledger.answers.pages.device_memory import memory_data, memory_lines, memory_section, parts_at_peak
-from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line
+from trainledger.answers.pages.heading import found_layout_section, model_line, of_run, run_line, unfused_update
 from trainledger.answers.pages.interval import between, fits, rests_on, room
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.pages.plan_figures import large_bars, rules_table
@@ -119,6 +119,7 @@ def page(plan: Plan) -> Document:
         sections=sections(
             section("", run_line(plan.run)),
             section("", Facts(tuple(_costs(plan)))),
+            section("", unfused_update(plan.run, forecast.step_seconds_by_phase.get("optimizer"))),
             section(_waterfall_title(plan), bars(large)) if forecast.waterfall else None,
             section("", _heading(plan), Facts((("work", _work(plan)),)), detail="the run"),
             section(_waterfall_title(plan), bars(forecast.waterfall), detail="the whole waterfall")

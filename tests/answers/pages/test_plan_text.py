@@ -1,14 +1,16 @@
 """What a plan says of MFU and HFU where causal attention, which is counted dense, is much of a step."""
 
 import json
+from itertools import product
 
 import pytest
 
 import trainledger as tl
-from trainledger.answers.plan import plan
+from trainledger.answers.plan import page, plan
 from trainledger.cli import main
 from trainledger.forecast.plan.plan import by_causal
 from trainledger.ledger.rules_of_thumb import CONVENTIONS, attended_share
+from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 
 LONG = ["plan", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--set", "recipe.seq_len=131072"]
 AGAIN = ["--set", "recipe.activation_checkpointing=full"]
@@ -137,3 +139,16 @@ def test_the_middle_stage_of_a_plan_is_the_one_of_highest_peak(name):
     ]
     peaks = [each.ledger.peak().nbytes for each in found.ranks]
     assert [row[-1] for row in shown.rows] == [peaks[0], max(peaks[1:-1]), peaks[-1]]
+
+
+@pytest.mark.parametrize(("kind", "implementation"), [*product(OPTIMIZERS, ("loop", "fused"))])
+def test_the_update_of_an_unfused_implementation_is_not_passed_off_as_that_of_the_method(kind, implementation):
+    if implementation not in IMPLEMENTATIONS[kind]:
+        return
+    optimizer = {"recipe.optimizer": kind, "recipe.optimizer.implementation": implementation}
+    found = tl.plan("gpt2", {"recipe.seq_len": 128, **optimizer}, device="h100-sxm")
+    said = "of an unfused" in str(page(found).sections)
+    assert said == (kind.endswith("-8bit") and implementation == "loop")
+    if said:
+        fused = tl.plan(found.run, {"recipe.optimizer.implementation": "fused"})
+        assert fused.forecast.step_seconds_by_phase["optimizer"] < found.forecast.step_seconds_by_phase["optimizer"]

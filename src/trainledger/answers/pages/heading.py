@@ -10,9 +10,10 @@ from trainledger.report.document import Item, Items, Section, section
 from trainledger.report.table import commands, wrapped
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.optimizers import ACCOUNTED_ONLY
 from trainledger.spec.run import BLOCK_ROWS, Run, dealt
 from trainledger.spec.run_text import found_layout
-from trainledger.spec.units import counted, format_count, format_percent
+from trainledger.spec.units import counted, format_count, format_percent, format_seconds
 
 _FEW = 8  # numbers that are shown one by one
 
@@ -65,6 +66,17 @@ def of_run(run: Run) -> tuple[str, ...]:
         f"attention{within}, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
         *_mixture(run),
+    )
+
+
+def unfused_update(run: Run, seconds: float | None) -> str | None:
+    """Whose time an update is that others run as one kernel, which this engine accounts for and does not have."""
+    optimizer = run.recipe.optimizer
+    if (optimizer.kind, "fused") not in ACCOUNTED_ONLY or optimizer.implementation == "fused" or not seconds:
+        return None
+    return (
+        f"The {format_seconds(seconds)} of the update are those of an unfused {optimizer.kind}, many small kernels for "
+        "each tensor, and not of the method: recipe.optimizer.implementation=fused is one kernel, as in bitsandbytes."
     )
 
 
