@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "engine": (63, 9425, 1005),
     "forecast": (53, 9391, 820),
     "ledger": (45, 6826, 509),
-    "observe": (39, 5492, 594),
+    "observe": (39, 5513, 604),
     "report": (13, 1660, 142),
     "spec": (42, 6577, 375),
     "tensors": (10, 1937, 108),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 430, 92729, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 430, 92750, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 66_275
+MOST_TEST_LINES = 66_308
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -78,7 +78,8 @@ def in_a_compiled_loop(name, tmp_path):
     expected = bits(COMPILED[name], lambda model, optimizer: Unmetered())
     found, said, steps = metered(COMPILED[name], tmp_path)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert said == []
+    unheard = all("forward" not in each["phase_seconds"] for each in steps)
+    assert [each.startswith("No forward of the metered model was heard") for each in said] == [True] * unheard
     assert "later" not in name or all({"forward", "backward"} <= each["phase_seconds"].keys() for each in steps[2:])
     deep, said, steps = metered(COMPILED[name], tmp_path / "deep", deep=3)
     same = torch.allclose if any("may differ" in each for each in said) else torch.equal

@@ -212,3 +212,35 @@ def test_numbers_that_are_refused(tmp_path):
     with pytest.raises(tl.InvalidInput, match="deep = 0: must be a whole number, at least 1"):
         tl.meter_loop(model, optimizer, tmp_path / "run", deep=0)
     assert not (tmp_path / "run").exists()
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("metered", "called", "times"),
+    [
+        (lambda model: model, lambda model: model, 0),
+        (compiled, lambda model: model, 0),
+        (lambda model: model, compiled, 1),
+        (lambda model: model, lambda model: model.forward, 1),
+    ],
+)
+def test_a_model_that_the_loop_does_not_call_is_said_once(tmp_path, metered, called, times):
+    torch.compiler.reset()
+    model, optimizer = model_and_optimizer()
+    known, said = metered(model), []
+    with tl.meter_loop(known, optimizer, tmp_path / "run", say=said.append) as meter:
+        train(meter, called(known), optimizer, 5)
+    assert sum(each.startswith("No forward of the metered model was heard") for each in said) == times
+    phases = {name for each in read_run(tmp_path / "run").steps for name in each["phase_seconds"]}
+    assert ("forward" in phases) == (times == 0)
+
+
+def test_a_loop_that_tells_its_phases_itself_needs_no_hooks(tmp_path):
+    model, optimizer = model_and_optimizer()
+    said = []
+    with tl.meter_loop(model, optimizer, tmp_path / "run", say=said.append, hear_model=False) as meter:
+        train(meter, model, optimizer, 5)
+    assert not [each for each in said if "heard" in each]

@@ -21,7 +21,17 @@ from torch.utils._pytree import tree_leaves
 from trainledger.forecast.predict.forecast import Forecast
 from trainledger.observe.meter.deep import DeepSteps, Piles
 from trainledger.observe.meter.directory import RunDirectory, begin, send
-from trainledger.observe.meter.phases import DATA, FORWARD, OUTSIDE, Guest, Hooks, LoopClock, StepClock, guest
+from trainledger.observe.meter.phases import (
+    DATA,
+    EVALUATION,
+    FORWARD,
+    OUTSIDE,
+    Guest,
+    Hooks,
+    LoopClock,
+    StepClock,
+    guest,
+)
 from trainledger.observe.meter.usage import Speed, Usage
 from trainledger.observe.meter.watch import MEMORY_GROWS, Finding, RankTimes, Seen, Watch
 from trainledger.spec.problem import InvalidInput, Problem
@@ -136,6 +146,7 @@ class LoopMeter:
         self._clock = LoopClock(device, first_step)
         if self.rank == 0:
             self.directory = self._stack.enter_context(begin(run_dir, device, first_step - 1, forecast, self._say))
+        self._hears_model, self._unheard = hear_model, 0  # steps since a forward of the model was heard
         self._hooks = Hooks(model if hear_model else None, optimizers, self._clock, self._updated, self.guest)
         self._stack.callback(self._hooks.remove)
         self._hooks.inputs = lambda args, kwargs: self.count((args, kwargs))
@@ -271,6 +282,11 @@ class LoopMeter:
         if isinstance(rate, int | float):
             step.facts.setdefault("learning_rate", float(rate))
         step.facts |= self._usage.now()
+        heard = any(phase in (FORWARD, EVALUATION) for phase, _ in step.begins)
+        self._unheard = 0 if heard else self._unheard + 1
+        if self._hears_model and self._unheard == _UNHEARD:
+            self._hears_model = False  # said once
+            self._find(Finding("unheard model", step.number, _NOT_HEARD))
         if self._deep is not None:
             forwards = sum(phase == FORWARD for phase, _ in step.begins)
             for each in self._deep.after(step.number, self._tokens_of(step), forwards):
@@ -325,6 +341,11 @@ class LoopMeter:
                 self.directory.event("finding", found.step, name=found.name, sentence=found.sentence)
 
 
+_UNHEARD = 2  # steps: a first one may prepare the states of an optimizer
+_NOT_HEARD = (
+    "No forward of the metered model was heard, so that steps have no phases: the loop calls another module, such as "
+    "torch.compile(model) made after meter_loop, or the model's forward itself. Give meter_loop what the loop calls."
+)
 # Fields of a line that the meter writes itself; a learning rate is also the loop's to log.
 _OWN = {"event", "step", "tokens", "seconds", "time", "phase_seconds", "tokens_per_second", "mfu", "memory_nbytes"}
 _OWN |= {"peak_memory_nbytes", "others", "slowdown", "saved_nbytes"}
