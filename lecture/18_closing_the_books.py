@@ -141,7 +141,7 @@ def _():
 
 @app.cell
 def _(layers, precision, seq_len):
-    steps = 20 if lesson.QUICK else 60
+    steps = 20 if lesson.QUICK else 30
     run_settings = settings(layers.value, seq_len.value, steps, precision.value)
     books = closed(run_settings) if lesson.HAS_TORCH else None
     books.reconciliation if books else mo.md("This experiment needs torch.")
@@ -205,6 +205,11 @@ def _():
     Bytes and FLOPs follow from the program. Seconds follow from a machine, its heat and its other guests, and no
     closed form knows these. So the forecast of a time has a basis, *measured here* or *assumed*, and an interval.
     The smallest such forecast is yours: time one matmul, divide.
+
+    Memory stands between the two. What the tensors need was exact above. A GPU also spends on its context, on the
+    workspaces of its libraries and on fragments between tensors, and `trainledger plan` has a line for each, with its
+    source. So compare `torch.cuda.max_memory_allocated()` after the first step with the peak, and only what is left
+    beyond those lines is headroom. The usual advice to leave 10 to 20 % free is what one says without the lines.
     """)
     return
 
@@ -298,7 +303,8 @@ def _():
     complaint: a budget of "two weeks" is multiplied out for one; the FLOPs of a backward count the gradient of an input
     that needs none; a truncated normal is cut at an absolute 3, which is hundreds of its deviations; and a
     function takes `lr` and never uses it, so that the "tuning" after it repeats one run. The last has a test that takes
-    a minute: change the argument and see whether anything changes.
+    a minute: change the argument and see whether anything changes. It finds the other silent one, too, a model that
+    stays in `.eval()` after its first evaluation and trains on without its dropout: print `model.training` in the loop.
 
     ## Find the mistake
 

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+import lecture_page
 from trainledger.report.lesson import HAS_TORCH, Claim, Exercise
 
 CHAPTERS = sorted(Path(__file__).parent.glob("[0-9][0-9]_*.py"))
@@ -110,3 +111,25 @@ def test_marimo_finds_nothing_to_correct() -> None:
         [sys.executable, "-m", "marimo", "check", "--strict", *CHAPTERS], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout
+
+
+def test_every_item_of_the_lecture_has_a_chapter_or_a_reason() -> None:
+    rows = lecture_page.items()
+    stems = {path.stem for path in CHAPTERS}
+    assert [int(row["number"]) for row in rows] == list(range(1, len(rows) + 1))
+    assert len({row["item"] for row in rows}) == len(rows)
+    for row in rows:
+        assert tuple(row) == lecture_page.COLUMNS
+        assert row["chapter"] in stems or row["reason"].strip(), row
+    assert stems <= {row["chapter"] for row in rows}, "a chapter that teaches none of them"
+
+
+def test_the_page_of_what_the_lecture_covers_is_current() -> None:
+    assert lecture_page.PAGE.read_text(encoding="utf-8") == lecture_page.page(), "python tools/lecture_page.py"
+    assert lecture_page.page().count("\n") <= 100
+
+
+def test_the_index_has_every_chapter() -> None:
+    index = (Path(__file__).parents[1] / "docs" / "learn.md").read_text(encoding="utf-8")
+    assert [path.name for path in CHAPTERS if f"(../lecture/{path.name})" not in index] == []
+    assert index.count("\n") <= 100

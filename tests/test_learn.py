@@ -1,4 +1,4 @@
-"""The course runs: every line that docs/learn.md shows of a command is printed by it."""
+"""The index of the lecture runs: every line that docs/learn.md shows of a command is printed by it."""
 
 import re
 import shlex
@@ -10,12 +10,12 @@ from trainledger.cli import main
 
 pytestmark = pytest.mark.sweep
 
-COURSE = (Path(__file__).parent.parent / "docs" / "learn.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"    \$ trainledger (.*)\n((?:    .*\n)+)", COURSE.replace("\\\n", " "))
+INDEX = (Path(__file__).parent.parent / "docs" / "learn.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"    \$ trainledger (.*)\n((?:    .*\n)+)", INDEX.replace("\\\n", " "))
 
 
 @pytest.mark.parametrize(("command", "said"), SHOWN, ids=[" ".join(command.split()[:2]) for command, _ in SHOWN])
-def test_every_line_of_the_course_is_printed(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_of_the_index_is_printed(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command)) == 0
     printed = iter(capsys.readouterr().out.splitlines())
     lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() != "..."]
@@ -24,5 +24,5 @@ def test_every_line_of_the_course_is_printed(command: str, said: str, capsys: py
         assert line in printed, line
 
 
-def test_the_course_has_its_topics() -> None:
-    assert len(SHOWN) == COURSE.count("    $ ") > 15
+def test_the_index_has_a_command_for_each_chapter() -> None:
+    assert len(SHOWN) == INDEX.count("    $ ") == 18
