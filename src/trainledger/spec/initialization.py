@@ -22,10 +22,10 @@ def start_of(name: str, fan_in: int, spec: ModelSpec, width_factor: float = 1.0)
 
     ``width_factor`` is the model's width over that of its base (muP).
 
+    >>> from trainledger.catalog import model
     >>> from trainledger.spec.parts import from_fields
-    >>> spec = from_fields(ModelSpec, {"vocab_size": 8, "d_model": 64, "n_layers": 8, "max_seq_len": 8})
-    >>> start_of("layers.0.mlp.down_proj.weight", 256, spec)
-    ('1 / sqrt(fan_in) / sqrt(2 n_layers)', 0.015625)
+    >>> start_of("layers.0.mlp.down_proj.weight", 256, from_fields(ModelSpec, model("llama-3-8b")))
+    ('1 / sqrt(fan_in) / sqrt(2 n_layers)', 0.0078125)
     """
     rule, value = "1 / sqrt(fan_in)", 1 / math.sqrt(fan_in)
     match name.removesuffix(".weight").split(".")[-1]:
@@ -54,10 +54,11 @@ def stream_variances(spec: ModelSpec, tokens: int) -> tuple[float, ...] | None:
     tokens have in common (``shared``, their mean covariance) is followed, as attention does not average it away. None
     where a branch does not begin with a norm alone, or a block has experts.
 
+    >>> from trainledger.catalog import model
     >>> from trainledger.spec.parts import from_fields
-    >>> spec = from_fields(ModelSpec, {"vocab_size": 8, "d_model": 64, "n_layers": 2, "max_seq_len": 8})
-    >>> [round(each, 2) for each in stream_variances(spec, 1024)]
-    [1.0, 1.09, 1.19]
+    >>> stream = stream_variances(from_fields(ModelSpec, model("llama-3-8b")), 1024)
+    >>> len(stream), stream[0], round(stream[-1], 2)
+    (33, 1.0, 1.19)
     """
     activation = _ACTIVATIONS.get(spec.feed_forward.activation)
     if spec.experts is not None or spec.norm_place != "pre" or spec.embedding_norm or activation is None:
