@@ -109,7 +109,7 @@ def worth(epochs: float) -> float:
     return 1 + REPEATED * (1 - exp(-(epochs - 1) / REPEATED))
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_disk() -> list[Claim]:
     web = tl.loop("gpt2", corpus=9_035_582_198)
     nbytes = web.corpus_nbytes[web.token_dtype]
@@ -217,7 +217,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_batch() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -267,7 +267,7 @@ def claims_batch() -> list[Claim]:
         ]
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     mo.md("This table needs torch.") if not lesson.HAS_TORCH else lesson.claims(claims_batch())
     return
@@ -368,7 +368,7 @@ def losses(*, init=0, data=0, dropout=0, micro=BATCH, steps=6) -> list[float]:
         return said
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     def broken() -> str:
         changes = {
@@ -409,7 +409,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_seeds() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -432,7 +432,7 @@ def claims_seeds() -> list[Claim]:
     ]
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     mo.md("This table needs torch.") if not lesson.HAS_TORCH else lesson.claims(claims_seeds())
     return

@@ -171,7 +171,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_loop() -> list[Claim]:
     given = GIVEN | {"recipe.steps": 100_000, "recipe.schedule.warmup_steps": 1000, "recipe.learning_rate": 6e-4}
     run = tl.load("gpt2", given)
@@ -238,13 +238,13 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def hashes(checkpoint) -> dict[str, str]:
     """The SHA-256 of the weights and of the optimizer's state in a checkpoint."""
     return {name: sha256((checkpoint / name).read_bytes()).hexdigest()[:16] for name in (WEIGHTS, STATE)}
 
 
-@app.function
+@app.function(hide_code=True)
 def losses(run_dir) -> dict[int, float]:
     """The loss of each step that a run has recorded, by its number."""
     path = run_dir / "metrics.jsonl"
@@ -300,7 +300,7 @@ def experiment() -> dict:
         }
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_resume() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -334,13 +334,13 @@ def claims_resume() -> list[Claim]:
     ]
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     mo.md("This table needs torch.") if not lesson.HAS_TORCH else lesson.claims(claims_resume())
     return
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     def drawn():
         found = experiment()
@@ -481,7 +481,7 @@ def exercise_missing(seed: int) -> Exercise:
     )
 
 
-@app.function
+@app.function(hide_code=True)
 def toy(run: dict, steps: int) -> dict:
     """A training in small: a weight, its velocity, a schedule, and noise from a generator."""
     for _ in range(steps):

@@ -147,7 +147,7 @@ def sent_nbytes(ledger) -> float:
     return sum(TIMES[each.name] * each.payload * each.times * (each.ranks - 1) / each.ranks for each in calls)
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     def drawn():
         ledgers = [highest_by_category(account(way)) for way in WAYS]
@@ -162,7 +162,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_states() -> list[Claim]:
     n = tl.parameters(tl.model("gpt2-xl")).total
     ledgers = {way: account(way) for way in WAYS}
@@ -250,7 +250,7 @@ def two_ranks(**layout) -> dict:
         }
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_ranks() -> list[Claim]:
     if not lesson.HAS_TORCH:
         return []
@@ -267,7 +267,7 @@ def claims_ranks() -> list[Claim]:
     ]
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _():
     mo.md("This table needs torch.") if not lesson.HAS_TORCH else lesson.claims(claims_ranks())
     return
@@ -316,7 +316,7 @@ def _(micro, stages):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_layers() -> list[Claim]:
     tensor = account("", "llama-3-8b", FP32 | {"layout.tensor": 8})
     layers = [each for each in tensor.entries if each.kind == "collective" and each.path.startswith("layers")]
