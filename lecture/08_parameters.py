@@ -216,8 +216,31 @@ def _():
 
     $$\operatorname{Var} = 1 + 2L, \qquad \operatorname{Var} = 1 + 2L \cdot \tfrac{1}{2L} = 2.$$
 
-    That is what GPT-2 and this project's engine do with the two matrices that write into the stream.
+    That is what GPT-2 and this project's engine do with the two matrices that write into the stream. `tl.explain` has
+    the rule of every matrix of a model, and how the stream grows:
+    """)
+    return
 
+
+@app.cell
+def _():
+    tl.explain("init", "llama-3-8b")
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    stream = tl.explain("init", "llama-3-8b").document().data()["stream_variances"]
+    mo.md(rf"""
+    It ends at {stream[-1]:.2f}, below our 2: attention averages over tokens, and a gated MLP gives less than it
+    gets, so real branches add less than 1.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
     ## The first loss
 
     The last check needs no training step. If the logits are independent of the right answer, with deviation s, then the
@@ -529,7 +552,8 @@ def _():
     A layer multiplies the deviation by $\sigma \sqrt d$: begin at $1/\sqrt{d}$, with ReLU at $\sqrt{2/d}$, and divide
     what writes into a stream by $\sqrt{2L}$. The first loss is $\ln V + s^2/2$; bounds of `trunc_normal_` are values.
 
-    On the command line: `trainledger explain parameters gpt2` has every tensor by name and shape. On the page:
+    On the command line: `trainledger explain init gpt2` has the start of every tensor, and
+    `trainledger explain parameters gpt2` its size. On the page:
     [Model](../?calculator=model). Next: [count a Transformer](09_transformer.html).
     """)
     return

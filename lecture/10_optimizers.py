@@ -221,6 +221,20 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
+    `tl.explain` writes the rule that the account counts, with its own constants, as lines of Python that run:
+    """)
+    return
+
+
+@app.cell
+def _():
+    tl.explain("optimizer", "adamw")
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
     ## The valley, which is a rare word
 
     Why would one rate for all be bad? Take two weights of a model that is linear in its inputs. The loss's curvature
@@ -396,9 +410,17 @@ def claims_steps() -> list[Claim]:
     w_of_zero, zeros = 1.0, {}
     for t in range(1, 101):
         w_of_zero = adamw(w_of_zero, 0.0, zeros, t, 0.01, decay=0.1)
+    told = tl.explain("optimizer", "adamw").document().data()
+    space = {"sqrt": sqrt, "lr": 0.01, "w": 1.0, "m": 0.0, "v": 0.0, **told["constants"]}
+    own, own_states = 1.0, {}
+    for t in range(1, 21):
+        space |= {"t": t, "g": (-1) ** t * t}
+        exec("\n".join(told["formulas"]), space)
+        own = adam(own * (1 - 0.01 * space["weight_decay"]), space["g"], own_states, t, 0.01, c=space["beta2"])
     first = {gradient: -adam(0.0, gradient, {}, 1, 3e-4) for gradient in (1e-3, 1e3)}
     uncorrected = 0.1 / sqrt(0.001)  # m / root v after one gradient of 1
     return [
+        Claim("AdamW as it is explained, its lines run for 20 steps", space["w"], own, 1e-12),
         Claim("AdaGrad's step after 10,000 equal gradients: r / root t", before - w, 0.01 / 100, 1e-3),
         Claim("Adam's first step for a gradient of 0.001: r", first[1e-3], 3e-4, 1e-4),
         Claim("for one of 1,000: r", first[1e3], 3e-4, 1e-4),
@@ -581,7 +603,8 @@ def _():
     A rule costs what it remembers: 0, 4 or 8 bytes a parameter, and next to no FLOPs. A rate for each weight pays where
     curvatures lie along the weights, as for rare words; momentum pays in any valley; decay belongs on the weight.
 
-    On the command line: `trainledger compare gpt2-xl --device a100-sxm-80gb --set-b recipe.optimizer=adafactor`. On the
+    On the command line: `trainledger explain optimizer adafactor`, and
+    `trainledger compare gpt2-xl --device a100-sxm-80gb --set-b recipe.optimizer=adafactor`. On the
     page: [Memory](../?calculator=memory). Next: [memory of a step is a story in time](11_memory.html).
     """)
     return
