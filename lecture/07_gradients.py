@@ -152,7 +152,7 @@ def _():
 
     So call `(loss / k).backward()` for each micro-batch, and `.grad` adds up to the batch's gradient, to rounding.
     Without the 1/k it is k times the gradient. SGD then takes k times the step, and a learning rate that was
-    good diverges. Adam divides by the size of the gradient and hides the mistake; clipping does not, since the norm
+    good may diverge. Adam divides by the size of the gradient and hides the mistake; clipping does not, since the norm
     that it sees is k times too large. (If micro-batches have different numbers of tokens, the weights are not 1/k but
     each one's share of the tokens.)
     """)
@@ -286,11 +286,11 @@ def _():
         )
         ends = {name: losses[-1] for name, losses in runs.items()}
         told = mo.md(rf"""
-        The right loop ends at {ends["right"]:.1g}. Without the 1/k it takes four times the step and rattles around at
-        {ends["no 1/k"]:.1g}; only the clip keeps it from diverging. Without `zero_grad` each step adds all gradients
-        so far, and nothing is learned: {ends["no zero_grad"]:.1g}. A `zero_grad` before each backward wipes the
-        micro-batches before it: the step sees the last quarter of the data, and of that a quarter of the gradient. And
-        a clip after the step comes too late: the bad batch throws the weights to {max(runs["clip after step"]):,.0f}.
+        The right loop ends at {ends["right"]:.1g}. Without the 1/k it takes four times the step, and rattles around at
+        {ends["no 1/k"]:.1g}. Without `zero_grad` each step adds all gradients so far, and nothing is learned:
+        {ends["no zero_grad"]:.1g}. A `zero_grad` before each backward wipes the micro-batches before it: the step sees
+        the last quarter of the data, and of that a quarter of the gradient. And a clip after the step comes too late:
+        after the bad batch the squared distance is {max(runs["clip after step"]):,.0f}.
         """)
     else:
         races, told = mo.md("needs torch"), mo.md("")
