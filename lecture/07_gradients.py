@@ -202,9 +202,20 @@ def claims_accumulation() -> list[Claim]:
 
     whole = gradient(1, divide=True)
     off = (gradient(k, divide=True) - whole).norm() / whole.norm()
+    more = (gradient(k, divide=False).norm() / whole.norm()).item()
+    model.zero_grad(set_to_none=False)
+    zeros = sum(each.grad.nbytes for each in model.parameters())
+    model.zero_grad()
+    try:
+        model(x).backward()
+    except RuntimeError as error:
+        refused = str(error)
     return [
         Claim("4 micro-batches of loss / 4 against the whole batch: error below 2e-6", bool(off < 2e-6), True),
-        Claim("without the 1/k, times the gradient", (gradient(k, divide=False).norm() / whole.norm()).item(), k, 1e-4),
+        Claim("without the 1/k, times the gradient", more, k, 1e-4),
+        Claim("bytes of gradients after zero_grad(set_to_none=False): 4 N", zeros, 4 * (32 * 64 + 64 + 64 + 1)),
+        Claim("after zero_grad()", str({each.grad for each in model.parameters()}), str({None})),
+        Claim("backward of 64 numbers is refused", refused, "grad can be implicitly created only for scalar outputs"),
     ]
 
 
