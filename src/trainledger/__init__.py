@@ -17,6 +17,7 @@ _NAMES = {  # of each module
     "answers.advise": "advise",
     "answers.budget": "optimal",
     "answers.compare": "compare",
+    "answers.copies": "copy_seconds",
     "answers.cost": "account on_device parameters predict",
     "answers.layouts": "layouts",
     "answers.load": "load model",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from trainledger.answers.breaks import breaks
     from trainledger.answers.budget import optimal
     from trainledger.answers.compare import compare
+    from trainledger.answers.copies import copy_seconds
     from trainledger.answers.cost import account, on_device, parameters, predict
     from trainledger.answers.explain import explain
     from trainledger.answers.fit import fit
@@ -88,11 +90,11 @@ if TYPE_CHECKING:
     from trainledger.trace.target import TrainingStep
 
 __all__ = [
-    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec", "Problem",
-    "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device",
-    "device_of", "explain", "fake_world", "fit", "inference", "inspect", "layouts", "load", "loop", "machine_of",
-    "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict",
-    "reconcile", "trace", "trace_rank", "trace_step",
+    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
+    "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "copy_seconds",
+    "cost_rule", "device", "device_of", "explain", "fake_world", "fit", "inference", "inspect", "layouts", "load",
+    "loop", "machine_of", "meter", "meter_loop", "model", "model_from_hf", "napkin", "on_device", "optimal",
+    "parameters", "plan", "predict", "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from trainledger import catalog as known
+from trainledger.answers.copies import table as copies_of
 from trainledger.answers.question import question, word
+from trainledger.catalog.host_copies import host_copies
 from trainledger.forecast.plan.napkin import short
 from trainledger.report.document import Cell, Document, Table, sections
 from trainledger.spec.plain import to_plain
@@ -38,7 +40,13 @@ def of_one(name: str) -> Document:
     entry = _entry(name)
     rows = tuple((key, _errors(value) if key == "errors" else _plain(value)) for key, value in entry.items() if value)
     peaks = _peaks(name) if name in known.device_names() else None
-    return Document(name, sections(Table(name, (name, ""), rows, align="ll"), peaks), data=lambda: {name: entry})
+    copies, found = copies_of(name), host_copies().get(name)
+    if found is not None:
+        entry = entry | {"host_copies": found["copies"], "host_copies_source": found["source"]}
+        rows += (("host copies", f"{found['source']} ({found['date']})"),)
+    return Document(
+        name, sections(Table(name, (name, ""), rows, align="ll"), peaks, copies), data=lambda: {name: entry}
+    )
 
 
 _NAMES = {"models": known.model_names, "devices": known.device_names, "links": known.link_names}

@@ -1,8 +1,15 @@
 import os
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
+import trainledger as tl
+from trainledger import catalog
+from trainledger.catalog.host_copies import host_copies
+from trainledger.cli import main
 from trainledger.observe.measure import copies
 from trainledger.observe.measure.copies import (
     BACK_PAGEABLE,
@@ -86,3 +93,43 @@ def test_a_folder_that_takes_no_file_is_a_note(tmp_path):
     (found, *_) = disk_times(2**10, os.path.join(tmp_path, "absent"), samples=1)
     assert found.seconds is None
     assert "cannot be written: No such file or directory" in found.note
+
+
+def test_copies_of_the_catalog_are_those_that_were_measured():
+    entry = host_copies()["h200"]
+    file, _, _ = entry["source"].partition(":")
+    measured = tomllib.loads((Path(__file__).parents[3] / file).read_text(encoding="utf-8"))
+    assert entry["copies"] == measured["host_copies"]
+    assert (entry["date"].isoformat(), entry["link"]) == (measured["date"][:10], "pcie5")
+    of_h200 = tomllib.loads((Path(catalog.__file__).parent / "devices/h200.toml").read_text(encoding="utf-8"))
+    assert of_h200["node"]["host"] == entry["link"]
+
+
+def test_seconds_of_a_copy_by_device_and_memory():
+    nbytes = 268435456
+    pinned, pageable = (tl.copy_seconds(nbytes, "h200", pinned=each) for each in (True, False))
+    assert (pinned.seconds, pageable.seconds) == pytest.approx((4.930e-3, 43.750e-3), rel=1e-3)
+    assert {pinned.basis, pageable.basis} == {"measured"}
+    assert tl.copy_seconds("98304B", "h200").seconds == pytest.approx(98304 / 54.45e9, rel=1e-3)
+    older = [tl.copy_seconds(nbytes, catalog.device("a100-sxm-80gb"), pinned=each) for each in (True, False)]
+    assert older[0].seconds == pytest.approx(2 * pinned.seconds)  # half the link
+    assert older[1].seconds == pytest.approx(pageable.seconds)  # the host's processor
+    assert {each.basis for each in older} == {"assumed"}
+    assert "85% from pinned memory" in repr(older[0])
+    with pytest.raises(tl.InvalidInput, match="no known link to its host"):
+        tl.copy_seconds(1, "tpu-v4")
+    with pytest.raises(tl.InvalidInput, match="0 or more"):
+        tl.copy_seconds(-1, "h200")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator")
+def test_a_machine_without_an_accelerator_shows_those_of_the_catalog(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(copies, "SIZES", (16,))
+    page = str(measure_copies("cpu", folder=str(tmp_path), disk_nbytes=2**16, seconds=0.1))
+    assert "Not of this machine, which has no accelerator" in page
+    assert main(["catalog", "h200"]) == 0
+    for text in (page, capsys.readouterr().out):
+        assert re.search(r"to device, pinned +268.4 MB +4.93 ms +54.45 GB/s", text)
+        assert "82.9 % of the" in text
+    assert main(["catalog", "h100-sxm"]) == 0
+    assert "pinned" not in capsys.readouterr().out

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from trainledger.answers.copies import EVIDENCE, table
 from trainledger.answers.pages.einsum_figures import INTENSITY, LEAST, MOST, RATE, ROOM, roof, sweep_chart
 from trainledger.answers.pages.plain_data import plain
+from trainledger.catalog.host_copies import host_copies, measured
 from trainledger.forecast.predict.clock import LinkFit, bus_factor, link_fits
 from trainledger.observe.measure.rates import CollectiveTimes, CopyTimes, LoaderTimes, MatmulTimes
 from trainledger.report.chart import COLOURS, Axis, Chart, Line
-from trainledger.report.document import Cell, Document, Facts, Table, section, sections
+from trainledger.report.document import Cell, Document, Facts, Section, Table, section, sections
 from trainledger.report.table import sentence
 from trainledger.spec.calibration import STRAIGHT, CollectiveTime, CopyTime, LoaderTime, MatmulTime
 from trainledger.spec.units import GIGA, TERA, format_count, format_flops_per_second, format_nbytes, format_percent
@@ -155,12 +157,20 @@ def _of_copies(found: CopyTimes) -> Document:
                 "In memory (bytes read and written)", _copy_table("memory", found.memory), *_compared(found.memory)
             ),
             section("Host and device", _copy_table("device", found.device), *_pinned(found.device)),
+            None if any(each.seconds for each in found.device) else _of_evidence(),
             section("Disk", _copy_table("disk", found.disk)),
             (f"Note: {each}." for each in found.notes),
         ),
         data=lambda: plain(found, more={CopyTime: ("bytes_per_second",)}),
         figures=lambda: [_copy_chart(found.memory)],
     )
+
+
+def _of_evidence() -> Section:
+    """What the catalog has of another machine, where this one has no accelerator."""
+    entry = host_copies()[EVIDENCE]
+    said = f"Not of this machine, which has no accelerator: {entry['source']} ({entry['date']})."
+    return section(f"Host and device of an {EVIDENCE}", table(EVIDENCE), *_pinned(measured(EVIDENCE)), said)
 
 
 def _copy_table(name: str, rows: Sequence[CopyTime]) -> Table:
