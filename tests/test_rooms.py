@@ -146,7 +146,7 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (75, 9914, 1172),
     "catalog": (3, 251, 22),
-    "cli": (13, 1814, 302),
+    "cli": (13, 1823, 302),
     "engine": (63, 9425, 1005),
     "forecast": (53, 9391, 820),
     "ledger": (45, 6826, 509),
@@ -154,11 +154,11 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (13, 1660, 142),
     "spec": (42, 6577, 375),
     "tensors": (10, 1937, 108),
-    "trace": (48, 8789, 723),
+    "trace": (49, 9015, 746),
     "web": (26, 3671, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 432, 92870, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 433, 93162, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 66_358
+MOST_TEST_LINES = 66_488
 
 
 def test_tests_keep_below_their_ceiling() -> None:

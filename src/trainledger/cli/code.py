@@ -204,6 +204,7 @@ def annotate(
         ),
     ] = (),
     assume: Assume = (),
+    assume_asserts: Annotated[bool, text("with --fake: an assert that reads an unknown value holds")] = False,
     shapes: Annotated[bool, text("also the shapes and strides that each line makes")] = False,
     per_run: Annotated[bool, text("divide by how often each line ran")] = False,
     busy: Annotated[bool, text("only lines that do something to tensors")] = False,
@@ -222,7 +223,15 @@ def annotate(
     compiled(script)  # what is wrong with its name or its text is said before anything else happens
     with _output_aside():
         found = run_annotated(
-            script, args, fake=fake, device=device, files=files, steps=steps, shapes=shapes, assume=assume
+            script,
+            args,
+            fake=fake,
+            device=device,
+            files=files,
+            steps=steps,
+            shapes=shapes,
+            assume=assume,
+            assume_asserts=assume_asserts,
         )
     found = replace(found, notes=(*found.notes, *_misplaced(args, found.outcome)))
     remarks: tuple[str, ...] = ()

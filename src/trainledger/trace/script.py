@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import sys
@@ -16,9 +17,25 @@ from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.trace.annotate.source import Files
 from trainledger.trace.recorder.source_lines import Refused, why_it_stopped
 
+HOLDS, READ = "__trainledger_holds__", "__trainledger_read__"  # names that rewritten asserts call
 
-def compiled(path: str) -> CodeType:
-    """The code of a script; raises InvalidInput where it cannot be read or is no Python."""
+
+class _Asserts(ast.NodeTransformer):
+    """``assert E`` asks ``HOLDS(READ(), E)``: how many values were read before E, and E."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        names = (ast.Name(each, ast.Load()) for each in (HOLDS, READ))
+        holds, read = (ast.copy_location(each, node.test) for each in names)
+        before = ast.copy_location(ast.Call(read, [], []), node.test)
+        node.test = ast.copy_location(ast.Call(holds, [before, node.test], []), node.test)
+        return node
+
+
+def compiled(path: str, *, ask_asserts: bool = False) -> CodeType:
+    """The code of a script; raises InvalidInput where it cannot be read or is no Python.
+
+    With ``ask_asserts`` its asserts call `HOLDS`, which the module must have.
+    """
     if os.path.isdir(path):
         raise InvalidInput([Problem("script", path, "is a directory; name the file to run, such as train.py")])
     try:
@@ -27,7 +44,8 @@ def compiled(path: str) -> CodeType:
     except OSError as error:
         raise InvalidInput([Problem("script", path, f"cannot be read: {error.strerror or error}")]) from None
     try:
-        return compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+        tree = _Asserts().visit(ast.parse(source)) if ask_asserts else source
+        return compile(tree, os.path.abspath(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         raise InvalidInput(
             [Problem("script", path, f"is not Python: {error.msg} at line {error.lineno or 1}")]

@@ -58,6 +58,7 @@ def annotate(
     steps: int | None = None,
     shapes: bool = False,
     assume: Sequence[str] = (),
+    assume_asserts: bool = False,
     on_error: OnError | None = None,
 ) -> Annotation:
     """What each line of a program costs: a script, run as ``__main__`` with ``arguments``, or a function of yours.
@@ -66,7 +67,8 @@ def annotate(
     be 0, and masks find as many elements as ``assume`` says (`trace`), as ``notes`` say. ``device`` "cuda" lets a
     program for one GPU run on a machine without any: its tensors pass for the GPU's. Shown are the lines of the script
     and of the modules in its directory, or of the ``files`` that these patterns name; ``steps`` ends it after so many
-    optimizer steps; with ``shapes`` the tensors of each line are shown.
+    optimizer steps; with ``shapes`` the tensors of each line are shown; with ``assume_asserts`` an assert of a script
+    on fake tensors holds where it reads an unknown value.
 
     However the program ends, what ran is reported; ``ended`` says why where it did not come to its end, and
     ``on_error`` is called with the traceback. Raises InvalidInput where there is no such script.
@@ -84,9 +86,12 @@ def annotate(
         request = _Request(path, tuple(files) or (path,), fake, device, steps, shapes, script=False, assume=assume)
         return _run(request, lambda: function(*arguments), on_error)
     path = os.fspath(program)
-    code = compiled(path)
+    asks = fake and assume_asserts
+    code = compiled(path, ask_asserts=asks)
     request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes, script=True, assume=assume)
     with as_main(path, [str(argument) for argument in arguments]) as module:
+        if asks:
+            request = request._replace(asserts=module.__dict__)
         return _run(request, lambda: exec(code, module.__dict__), on_error)
 
 
@@ -123,6 +128,7 @@ class _Request(NamedTuple):
     shapes: bool
     assume: Sequence[str]
     script: bool  # or a function, which may use tensors that were there before
+    asserts: dict[str, Any] | None = None  # the names of a script whose asserts on unknown values hold
 
 
 def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
@@ -154,6 +160,15 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
             rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
             raise Refused(rule)
 
+    def holds(read: int, value: object) -> bool:
+        line, true = here(), bool(value)
+        if guesses.total() == read:
+            return true
+        note(f"the assert at {line} reads an unknown value and is assumed to hold")
+        return True
+
+    if request.asserts is not None:
+        request.asserts.update({script.HOLDS: holds, script.READ: guesses.total})
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(replaced(torch, "compile", around(partial(_eager, note))))
@@ -174,6 +189,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
             watcher.dies.append(accelerator.gone)
             enter(pretended(accelerator, lambda: watcher.synchronized("torch.cuda.synchronize", [], "cuda")))
         enter(reads_seen(watcher.synchronized, guessed))
+        enter(watcher.habits.seen())
         enter(recorder)
         began = time.perf_counter()
         with runs, script.terminated():

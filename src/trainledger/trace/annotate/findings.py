@@ -41,6 +41,7 @@ def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Endi
         *_round_trips(watcher),
         *_loop_graphs(watcher, ending),
         *_forwards(watcher, ending),
+        *watcher.habits.findings(),
     ]
     found.sort(key=lambda finding: (finding.weight != PROBLEM, -finding.nbytes, -finding.times))
     graph_lines: set[str] = set()

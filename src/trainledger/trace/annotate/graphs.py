@@ -276,6 +276,10 @@ class Gradients:
     def used(self, record: Storage) -> bool:
         return record in self._used
 
+    def unchanged(self, record: Storage) -> bool:
+        """Whether a step has used it, and no backward has added to it since."""
+        return self._used.get(record) == ""
+
     def gone(self, record: Storage) -> None:
         self._used.pop(record, None)
 

@@ -31,6 +31,7 @@ from trainledger.trace.annotate.graphs import (
     gradients_of,
     nodes_so_far,
 )
+from trainledger.trace.annotate.habits import Habits
 from trainledger.trace.annotate.loops import LoopGraphs, Tally
 from trainledger.trace.annotate.source import Caller, Callers, Files, Holder, holder_of, names_of, snapshots
 from trainledger.trace.fakes.own_code import record_launch
@@ -77,7 +78,9 @@ class Watcher:
         follow["appeared"] = account.appear if from_start else None
         self.recorder = Recorder(nn.Module(), find_phases=True, lines=self.lines, **follow)
         self.recorder.higher_order_ran = account.take
-        self._record_of = self.recorder.record_of
+        self._record_of = record_of = self.recorder.record_of
+        self.habits = Habits(files, self.callers, self.gradients, record_of, lambda tensor: self.device_of(tensor))
+        self.dies.append(self.habits.gone)
 
     def _gone(self, record: Storage) -> None:
         for hear in self.dies:
@@ -115,6 +118,7 @@ class Watcher:
         crossed = copies.DEVICE if self.after(args, kwargs, event) else ""
         if event.allocated and not self.syncs.accelerated:
             self.syncs.accelerated = any(not self.device_of(each).startswith("cpu") for each in tensors_in(out))
+        self.habits.launched += self.syncs.accelerated
         facts = event.facts
         name = facts["name"]
         if facts["kind"] == "unknown" and facts["line"]:
@@ -133,6 +137,8 @@ class Watcher:
             for tensor in tensors_in(args[:1]):
                 self.conversions.written(self._record_of(tensor))
         if node is None:
+            if func._schema.is_mutable and name.endswith(("mul_", "div_")) and not tensors_in(args[1:]):
+                self.habits.scaled()
             if self.gradients.watches and func._schema.is_mutable:
                 self._take_written(name, args)
             if name in SYNCHRONIZING or (name == "index" and _by_mask(args)):
@@ -168,6 +174,7 @@ class Watcher:
             self._in_backward = True
             caller = self.callers.now()
             self._backward_line = caller.at if caller is not None else ""
+            self.habits.backward(torch._C._current_autograd_node(), caller)
         caller_line = self.account.of(self._backward_line, changed=True)
         if caller_line.ran_backward is None:
             caller_line.ran_backward = Work()
@@ -225,6 +232,7 @@ class Watcher:
 
     def synchronized(self, name: str, tensors: list[Tensor], device: str = "cpu") -> None:
         """The program waits for a value of a tensor, or for a device."""
+        self.habits.waited += 1
         caller = self.callers.now()
         if caller is not None and not caller.inside.startswith("torch.optim") and not _loads_data(caller.frame):
             device = next((self.device_of(tensor) for tensor in tensors), device)
@@ -294,6 +302,7 @@ class Steps:
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._watcher.updates.on_write = None
+        self._watcher.habits.step()
         self._forget_frames()
         self._use(self._gradients(optimizer), self.taken)
         self.in_step = True
@@ -314,6 +323,7 @@ class Steps:
     def _written(self, gradients: list[Storage], begins: bool) -> None:
         """The program writes parameters by these gradients; ``begins`` with the first write since a backward."""
         if begins:
+            self._watcher.habits.step()
             self._forget_frames()
         self._use(gradients, self.taken if begins else self.taken - 1)
         self._watcher.gradients.after_step(gradients)
