@@ -177,3 +177,41 @@ except tl.InvalidInput as error:
     assert not any("During handling" in each for each in above)
     error = tl.InvalidInput([tl.Problem("a", 1, "must be 2")])
     assert error._render_traceback_() == ["InvalidInput: a = 1: must be 2"]  # in a notebook
+
+
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "yaml", "rich"):
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Missing())
+import trainledger as tl
+from trainledger.cli import main
+"""
+
+
+def test_the_core_answers_without_numpy_yaml_and_rich():
+    """As in a browser, where the wheel does not require them."""
+    code = """
+assert tl.napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu=0.5).days > 143
+assert tl.plan("gpt2", device="h100-sxm").forecast.step_seconds
+assert tl.plan("llama-3-8b", {"layout.shard": 4, "layout.tensor": 2}, device="h100-sxm", count=8).forecast.step_seconds
+assert tl.account("gpt2").peak().nbytes and tl.parameters(tl.model("gpt2")).total == 124439808
+assert "gpt2-xl" in str(tl.compare("gpt2", "gpt2-xl", device="h100-sxm"))
+assert len(tl.compare("gpt2", over="recipe.precision", device="h100-sxm").rows) > 10
+assert "<table" in tl.optimal(flops="1e21")._repr_html_()
+for words in (["einsum", "ij,jk->ik", "4,5", "5,6"], ["tensor", "fp32[4,8]", "t"], ["dtype", "bf16"], ["rules", "gpt2"],
+              ["explain", "memory", "gpt2"], ["breaks", "gpt2", "--device", "h100-sxm"], ["catalog", "h200"]):
+    assert main(words) == 0, words
+assert main(["layouts", "llama-3-8b", "--device", "h100-sxm", "--count", "8"]) == 2
+try:
+    tl.layouts("llama-3-8b", device="h100-sxm", count=8)
+except tl.InvalidInput as error:
+    print(error, file=sys.stderr)
+assert not {"numpy", "yaml", "rich"} & set(sys.modules)
+"""
+    done = fresh(WITHOUT + code)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sentence = "is searched for with numpy, which is not installed"
+    assert done.stderr.count(sentence) == 2

@@ -76,6 +76,11 @@ def spread(
 
     ``front`` and ``first`` as in `search`.
     """
+    try:
+        import numpy  # noqa: F401 (a browser may have none)
+    except ModuleNotFoundError:
+        rule = "is searched for with numpy, which is not installed; write the layout, such as layout.shard = 8"
+        raise InvalidInput([Problem("layout", "auto", rule, "pip install numpy")]) from None
     run, count, name = whole(run), run.cluster.count, run.cluster.device
     machine = machine_of(run)
     if not isinstance(machine, Device):

@@ -93,8 +93,10 @@ class Habits:
     def backward(self, node: Any, caller: Caller | None) -> None:
         """A backward begins at this node, which has made the loss."""
         self._scaled = False
+        # Divided by the micro-batches its node would be a division, and of a sum of losses an addition.
         mean = node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _MEAN
         if caller is not None and mean and called(caller.expression) == "backward":
+            # One helper may run the backwards of several losses, which are not micro-batches of one.
             chain = self.callers.chain()
             self._backwards[chain] += 1
             self._lines[chain] = caller.at
@@ -135,6 +137,7 @@ class Habits:
 
     def _clipped(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        # Between the steps of two optimizers the gradients of the second are still to be used.
         records = gradients_of(parameters, self.record_of)
         caller = self.callers.now()
         if caller is not None and records and all(self.gradients.unchanged(record) for record in records):
@@ -145,6 +148,7 @@ class Habits:
         drops = isinstance(module, _DropoutNd) and module.p > 0
         if not module.training or torch.is_grad_enabled() or not (drops or isinstance(module, _BatchNorm)):
             return
+        # The line that calls the model, and not that of a forward inside of it, is where eval() is missing.
         frame, line = sys._getframe(1), ""
         while frame is not None:
             name = self.files.name(frame.f_code.co_filename)
@@ -169,6 +173,7 @@ class Habits:
 
     def _moved(self, before: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("non_blocking") is True and self.device_of(tensor).startswith("cpu")
+        # Where a GPU is only pretended, pinned memory is like any other to torch.
         pinned = asked and (self.record_of(tensor) in self._pinned or _is_pinned(tensor))
         out = before(tensor, *args, **kwargs)
         caller = self.callers.now() if asked and not pinned else None
@@ -188,6 +193,7 @@ class Habits:
             now = (self.launched, self.waited)
             for first in self._pairs_of(frame.f_code.co_filename).get(frame.f_lineno, ()):
                 launched, waited = self._clock.get((name, first), now)
+                # One wait anywhere between the two leaves little of the work out.
                 if launched < now[0] and waited == now[1]:
                     what = f"takes the time since line {first}, in which the device was given work"
                     self._seen[UNSYNCHRONIZED, f"{name}:{frame.f_lineno}", what] += 1
