@@ -88,3 +88,13 @@ def test_an_amount_that_no_entry_has_is_reported():
     ):
         with pytest.raises(ValueError, match="an entry has no"):
             ask()
+
+
+def test_a_notebook_shows_its_sums_and_a_data_frame_takes_its_entries() -> None:
+    ledger = small()
+    page = ledger._repr_html_()
+    assert "<table" in page
+    assert all(each in page for each in ("matmul", "attention", "update"))
+    rows = ledger.records()
+    assert [row["flops"] * row["times"] for row in rows] == [each.flops * each.times for each in ledger]
+    assert (rows[1]["path"], rows[1]["phase"]) == ("layers.*.up", "forward")

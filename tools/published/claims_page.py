@@ -18,7 +18,8 @@ HEAD = """\
 Written by `python tools/published/claims_page.py`; a test compares it with what it would write today, and runs every
 command. The rows are those of `tools/published/worked_examples.csv`: numbers that notes, lectures and papers on
 training print. A claim holds where our number agrees within {agrees}; where it does not, the table has the right
-number, and the cause of the printed one where it was found. The command that prints each, and its line: {link}.
+number, and the cause of the printed one where it was found. The command that prints each, and its line: {link};
+what is said of code is run by `tools/published/lecture_claims.py`.
 {counts}
 
 """
@@ -61,6 +62,8 @@ def _commands(row: Row, claim: Claim) -> Iterator[Sequence[str]]:
         why.append(f"The printed number {claim.how}.")
     for each in claim.shown:
         yield row["statement"], " ".join(why), each.command, line_of(each)
+    if not claim.shown:  # of code, which a test runs
+        yield row["statement"], " ".join(why), "tools/published/lecture_claims.py", ""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 
 from claim import Claim, Numbers, Row, show
+from lecture_claims import CLAIMS as OF_LECTURES
 
 import trainledger as tl
 from trainledger import catalog
@@ -336,6 +337,7 @@ CLAIMS: dict[str, Callable[[], Claim]] = {
     "adam_horizon": lambda: step_fact("moments average", (10.0, 1000.0)),
     "optimizer_bytes": optimizers,
     "accumulate_scale": lambda: step_fact("micro-batches", (4.0,)),
+    **OF_LECTURES,
 }  # fmt: skip
 
 

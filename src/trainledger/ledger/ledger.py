@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ class Ledger:
     def peak(self) -> Peak:
         """The most bytes live at once, by category, and the entry that runs then."""
         return peak(self)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Its entries as dicts, in the order in which they run, for ``pandas.DataFrame(...)`` or polars."""
+        names = [each.name for each in fields(Entry)]
+        return [{name: getattr(each, name) for name in names} | {"times": each.times} for each in self.entries]
+
+    def _repr_html_(self) -> str:
+        # Reports know ledgers, and not the other way round: a notebook asks one by its name.
+        page = import_module("trainledger.answers.pages.traced").page(self, self.writer or "step", by="kind")
+        return str(import_module("trainledger.report.html").fragment(page))
 
     def filter(self, keep: Callable[[Entry], bool]) -> Ledger:
         """The same ledger with the entries that ``keep`` accepts."""

@@ -35,7 +35,8 @@ def page(
 
     With ``tensors`` also what is live at the peak.
     """
-    head = f"{title}: {counted(sum(each.times for each in ledger), 'operation')} traced"
+    traced = " traced" if ledger.writer != "closed form" else ""
+    head = f"{title}: {counted(sum(each.times for each in ledger), 'operation')}{traced}"
     if ledger.partial:
         head = f"PARTIAL: {head}, then {ledger.partial}"
     rows = tuple((name, Amount(*amount)) for name, amount in totals(ledger))
