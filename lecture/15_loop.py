@@ -75,7 +75,7 @@ def _():
 
 @app.cell(hide_code=True)
 def _(guess):
-    gpt2 = tl.loop("gpt2", device="a100-sxm-80gb", count=8)
+    gpt2 = tl.loop("gpt2", {"recipe.tokens": "300B"}, device="a100-sxm-80gb", count=8)
     n = tl.parameters(tl.model("gpt2")).total
     mo.md(lesson.against(guess.value, gpt2.checkpoint_nbytes / n, "bytes") if guess.value else "")
     return (gpt2,)
@@ -176,7 +176,7 @@ def claims_loop() -> list[Claim]:
     given = GIVEN | {"recipe.steps": 100_000, "recipe.schedule.warmup_steps": 1000, "recipe.learning_rate": 6e-4}
     run = tl.load("gpt2", given)
     at = {"peak": 6e-4, "warm": 1000, "steps": 100_000}
-    gpt2 = tl.loop("gpt2", device="a100-sxm-80gb", count=8)
+    gpt2 = tl.loop("gpt2", {"recipe.tokens": "300B"}, device="a100-sxm-80gb", count=8)
     saved, nbytes = gpt2.checkpointing, gpt2.checkpoint_nbytes
     by_hand = 12 * tl.parameters(run.model).total + 4 * (16 * 12 + 4)  # tensors of 12 layers, and outside of them
     pause, mtbf = saved.pause_seconds, saved.mtbf_seconds
@@ -285,7 +285,7 @@ def experiment() -> dict:
         run, said = tl.load(fields), []
         (folder / "run.toml").write_text(to_toml(run))
         whole = train(run, folder / "whole", say=said.append)
-        run_dir = killed(folder / "run.toml", folder / "killed", after=2 * EVERY + 2)
+        run_dir = killed(folder / "run.toml", folder / "killed", after=2 * EVERY + EVERY // 2)
         before = losses(run_dir)
         saved = max(int(each.name.removeprefix("step-")) for each in (run_dir / "checkpoints").glob("step-*"))
         resumed = train(run, run_dir, resume=True, say=said.append)
