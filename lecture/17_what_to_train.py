@@ -127,13 +127,13 @@ def _(devices, weeks):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def fitted_loss(parameters: float, tokens: float) -> float:
     """Table 1 of Besiroglu et al. 2024, typed from the paper."""
     return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_budget() -> list[Claim]:
     answer = tl.optimal(**CLUSTER, family=None)
     by_hand = sqrt(32 * 1979e12 / 2 * 0.5 * 14 * 86400 / 120)
@@ -198,7 +198,7 @@ def source_of(symbols: int) -> "torch.Tensor":
     return torch.softmax(first[:, None] + second[None, :] + both, -1).flatten(0, 1)
 
 
-@app.function
+@app.function(hide_code=True)
 def text_of(source: "torch.Tensor", tokens: int, seed: int) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Pairs of symbols and what follows each, from 1,024 texts that are drawn side by side."""
     draw = torch.Generator().manual_seed(seed)
@@ -241,7 +241,7 @@ def train_one(width: int, budget: float, source: "torch.Tensor") -> tuple["torch
     return model, parameters, tokens, loss_of(model, source)
 
 
-@app.function
+@app.function(hide_code=True)
 def loss_of(model: "torch.nn.Module", source: "torch.Tensor") -> float:
     pairs, after = text_of(source, 50_000, seed=3)
     with torch.no_grad():
@@ -293,7 +293,7 @@ def _(trained):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_valley(trained: dict | None = None) -> list[Claim]:
     found = trained if trained is not None else valleys((3e8, 1e9))
     if not found:
@@ -377,7 +377,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_serving() -> list[Claim]:
     where = {"phase": "decode", "device": "h100-sxm"}
     eight = tl.inference("llama-3-8b", batch=1, context=8192, **where)
@@ -389,7 +389,7 @@ def claims_serving() -> list[Claim]:
     lost = 1 + around["fragmentation"] / around["tensors"]
     usable = ((eight.memory.usable_nbytes or 0) - around["CUDA context"] - around["cuBLAS workspaces"]) / lost
     small = tl.inference("gpt2", batch=1, context=1024, weights="int4", **where)
-    matrices = 12 * 12 * 768**2  # 12 d^2 of each of 12 layers, in groups of 128 with a scale of 2.5 bytes
+    matrices = 12 * 12 * 768**2  # 12 d^2 of each of 12 layers
     grown = tl.breaks("llama-3-8b", EIGHT_B, device="h100-sxm", count=64, along=["sequence", "devices"]).along
     first = {each.axis: each.breaks[0] for each in grown}
     return [

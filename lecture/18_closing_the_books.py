@@ -89,7 +89,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def settings(layers: int = 4, seq_len: int = 128, steps: int = 30, precision: str = "fp32") -> dict:
     """A run file as a dict: a small Llama on the bytes of Python's own json package."""
     import json
@@ -148,7 +148,7 @@ def _(layers, precision, seq_len):
     return (books,)
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_books(books: "RunRecord | None" = None) -> list[Claim]:  # noqa: F821
     """Forecast against measurement; of the default run where none is given."""
     if not lesson.HAS_TORCH:
@@ -315,7 +315,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def printed() -> list[dict[str, str]]:
     """The rows of docs/claims.md: topic, claim, printed, ours, verdict, and why where it is said."""
     page, table = REPOSITORY / "docs" / "claims.md", REPOSITORY / "docs" / "tables" / "claims.csv"
@@ -333,14 +333,14 @@ def printed() -> list[dict[str, str]]:
     return rows
 
 
-@app.function
+@app.function(hide_code=True)
 def numbers_in(text: str) -> list[float]:
     """The numbers of a cell; a range is its middle."""
     found = [float(each) for each in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text.replace(",", ""))]
     return [sum(found) / 2] if " to " in text and len(found) == 2 else found
 
 
-@app.function
+@app.function(hide_code=True)
 def disagree(row: dict[str, str]) -> bool:
     """Whether a printed number is further than 3.8 % from ours."""
     pairs = zip(numbers_in(row["printed"]), numbers_in(row["ours"]), strict=True)
@@ -370,7 +370,7 @@ def _(three):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def claims_texts() -> list[Claim]:
     rows = printed()
     if not rows:
@@ -559,7 +559,8 @@ def _():
     in which unit is not yet a claim.
 
     On the command line: `trainledger demo` does this chapter's loop on a larger model, and `trainledger reconcile
-    RUN_DIR` for a run of yours. On the page: [Runs](../?calculator=runs). That was the last chapter; the first is
+    RUN_DIR` for a run of yours; `trainledger trace module:Net --input "fp32[8,64]" --loss mean` is the account of a
+    module that you wrote. On the page: [Runs](../?calculator=runs). That was the last chapter; the first is
     [what can this budget buy?](01_budget.html), and you can now check every line of it.
     """)
     return
