@@ -30,8 +30,8 @@ def _():
     16 bytes a parameter for AdamW in fp32, so 24.9 GB. More than half of the device is free. You start with six
     sequences of 1,024 tokens, and the first step dies: out of memory.
 
-    The 24.9 GB were right. They are what the run holds *between* two steps. The step itself needs more, and not all of
-    it at once. Guess: how many GB are alive in the worst moment of that step?
+    The 24.9 GB were right as far as they go: parameters, gradients and moments. A step needs more than that, and not
+    all of it at once. Guess: how many GB are alive in the worst moment of that step?
     """)
     return
 
@@ -276,7 +276,8 @@ def _():
     Read the figure from the left. Parameters and moments are a floor. Forward climbs: each layer lays its activations
     on the heap and takes nothing away. At the top stand the logits. They are the only tensors with $V$ columns, and
     three of them are alive together for one instant: the log-probabilities, their gradient, and the gradient of the
-    logits that is just being written. That instant is the peak:
+    logits that is just being written. All three are in fp32, for the loss reads fp32 in every recipe, whatever the
+    format of the weights: $12 \, B T V$ bytes. That instant is the peak:
 
     $$\text{peak} = \underbrace{4 N}_{\text{parameters}} + \underbrace{8 N}_{\text{moments}} + A + 3 \cdot 4 \, B T V.$$
 
@@ -287,6 +288,10 @@ def _():
     With a small batch the opposite holds: 64 tokens have hardly any activations, backward only climbs, and the peak
     moves to its very end, where the last gradient is there and no activation is left: $16 N$ and a little. Then, and
     only then, are the 16 bytes a parameter all that you need. Try it with the sliders.
+
+    There is a third place. With the attention written out, backward of a layer makes two more tensors of scores, the
+    gradient of the probabilities and that of the scores, $4 B H T^2$ bytes each. Where sequences are long and the
+    vocabulary is small, the peak is there, in the last layer, which is the first that backward comes to.
 
     ## Accumulation moves the gradients under the peak
 
@@ -601,9 +606,10 @@ def exercise_when(seed: int) -> Exercise:
         f"{model} in fp32 ({run.parameters / 1e9:.2f}B parameters, {spec.vocab_size:,} words, "
         f"{spec.attention.n_heads} heads), {sequences} x {tokens:,} tokens, {attention}. When is the peak?",
         places[next(name for name in places if name in at.path)],
-        "Compare 12 B T V bytes of logits, three tensors of 4 B H T^2 in the attention of one layer, and 4 N of "
+        "Compare 12 B T V bytes of logits, two tensors of 4 B H T^2 in backward of one layer, and 4 N of "
         f"gradients less the activations that they replace. Here it is `{at.name}` of {at.path}.",
-        "Forward only climbs. What is largest: the logits, the scores of a layer, or all gradients?",
+        "Forward only climbs. What is largest: the logits, the scores of a layer, or all gradients less "
+        "the activations?",
         choices=tuple(places.values()),
     )
 
@@ -655,10 +661,12 @@ def exercise_largest_batch(seed: int) -> Exercise:
     draw = Random(seed)
     model, gigabytes = draw.choice([("gpt2-large", 40), ("gpt2-xl", 80), ("gpt2-medium", 24)])
     tokens, times = draw.choice([512, 1024]), draw.choice([1, 4])
-    runs = [step_of(size, times, model, seq_len=tokens) for size in (1, 2)]
+    runs = [step_of(size, times, model, seq_len=tokens) for size in (20, 21)]  # so many that the peak is at the loss
     slope = runs[1].peak().nbytes - runs[0].peak().nbytes
-    states = runs[0].peak().nbytes - slope
+    states = runs[0].peak().nbytes - 20 * slope
     largest = int((gigabytes * 10**9 - states) // slope)
+    around = [step_of(size, times, model, seq_len=tokens).peak().nbytes for size in (largest, largest + 1)]
+    assert around[0] <= gigabytes * 10**9 < around[1]
     return Exercise(
         f"{model} ({runs[0].parameters / 1e9:.3f}B parameters), fp32, AdamW, micro-batches in a step: {times}. A "
         f"sequence of {tokens} tokens adds {slope / 1e9:.3f} GB of activations and logits to the peak. How many "

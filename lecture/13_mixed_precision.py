@@ -442,7 +442,7 @@ def exercise_device(seed: int) -> Exercise:
 @app.function(hide_code=True)
 def exercise_scale(seed: int) -> Exercise:
     draw = Random(seed)
-    exponent, power = draw.choice([-9, -8.5, -8, -7.5]), draw.choice([0, 1, 2])
+    exponent, power = draw.choice([-8.25, -8, -7.75, -7.5]), draw.choice([0, 1])
     answer = 100 * share_that_is_zero(10**exponent, 2.0**power)
     return Exercise(
         f"Gradients are normal with deviation {10**exponent:.3g}; the loss is scaled by {2**power}. Which percentage "
