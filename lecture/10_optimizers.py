@@ -410,6 +410,9 @@ def claims_steps() -> list[Claim]:
     w_of_zero, zeros = 1.0, {}
     for t in range(1, 101):
         w_of_zero = adamw(w_of_zero, 0.0, zeros, t, 0.01, decay=0.1)
+    coupled, of_coupled = 1.0, {}
+    for t in range(1, 101):
+        coupled = adam(coupled, 0.1 * coupled, of_coupled, t, 0.001)
     told = tl.explain("optimizer", "adamw").document().data()
     space = {"sqrt": sqrt, "lr": 0.01, "w": 1.0, "m": 0.0, "v": 0.0, **told["constants"]}
     own, own_states = 1.0, {}
@@ -431,6 +434,7 @@ def claims_steps() -> list[Claim]:
             sum(0.999**i for i in range(20_000)),
             1e-6,
         ),
+        Claim("Adam with decay in the gradient, nothing else: 100 steps of about r", 1 - coupled, 100 * 0.001, 0.03),
         Claim("AdamW without gradients: (1 - r decay)^100", w_of_zero, (1 - 0.01 * 0.1) ** 100, 1e-9),
     ]
 
