@@ -21,6 +21,7 @@ with app.setup:
 
     REPEATED = 15.387756  # R*_D of Muennighoff et al. 2023 (arXiv 2305.16264), appendix A
     SEQ_LEN, BATCH = 128, 8
+    EIGHT = {"layout.replicate": 8, "recipe.micro_batch": 64, "recipe.global_batch": 4096, "recipe.seq_len": 1024}
 
     if lesson.HAS_TORCH:
         import email
@@ -66,7 +67,7 @@ def _(guess):
 
 @app.cell(hide_code=True)
 def _():
-    corpus = tl.loop("gpt2", corpus=9_035_582_198, device="a100-sxm-80gb", count=8)
+    corpus = tl.loop("gpt2", EIGHT, corpus=9_035_582_198, device="a100-sxm-80gb", count=8)
     mo.md(rf"""
     We shall come to the reason. First the file.
 

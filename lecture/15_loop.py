@@ -28,6 +28,8 @@ with app.setup:
     STEPS = 24 if lesson.QUICK else 60
     EVERY = STEPS // 4  # steps between checkpoints
     HOUR = 3600.0
+    EIGHT = {"layout.replicate": 8, "recipe.micro_batch": 64, "recipe.global_batch": 4096, "recipe.seq_len": 1024}
+    LONG = EIGHT | {"recipe.tokens": "300B"}
     GIVEN = {"recipe.seq_len": 1024, "recipe.global_batch": 512, "recipe.precision": "bf16-mixed", "recipe.steps": 100}
     WEIGHTS, STATE = "model.safetensors", "optimizer.safetensors"
 
@@ -75,7 +77,7 @@ def _():
 
 @app.cell(hide_code=True)
 def _(guess):
-    gpt2 = tl.loop("gpt2", {"recipe.tokens": "300B"}, device="a100-sxm-80gb", count=8)
+    gpt2 = tl.loop("gpt2", LONG, device="a100-sxm-80gb", count=8)
     n = tl.parameters(tl.model("gpt2")).total
     mo.md(lesson.against(guess.value, gpt2.checkpoint_nbytes / n, "bytes") if guess.value else "")
     return (gpt2,)
@@ -176,7 +178,7 @@ def claims_loop() -> list[Claim]:
     given = GIVEN | {"recipe.steps": 100_000, "recipe.schedule.warmup_steps": 1000, "recipe.learning_rate": 6e-4}
     run = tl.load("gpt2", given)
     at = {"peak": 6e-4, "warm": 1000, "steps": 100_000}
-    gpt2 = tl.loop("gpt2", {"recipe.tokens": "300B"}, device="a100-sxm-80gb", count=8)
+    gpt2 = tl.loop("gpt2", LONG, device="a100-sxm-80gb", count=8)
     saved, nbytes = gpt2.checkpointing, gpt2.checkpoint_nbytes
     by_hand = 12 * tl.parameters(run.model).total + 4 * (16 * 12 + 4)  # tensors of 12 layers, and outside of them
     pause, mtbf = saved.pause_seconds, saved.mtbf_seconds
