@@ -55,6 +55,7 @@ def _field_data(field: Field) -> dict[str, Any]:
         "name": field.name, "title": field.title, "default": field.default, "about": field.about,
         "stops": list(field.stops), "choices": [list(each) for each in field.choices], "long": field.long,
         "longest": field.longest, "group": field.group, "strict": field.strict,
+        "offered": field.offered,
     }  # fmt: skip
 
 

@@ -24,7 +24,8 @@ class Field:
     """One input. ``name`` is its key in the query; one with a dot is the field of a run (``recipe.micro_batch``).
 
     ``default`` is the text that is meant where the query has none; an empty one is not given. A slider goes through
-    ``stops``; ``choices`` are values and what a list shows for them; where ``strict``, a page offers no other value.
+    ``stops``; ``choices`` are values and what a list shows for them; where ``strict``, a page offers no other value,
+    and where ``offered``, they come with an answer.
     ``long`` texts have several lines. ``group`` is the heading that it stands under.
     """
 
@@ -35,6 +36,7 @@ class Field:
     stops: tuple[str, ...] = ()
     choices: tuple[tuple[str, str], ...] = ()
     strict: bool = False
+    offered: bool = False
     long: bool = False
     group: str = ""
 

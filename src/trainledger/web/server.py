@@ -67,7 +67,10 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     async def calculators_json() -> Response:
         return Response(listing, media_type=_JSON)
 
-    async def static(name: str = "index.html") -> Response:
+    async def index() -> Response:  # with no parameter: the address of the page may have a `name`
+        return await static("index.html")
+
+    async def static(name: str) -> Response:
         if name not in page:
             raise HTTPException(404)
         return Response(page[name], media_type=KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
@@ -93,8 +96,8 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
                 tags=[way],
                 **openapi.operation(way, calculator),
             )
-    for path in ("/", "/{name}"):
-        app.add_api_route(path, static, include_in_schema=False)
+    app.add_api_route("/", index, include_in_schema=False)
+    app.add_api_route("/{name}", static, include_in_schema=False)
     app.add_exception_handler(HTTPException, wrong)
     if with_token:  # `guard.Guard` asks for it
         described = app.openapi()

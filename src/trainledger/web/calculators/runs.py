@@ -34,7 +34,7 @@ def runs_in(folder: Path) -> Calculator:
         name="runs",
         title="Runs",
         question="How does a run go, and does it go as it was forecast?",
-        fields=(Field(name="name", title="run", about=f"a run in {folder.name}; empty: the newest"),),
+        fields=(Field(name="name", title="run", about=f"a run in {folder.name}; empty: the newest", offered=True),),
         reply=partial(_reply, folder),
         presets={},
     )

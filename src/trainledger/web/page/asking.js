@@ -52,8 +52,11 @@ export class Asking {
       this.told = false;
       this.working(null);
     }
-    outcome();
-    if (this.waiting && !this.flying) this.#next();
+    try {
+      outcome();
+    } finally {
+      if (this.waiting && !this.flying) this.#next(); // also where showing an answer fails
+    }
   }
 }
 

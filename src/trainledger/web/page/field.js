@@ -38,7 +38,7 @@ export function control(field, changed) {
     ? pasted(field, id, describedby, listens, changed, head)
     : field.strict
       ? listed(field, id, describedby, listens)
-      : field.choices.length
+      : field.choices.length || field.offered
         ? sought(field, id, describedby, listens, changed)
         : { main: listens(typed(id, describedby)) };
   const main = text.main;

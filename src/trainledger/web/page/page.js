@@ -10,12 +10,14 @@ import { Form } from "./form.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Remedies } from "./remedies.js";
 import { addressOf, different, same, stateOf, Trail } from "./state.js";
-import { connect } from "./transport.js";
+import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
 const page = { state: null, arriving: null, view: null, answered: null, hidden: false, passed: 0 }; // the question that `view` answers
+const FIRST_WAIT = 1000, LONGEST_WAIT = 30_000; // milliseconds until a server that does not answer is asked again
 const MOST_PASSED = 10; // exercises one after another that ask for nothing
 
+page.wait = FIRST_WAIT;
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
 const trail = new Trail();
@@ -89,6 +91,7 @@ function restore() {
 }
 
 function ask() {
+  clearTimeout(page.again);
   const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
@@ -106,6 +109,10 @@ async function arrive() {
   const drawn = state.exercise && (await transport.exercise(state.calculator.name, state.exercise).catch((error) => ({ error })));
   if (page.arriving !== state) return; // the reader went on while the exercise was drawn
   page.arriving = null;
+  if (state.left) {
+    confirm(state.left);
+    trail.write(addressOf(state));
+  }
   page.state = { ...state, given: drawn?.query ?? different(state.calculator, state.given) };
   if (drawn?.error) {
     confirm(`There is no exercise now: ${drawn.error.message}.`);
@@ -130,6 +137,7 @@ function shown({ state, at }, view) {
   settle();
   if (page.arriving || state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
   page.view = view;
+  page.wait = FIRST_WAIT;
   page.answered = { state, at };
   root.classList.remove("fresh", "old");
   stand(parts, "");
@@ -157,6 +165,7 @@ function refused({ state }, error) {
   settle();
   if (error === null || state.calculator !== page.state.calculator) return undefined;
   root.classList.add("old");
+  if (error instanceof Unreachable) return unreachable(error);
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
   if (page.hidden) return nextExercise();
   form.wrong(problems);
@@ -165,6 +174,15 @@ function refused({ state }, error) {
     : "This question has no answer; what is wrong stands at its field.");
   document.title = `${state.calculator.title}: ${problems[0].sentence} · trainledger`;
   return say(problems.map((each) => each.sentence).join(". "), 900);
+}
+
+/** Asks again by itself, each time after twice as long, and at once where the reader wants it. */
+function unreachable(error) {
+  page.again = setTimeout(() => whenSeen(ask), page.wait);
+  page.wait = Math.min(LONGEST_WAIT, 2 * page.wait);
+  const below = page.answered ? " Below is the last answer that came." : "";
+  stand(parts, `There is no answer: ${error.message}${below} It is asked again by itself, or`, "Ask again", ask);
+  say(`There is no answer: ${error.message}`, 900);
 }
 
 /** The reader does not wait: back to the question that is answered, or what to do where none is. */

@@ -2,14 +2,25 @@
 
 const OWN = ["calculator", "exercise"];
 
-/** The state that an address says: a calculator of the listing, what is given, and the number of an exercise. */
+/** The state that an address says: a calculator of the listing, what is given, and the number of an exercise.
+
+ * `left` says what of the address is left out, since no calculator or field has its name. */
 export function stateOf(search, listing) {
   const said = new URLSearchParams(search);
-  const calculator = listing.find((each) => each.name === said.get("calculator")) ?? listing[0];
-  const given = {};
-  for (const [name, text] of said) if (!OWN.includes(name)) given[name] = text;
+  const wanted = said.get("calculator");
+  const calculator = listing.find((each) => each.name === wanted) ?? listing[0];
+  const fields = new Set([...calculator.fields.map((each) => each.name), ...calculator.others]);
+  const given = {}, unknown = [];
+  for (const [name, text] of said) {
+    if (fields.has(name)) given[name] = text;
+    else if (!OWN.includes(name)) unknown.push(name.slice(0, 60));
+  }
   const exercise = /^\d{1,9}$/.test(said.get("exercise") ?? "") ? said.get("exercise") : null;
-  return { calculator, given, exercise };
+  const left = [
+    ...(wanted && wanted !== calculator.name ? [`There is no calculator ${wanted.slice(0, 60)}; this is ${calculator.title}.`] : []),
+    ...(unknown.length ? [`Left out of the address, since no field of ${calculator.title} has this name: ${unknown.join(", ")}.`] : []),
+  ].join(" ");
+  return { calculator, given, exercise, left };
 }
 
 /** The address of a state, relative to the page. */

@@ -10,6 +10,13 @@ export class Refused extends Error {
   }
 }
 
+/** Nobody answers: no server, no network, or a reply that ends in its middle. */
+export class Unreachable extends Error {
+  constructor() {
+    super("nobody answers at this address. Is the server still running, and the network there?");
+  }
+}
+
 /** The transport that `config.json` names, and what it says of the page. */
 export async function connect() {
   const config = await (await fetch("config.json")).json();
@@ -26,8 +33,11 @@ function overHttp() {
   const get = async (path, query = {}, { signal, working } = {}) => {
     const asked = new URLSearchParams(query).toString();
     for (;;) {
-      const reply = await fetch(asked ? `${path}?${asked}` : path, { signal });
-      const found = await reply.json().catch(() => ({}));
+      const lost = () => {
+        throw signal?.aborted ? signal.reason : new Unreachable();
+      };
+      const reply = await fetch(asked ? `${path}?${asked}` : path, { signal }).catch(lost);
+      const found = await reply.json().catch(reply.ok ? lost : () => ({}));
       if (reply.status === 202) {
         working?.(found.working);
         await wait(AGAIN, signal);

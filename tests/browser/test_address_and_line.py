@@ -1,0 +1,96 @@
+"""A reload, an address that is half wrong, a slow line, a server that is gone: the page answers, or says why not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from seen import Page
+
+from browsing import SMALL, training
+from trainledger.web.calculators import CALCULATORS
+
+pytestmark = pytest.mark.process
+# Bytes a second and milliseconds, as DevTools has them.
+LINES = {"Fast 3G": (180_000, 562), "Slow 3G": (50_000, 2000)}
+DRAGGED = [name for name, each in CALCULATORS.items() if not each.patient and any(field.stops for field in each.fields)]
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("name", DRAGGED)
+def test_a_drag_on_a_slow_line_ends_with_the_answer_to_its_question(name: str, line: str, fresh) -> None:
+    page = fresh(f"?calculator={name}")
+    rate, latency = LINES[line]
+    conditions = {"offline": False, "downloadThroughput": rate, "uploadThroughput": rate, "latency": latency}
+    page.context.new_cdp_session(page.page).send("Network.emulateNetworkConditions", conditions)
+    slider = page.page.locator("#form input[type=range]:visible:enabled").first
+    slider.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home", "ArrowRight"):
+        slider.press(key)
+        page.page.wait_for_timeout(400)  # an answer is late after 300 and is then given up for the next
+    page.settled()
+    assert page.verdict == page.api()["verdict"]
+    assert page.page.locator("#answer.old").count() == 0
+
+
+@pytest.mark.parametrize("name", CALCULATORS)
+def test_each_state_is_the_same_after_a_reload(name: str, fresh) -> None:
+    for query in (SMALL.get(name, ""), *(("&exercise=7",) if name not in SMALL else ())):
+        page = fresh(f"?calculator={name}{query}")
+        before = page.query, page.values, page.page.title()
+        page.page.reload()
+        page.settled()
+        assert (page.query, page.values, page.page.title()) == before
+
+
+def test_the_runs_are_a_list_and_the_address_of_one_can_be_reloaded(fresh, folder: Path) -> None:
+    for _ in range(2):
+        training(folder, 3).wait()
+    page = fresh("?calculator=runs")
+    page.field("name").click()
+    options = page.page.locator("[role=option]")
+    assert options.count() == len(list((folder / "runs").iterdir()))
+    name = options.last.inner_text()
+    options.last.click()
+    page.settled()
+    page.page.reload()
+    page.settled()
+    assert page.verdict.startswith(name.split()[0])
+
+
+def test_names_that_nothing_has_are_left_out_and_said(fresh) -> None:
+    page = fresh("?calculator=time&params=13B&utm_source=mail")
+    assert "utm_source" in page.page.locator("#said").inner_text()
+    assert page.query == "?calculator=time&params=13B"
+    assert page.verdict == page.api()["verdict"]
+    page = fresh("?calculator=tiem")
+    assert "There is no calculator tiem" in page.page.locator("#said").inner_text()
+    assert page.query == "?calculator=time"
+
+
+def served_at(port: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trainledger", "serve", "--port", str(port), "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_server_that_is_gone_is_said_and_asked_again_until_it_is_back(browser) -> None:
+    server = served_at(0)
+    assert server.stdout is not None
+    base = json.loads(server.stdout.readline())["url"]
+    context = browser.new_context(reduced_motion="reduce")
+    page = Page(context, base)
+    page.go("?calculator=time")
+    server.kill()
+    server.wait()
+    page.fill("params", "13B")
+    standing = page.page.locator("#standing")
+    assert "Is the server still running" in standing.inner_text()
+    assert page.button("Ask again").is_visible()
+    server = served_at(int(base.rstrip("/").rpartition(":")[2]))
+    standing.wait_for(state="hidden", timeout=60_000)
+    page.settled()
+    assert page.verdict == page.api()["verdict"]
+    context.close()
+    server.terminate()
+    server.wait()
