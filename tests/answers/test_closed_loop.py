@@ -85,7 +85,7 @@ def rows(run_dir: Path) -> dict[str, Any]:
     thinned([["recipe.precision=bf16-mixed", "recipe.activation_checkpointing=full", "recipe.dropout=0.1"], []]),
 )
 def test_forecast_and_measurement_agree_to_the_byte(
-    run_file: Path, capsys: pytest.CaptureFixture[str], changes: list[str]
+    run_file: Path, calibration: Path, capsys: pytest.CaptureFixture[str], changes: list[str]
 ) -> None:
     flags = [part for change in changes for part in ("--set", change)]
     assert main(["train", str(run_file), "--set", "cluster.backend=cpu", *flags]) == 0
@@ -100,8 +100,13 @@ def test_forecast_and_measurement_agree_to_the_byte(
     for name in ("peak_nbytes", "allocator_peak_nbytes"):
         assert abs(found[name].measured / found[name].predicted - 1) < 0.02, name
     assert found["step_seconds"].measured > 0
-    assert found["step_seconds"].predicted > 0
-    assert found["mfu"].measured is not None
+    if (
+        changes and 'dtype = "bf16"' not in calibration.read_text()
+    ):  # too slow on this processor for a quick measurement
+        assert "No step time: no matmul in bf16 was measured" in said
+    else:
+        assert found["step_seconds"].predicted > 0
+        assert found["mfu"].measured is not None
     html = (only_run() / "report.html").read_text()
     assert "kept for backward" in html
 

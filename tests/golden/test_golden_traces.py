@@ -14,4 +14,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace_is_what_it_was(name: str) -> None:
+    if name == "recurrent" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("what oneDNN's LSTM saves for backward depends on the processor; written with AVX-512")
     assert trace_of(TRACES[name], renames()["words"]) == frozen("traces")[name]

@@ -31,7 +31,6 @@ def test_a_sample_at_a_slower_pace_is_disturbed():
         pass
     assert sample.slowdown > SLOWED
     assert sample.disturbed
-    assert not sample.crowded
     assert pace.slowdown() > SLOWED
 
 
