@@ -11,6 +11,7 @@ run:            ## forecast, train, sample and reconcile a small run (about six 
 test:           ## unit tests, sweeps and tests with torch, in two processes of one thread each
 	@./install dev
 	@$(PYTEST) --cost unit,sweep,torch
+	@LECTURE_QUICK=1 $(PYTEST) lecture -k "not top_to_bottom"
 
 test-all:       ## every test: also agreement over matrices, published figures, processes killed, and what takes minutes
 	@./install dev
