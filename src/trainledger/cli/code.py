@@ -204,7 +204,7 @@ def annotate(
         ),
     ] = (),
     assume: Assume = (),
-    assume_asserts: Annotated[bool, text("with --fake: an assert that reads an unknown value holds")] = False,
+    assume_asserts: Annotated[bool, text("with --fake: each assert of the script holds")] = False,
     shapes: Annotated[bool, text("also the shapes and strides that each line makes")] = False,
     per_run: Annotated[bool, text("divide by how often each line ran")] = False,
     busy: Annotated[bool, text("only lines that do something to tensors")] = False,

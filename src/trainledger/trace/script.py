@@ -17,17 +17,15 @@ from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.trace.annotate.source import Files
 from trainledger.trace.recorder.source_lines import Refused, why_it_stopped
 
-HOLDS, READ = "__trainledger_holds__", "__trainledger_read__"  # names that rewritten asserts call
+HOLDS = "__trainledger_holds__"  # the name that rewritten asserts call
 
 
 class _Asserts(ast.NodeTransformer):
-    """``assert E`` asks ``HOLDS(READ(), E)``: how many values were read before E, and E."""
+    """``assert E`` asks ``HOLDS(E)``."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
-        names = (ast.Name(each, ast.Load()) for each in (HOLDS, READ))
-        holds, read = (ast.copy_location(each, node.test) for each in names)
-        before = ast.copy_location(ast.Call(read, [], []), node.test)
-        node.test = ast.copy_location(ast.Call(holds, [before, node.test], []), node.test)
+        holds = ast.copy_location(ast.Name(HOLDS, ast.Load()), node.test)
+        node.test = ast.copy_location(ast.Call(holds, [node.test], []), node.test)
         return node
 
 

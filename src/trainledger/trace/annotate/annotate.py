@@ -67,8 +67,8 @@ def annotate(
     be 0, and masks find as many elements as ``assume`` says (`trace`), as ``notes`` say. ``device`` "cuda" lets a
     program for one GPU run on a machine without any: its tensors pass for the GPU's. Shown are the lines of the script
     and of the modules in its directory, or of the ``files`` that these patterns name; ``steps`` ends it after so many
-    optimizer steps; with ``shapes`` the tensors of each line are shown; with ``assume_asserts`` an assert of a script
-    on fake tensors holds where it reads an unknown value.
+    optimizer steps; with ``shapes`` the tensors of each line are shown; with ``assume_asserts`` each assert of a script
+    on fake tensors holds.
 
     However the program ends, what ran is reported; ``ended`` says why where it did not come to its end, and
     ``on_error`` is called with the traceback. Raises InvalidInput where there is no such script.
@@ -93,6 +93,25 @@ def annotate(
         if asks:
             request = request._replace(asserts=module.__dict__)
         return _run(request, lambda: exec(code, module.__dict__), on_error)
+
+
+def _by_file(lines: Counter[str]) -> Iterator[tuple[str, int]]:
+    """The lines of each file as ``train.py:3, 8 (2)``, with their counts above 1, and the sum of these."""
+    files: dict[str, dict[str, int]] = {}
+    for line, count in lines.items():
+        name, _, number = line.rpartition(":")
+        if count:
+            files.setdefault(name, {})[number] = count
+    for name, counts in files.items():
+        numbers = (
+            number if count == 1 or len(counts) == 1 else f"{number} ({count})" for number, count in counts.items()
+        )
+        yield f"{name}:{', '.join(numbers)}".lstrip(":"), sum(counts.values())
+
+
+def _address(real: Callable[..., int], storage: torch.UntypedStorage) -> int:
+    """An address of its own for a fake storage, which has none: torch 2.13 gives 0 for each, as if all were one."""
+    return int(storage._cdata) if storage.device.type == "meta" else real(storage)
 
 
 def _check(device: str | None, steps: int | None, fake: bool, program: object, arguments: Sequence[Any]) -> None:
@@ -128,7 +147,7 @@ class _Request(NamedTuple):
     shapes: bool
     assume: Sequence[str]
     script: bool  # or a function, which may use tensors that were there before
-    asserts: dict[str, Any] | None = None  # the names of a script whose asserts on unknown values hold
+    asserts: dict[str, Any] | None = None  # the names of a script whose asserts hold
 
 
 def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
@@ -160,15 +179,14 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
             rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
             raise Refused(rule)
 
-    def holds(read: int, value: object) -> bool:
-        line, true = here(), bool(value)
-        if guesses.total() == read:
-            return true
-        note(f"the assert at {line} reads an unknown value and is assumed to hold")
+    failing: Counter[str] = Counter()
+
+    def holds(value: object) -> bool:
+        failing[here()] += not value
         return True
 
     if request.asserts is not None:
-        request.asserts.update({script.HOLDS: holds, script.READ: guesses.total})
+        request.asserts[script.HOLDS] = holds
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(replaced(torch, "compile", around(partial(_eager, note))))
@@ -179,6 +197,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
             enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided, EmptyBatches(here)))
+            enter(replaced(torch.UntypedStorage, "data_ptr", around(_address)))
             enter(replaced(dist, "init_process_group", around(partial(_alone, stack, note))))
         else:
             enter(replaced(torch, "load", around(partial(_loaded, recorder))))
@@ -197,8 +216,11 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         seconds = time.perf_counter() - began
         account.settle()
         ends = {name: line.live for name, line in account.lines.items()}
-    for line, count in guesses.items():
-        note(f"{counted(count, 'value')} read at {line} assumed to be 0: fake tensors have no values")
+    for where, count in _by_file(failing):
+        asserts = "the assert at {} fails" if count == 1 else "the asserts at {} fail"
+        note(f"{asserts.format(where)} on fake tensors and {'is' if count == 1 else 'are'} assumed to hold")
+    for where, count in _by_file(guesses):
+        note(f"{counted(count, 'value')} read at {where} assumed to be 0: fake tensors have no values")
     notes |= dict.fromkeys(counts.notes())
     if request.device is not None and not request.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")

@@ -26,7 +26,7 @@ from trainledger.trace.recorder.source_lines import TORCH, Refused
 
 GPU_NBYTES = 80 * GIGA
 CAPABILITY = (9, 0)
-NAME = "a GPU that is not there"
+NAME = "NVIDIA H100 80GB HBM3 (not there)"  # scripts look up peaks by the name
 _COMPILER = tuple(os.path.join(TORCH, part) + os.sep for part in ("_inductor", "_functorch", "_dynamo"))
 # An H100 SXM's, as torch.cuda.get_device_properties names them.
 _COUNTS = """
