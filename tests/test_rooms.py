@@ -148,7 +148,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "catalog": (3, 251, 22),
     "cli": (13, 1823, 302),
     "engine": (63, 9425, 1005),
-    "forecast": (53, 9391, 820),
+    "forecast": (53, 9403, 822),
     "ledger": (45, 6833, 510),
     "observe": (39, 5513, 604),
     "report": (13, 1660, 142),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3675, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 433, 93211, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 433, 93226, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 66_639
+MOST_TEST_LINES = 66_648
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -168,3 +168,12 @@ def test_a_damaged_forecast_is_sentences(tmp_path):
         with pytest.raises(InvalidInput, match=r".") as caught:
             read_json(Forecast, path)
         assert sentence in str(caught.value)
+
+
+def test_a_forecast_goes_to_a_table_of_its_known_numbers() -> None:
+    made = predict("gpt2", device="a100-sxm-80gb")
+    rows = {row["quantity"]: row for row in made.records()}
+    assert rows["step_seconds"] == {"quantity": "step_seconds", "value": made.step_seconds, "basis": "assumed"}
+    assert rows["parameters"]["basis"] == "exact"
+    assert "money" not in rows
+    assert "step_seconds" in made._repr_html_()

@@ -7,7 +7,9 @@ whole nanoseconds, so that they sum to the total exactly, added in any order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
+from importlib import import_module
+from typing import Any
 
 from trainledger.forecast.predict.interval import Interval
 from trainledger.ledger.core.sizes import added
@@ -100,6 +102,19 @@ class Forecast(StepFigures):
     basis: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     impossible: tuple[str, ...] = ()
+
+    def records(self) -> list[dict[str, Any]]:
+        """The numbers that are known, a row each with its basis: for pandas or polars."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        known = {name: value for name, value in values if isinstance(value, int | float)}
+        return [{"quantity": name, "value": value, "basis": self.basis.get(name, "")} for name, value in known.items()]
+
+    def _repr_html_(self) -> str:
+        rows = [(each["quantity"], f"{each['value']:,.6g}", each["basis"]) for each in self.records()]
+        table = import_module("trainledger.report.document").Table(
+            "forecast", ("quantity", "value", "basis"), tuple(rows), align="lr"
+        )
+        return str(import_module("trainledger.report.html").table_html(table))
 
     def __repr__(self) -> str:
         names = ("step_seconds", "tokens_per_second", "mfu", "days", "device_hours", "money", "device_nbytes", "fits")
