@@ -222,10 +222,11 @@ def _row(claim: Claim) -> str:
 
 
 def _shown(value: Value) -> str:
-    """A value in words: an int with all its digits, a float with four."""
+    """A value in words: a whole number below 1e9, and every int, with all its digits, another float with four."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e9)
+    return f"{int(value):,}" if whole else f"{value:.4g}"
 
 
 def _in_notebook() -> bool:
