@@ -128,6 +128,7 @@ def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeyp
         "catalog",
         "forecast.plan.napkin",
         "ledger.optimizers.formulas",
+        "report.lesson",
         "spec.initialization",
         "spec.model",
         "spec.problem",

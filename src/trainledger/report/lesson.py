@@ -135,7 +135,7 @@ class Gives:
                 found = written[self.name](*given)
                 if not (found == wanted or (isinstance(found, float) and isclose(found, wanted, rel_tol=1e-6))):
                     return f"{self.name}({', '.join(map(repr, given))}) gives {found!r}, not {wanted!r}."
-        except Exception as error:  # of what the reader wrote
+        except (Exception, SystemExit) as error:  # of what the reader wrote
             return f"{type(error).__name__}: {error}"
         return ""
 
