@@ -7,7 +7,7 @@ with app.setup:
     from collections.abc import Sequence
     from itertools import pairwise
     from random import Random
-    from textwrap import dedent
+    from textwrap import dedent, indent
 
     import marimo as mo
 
@@ -80,8 +80,8 @@ def _():
     ## Who gets .grad
 
     PyTorch records each operation on tensors that *require a gradient*: the result remembers, in `grad_fn`, what made
-    it and from what. The record is a graph, and `backward()` walks it from the loss to its ends by the chain rule. For
-    one number, $y = x^2 + 3x$ has $dy/dx = 2x + 3$, so at $x = 2$ the gradient is 7. For a model of three weights:
+    it and from what. The record is a graph, and `backward()` walks it from the loss to its ends by the chain rule. Of
+    one number: $y = x^2 + 3x$ has $dy/dx = 2x + 3$, at $x = 2$ it is 7. Of three weights:
 
     $$h = \sum_i x_i w_i, \quad \ell = \tfrac12 (h - 5)^2, \qquad
     \frac{\partial \ell}{\partial h} = h - 5, \qquad
@@ -103,19 +103,16 @@ def _():
         loss = 0.5 * (h - 5) ** 2
         loss.backward()
         print("w:", w.grad, " h:", h.grad, " x:", x.grad)
-        shown = tl.inspect(w, h)
     else:
-        shown = mo.md("needs torch")
-    shown
+        print("needs torch")
     return
 
 
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    Four kinds of tensors, and two words to tell them apart. A *leaf* is a tensor that no recorded operation made: you
-    made it. `requires_grad` says whether a gradient has to flow to it; a result requires one where any of its inputs
-    does.
+    Two questions tell tensors apart. Is it a *leaf*, which no recorded operation made? Does it *require a gradient*?
+    A result does where any of its inputs does.
 
     | tensor | leaf | requires a gradient | `.grad` after backward |
     |---|---|---|---|
@@ -124,7 +121,7 @@ def _():
     | `h`, a result | no, `grad_fn` made it | yes, because `w` does | None: computed, passed on and freed |
     | `h` after `h.retain_grad()` | no | yes | yes, a copy |
 
-    Backward stores a gradient only where both answers are yes, or where you asked for it. Four traps follow.
+    Backward stores a gradient where both answers are yes, or where you asked for it. Four traps follow.
 
     - `w = torch.randn(3, requires_grad=True) * 0.02` is a *result* of the tensor you will never see again. It is no
       leaf and gets no `.grad`. Scale first; then `requires_grad_()`, or wrap it in `nn.Parameter`, which does so.
@@ -138,11 +135,10 @@ def _():
     ## .grad is added to
 
     `backward()` never overwrites `.grad`; it adds. Call forward and backward twice without clearing, and `w.grad` is
-    $(2, 4, 6)$. (Twice from *one* forward raises an error: the graph's saved tensors are freed by the first backward,
-    unless you pass `retain_graph=True`.) So somebody has to clear it: `optimizer.zero_grad()` sets each `.grad` to
-    None, which also frees its memory until the next backward. With `set_to_none=False` it becomes a tensor of zeros,
-    and memory stays. Public notes argue whether to call it "after step" or "before backward". Both are fine: anywhere
-    after a step and before the first backward of the next.
+    $(2, 4, 6)$. (Twice from *one* forward raises an error: the first backward frees what the graph saved, unless you
+    pass `retain_graph=True`.) `optimizer.zero_grad()` clears it to None, which also frees its memory until the next
+    backward; with `set_to_none=False` it becomes zeros, and memory stays. Call it anywhere after a step and before the
+    first backward of the next: public notes argue about the place, and all of them are right.
 
     Adding is also useful. Your batch of B does not fit, so you split it into k *micro-batches* of B/k. The batch's loss
     is a mean, and a mean over B is the mean of k means:
@@ -151,10 +147,9 @@ def _():
     \quad\Rightarrow\quad \nabla L = \sum_{j=1}^{k} \nabla \frac{L_j}{k}.$$
 
     So call `(loss / k).backward()` for each micro-batch, and `.grad` adds up to the batch's gradient, to rounding.
-    Without the 1/k it is k times the gradient. SGD then takes k times the step, and a learning rate that was
-    good may diverge. Adam divides by the size of the gradient and hides the mistake; clipping does not, since the norm
-    that it sees is k times too large. (If micro-batches have different numbers of tokens, the weights are not 1/k but
-    each one's share of the tokens.)
+    Without the 1/k it is k times as much. SGD then takes k times the step, and a learning rate that was good may
+    diverge. Adam divides by the size of the gradient and hides the mistake, but a clip then acts at a k-th of its
+    limit. (If micro-batches have different numbers of tokens, the weights are not 1/k but their shares of the tokens.)
     """)
     return
 
@@ -173,15 +168,13 @@ def claims_who_gets_grad() -> list[Claim]:
     (0.5 * (h - target) ** 2).backward()
     once = w.grad.tolist()
     (0.5 * ((x * w).sum() - target) ** 2).backward()
-    drawn = [(count_of_grads(seed), exercise_leaves(seed).answer) for seed in range(1, 21)]
+    agree = sum(count_of_grads(seed) == exercise_leaves(seed).answer for seed in range(1, 21))
     return [
         Claim("x^2 + 3x at 2: the gradient, by the rule 2x + 3", point.grad.item(), 2 * 2.0 + 3),
         Claim("gradient of w, by hand (h - 5) x", str(once), str(by_hand)),
         Claim("gradient of h where it is retained, by hand h - 5", h.grad.item(), sum(data) - target),
         Claim("after a second backward without zero_grad", str(w.grad.tolist()), str([2 * each for each in by_hand])),
-        Claim(
-            "of 20 drawn programs, torch and the two questions agree on", sum(ours == rule for ours, rule in drawn), 20
-        ),
+        Claim("of 20 programs as in exercise 1, torch and the rule agree on", agree, 20),
     ]
 
 
@@ -240,22 +233,20 @@ def _():
     mo.md(r"""
     ## Five loops, one of them right
 
-    Here is a training loop with all of it: clear, accumulate, clip, step. The order is not a matter of taste. Clipping
-    scales all gradients together, so that their one joint norm is at most the limit; it can only do that after the
-    last backward of the batch and before the step.
+    Here is a training loop with all of it: clear, accumulate, clip, step. Clipping scales all gradients together, so
+    that their one joint norm is at most the limit; it can only do that after the last backward of the batch and before
+    the step.
     """)
     return
 
 
 @app.cell(hide_code=True)
 def _():
-    mo.md(f"```python\n{LOOP}```")
-    return
+    mo.md(f"""
+    ```python
+{indent(LOOP, "    ")}
+    ```
 
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     Four faults are planted into copies of it, one each. Each copy runs without an error message. They train the same
     16 weights on the same 60 batches, of which one, halfway, is bad: a sensor failed, and its targets are 200 times too
     large. Before you look at the figure: which of the four does the bad batch ruin, and which were ruined before?
@@ -289,19 +280,17 @@ def _():
             for at, (name, losses) in enumerate(runs.items())
         ]
         bad = Band("x", 31, text="the bad batch")
-        races = Chart(
-            "One loop is right",
-            (*curves, bad),
-            Axis("step"),
-            Axis("squared distance to the true weights", log=True),
-        )
+        distance = Axis("squared distance to the true weights", log=True)
+        races = Chart("One loop is right", (*curves, bad), Axis("step"), distance)
         ends = {name: losses[-1] for name, losses in runs.items()}
         told = mo.md(rf"""
-        The right loop ends at {ends["right"]:.1g}. Without the 1/k it takes four times the step, and rattles around at
-        {ends["no 1/k"]:.1g}. Without `zero_grad` each step adds all gradients so far, and nothing is learned:
-        {ends["no zero_grad"]:.1g}. A `zero_grad` before each backward wipes the micro-batches before it: the step sees
-        the last quarter of the data, and of that a quarter of the gradient. And a clip after the step comes too late:
-        after the bad batch the squared distance is {max(runs["clip after step"]):,.0f}.
+        The right loop ends at {ends["right"]:.1g}. Three are wrong all the time. Without the 1/k each step is four
+        times as long, and the end is {ends["no 1/k"]:.1g}. Without `zero_grad` each step adds all gradients so far, and
+        nothing is learned: the end is {ends["no zero_grad"]:.1g}. A `zero_grad` before each backward wipes the
+        micro-batches before it, so that the step sees the last quarter of the data, and of that a quarter of the
+        gradient: it is slow, and the end is {ends["zero_grad wipes"]:.1g}. A clip after the step is right until the bad
+        batch, where it comes too late: the squared distance is {max(runs["clip after step"]):,.0f}. It returns to
+        {ends["clip after step"]:.1g}, as this loss has one valley; a network need not.
         """)
     else:
         races, told = mo.md("needs torch"), mo.md("")
@@ -321,9 +310,9 @@ def _():
     $$\frac{\partial \ell}{\partial W_{dk}} = \sum_b X_{bd}\, G_{bk} \;\;(X^\top G), \qquad
     \frac{\partial \ell}{\partial X_{bd}} = \sum_k G_{bk}\, W_{dk} \;\;(G W^\top).$$
 
-    The same three indices both times, each summed over another one: two matmuls of 2 B D K. For one weight and one row
-    that is 2 FLOPs forward (multiply, add) and 4 backward (multiply and add for the weight's gradient, multiply and add
-    for the input's). This is where the 6 in 6 N D comes from: $2 + 4 = 6$.
+    The same three indices, each time summed over another one: two matmuls of 2 B D K. For one weight and one row that
+    is 2 FLOPs forward (multiply, add) and 4 backward, 2 for the weight's gradient and 2 for the input's. This is where
+    the 6 in 6 N FLOPs per token comes from.
 
     The first of the two needs X, so forward *keeps* X until then. The second needs W, which is there anyway. And each
     is computed only if somebody wants it:
@@ -412,9 +401,8 @@ def graph(batch: int, widths: Sequence[int], trained: Sequence[bool], *, x_needs
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    With both matrices trained and the data silent, backward is 1.2 times forward here, not twice: the first layer is
-    most of this net. In a deep net of equal layers one missing matmul of 2 L is nothing, and "twice" is right. Where
-    else it is not:
+    With both matrices trained and plain data, backward is 1.2 times forward, not twice: the first layer is most of this
+    net. In L equal layers one missing matmul of 2 L is next to nothing, and "twice" is right. Where else it is not:
 
     - **Frozen weights, LoRA.** The large matrices are frozen, small adapters beside them train. $X^\top G$ is gone for
       all of them; $G W^\top$ must run, or no gradient reaches the adapters below. Backward is once the forward: a step
@@ -425,8 +413,9 @@ def _():
     - **Embeddings** are looked up, not multiplied: 0 FLOPs forward, additions backward.
     - **Activation checkpointing** runs forward again: 2 + 2 + 4 = 8 ([chapter 12](12_checkpointing.html)).
 
-    `tl.trace` runs a step of any module on fake tensors, of any size, and records what PyTorch runs. So it can say
-    whether the function above is right. This is your net:
+    `tl.trace` runs a step of any module on fake tensors and records what PyTorch runs, so it can say whether the
+    function above is right. In this trace of your net, bytes that are kept stand with the matmul that *wrote* them: the
+    first writes h, which the second keeps. The first keeps x, which is there anyway and does not count.
     """)
     return
 
@@ -456,16 +445,12 @@ def claims_flops() -> list[Claim]:
     to_weight, to_input = einsum("bd,bk->dk", [(b, d), (b, k)]), einsum("bk,dk->bd", [(b, k), (d, k)])
     flash = tl.account("gpt2").filter(lambda entry: entry.kind in ("matmul", "attention"))
     plain = tl.account("gpt2", {"recipe.attention": "math"}).matmul_flops
-    forward, scores = flash.by("phase")["forward"], 4 * 1024**2 * 768 * 12  # 12 layers
+    forward, backward = (flash.by("phase")[phase] for phase in ("forward", "backward"))
+    scores = 4 * 1024**2 * 768 * 12  # 12 layers
     rows = [
         Claim("both matmuls of a layer's backward, as einsums", to_weight.flops + to_input.flops, 2 * (2 * b * d * k)),
         Claim("gpt2, attention written out: a step over its forward", plain / forward, 3.0),
-        Claim(
-            "gpt2, flash attention: backward over forward",
-            flash.by("phase")["backward"] / forward,
-            2 + 0.5 * scores / forward,
-            1e-9,
-        ),
+        Claim("gpt2, flash attention: backward over forward", backward / forward, 2 + 0.5 * scores / forward, 1e-9),
     ]
     if not lesson.HAS_TORCH:
         return rows
@@ -479,22 +464,19 @@ def claims_flops() -> list[Claim]:
         rows.append(Claim(text, matmuls.by("phase")["backward"], expected))
     kept = [traced(b, [d, d, k], trained, x_needs=False).kept_nbytes for trained in ([True, True], [True, False])]
 
-    class Retaining(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.h = self[0](x)
-            self.h.retain_grad()
-            return self[1](self.h)
+    alive = []
 
-    two = Retaining(nn.Linear(d, d, bias=False), nn.Linear(d, k, bias=False))
-    retaining = tl.trace(two, torch.empty(b, d), loss=lambda y: y.mean())
+    def retain(_module: nn.Module, _inputs: object, h: torch.Tensor) -> None:
+        h.retain_grad()
+        alive.append(h)
+
+    two = nn.Sequential(nn.Linear(d, d, bias=False), nn.Linear(d, k, bias=False))
+    two[0].register_forward_hook(retain)
+    clones = tl.trace(two, torch.empty(b, d), loss=lambda y: y.mean()).filter(lambda entry: entry.name == "clone")
     return [
         *rows,
         Claim("bytes that forward no longer keeps, W2 frozen: h", kept[0] - kept[1], 4 * b * d),
-        Claim(
-            "bytes that h.retain_grad() copies",
-            retaining.filter(lambda entry: entry.name == "clone").total("written"),
-            4 * b * d,
-        ),
+        Claim("bytes that h.retain_grad() copies", clones.total("written"), 4 * b * d),
     ]
 
 
@@ -508,9 +490,8 @@ def _():
 def _():
     mo.md(r"""
     **Find the mistake.** Public notes of this lecture derive for $x W_1 W_2$: "backward takes 4 B (D D + D K) FLOPs,
-    twice the forward". Beside it stands code in which `x` is plain data. For that code the right number is
-    4 B D K + 2 B D D, in the table above, and the notes count a matmul that never runs. Their formula holds where x
-    requires a gradient, as in every layer but the first.
+    twice the forward". Beside it stands code in which `x` is plain data: the notes count a matmul that never runs, and
+    the number is 4 B D K + 2 B D D.
 
     ## Exercises
 
@@ -556,26 +537,6 @@ def exercise_leaves(seed: int) -> Exercise:
         f"Leaves that require a gradient and that the loss depends on, and what retains its gradient: {has}.",
         hint="Of each: did you make it (leaf)? Does it require a gradient? And does the loss depend on it?",
         mistakes={count: remark for count, remark in wrong.items() if count != sum(gets)},
-    )
-
-
-@app.function(hide_code=True)
-def exercise_accumulated(seed: int) -> Exercise:
-    draw = Random(seed)
-    x, w, times = [draw.randint(2, 5) for _ in range(2)], [draw.randint(1, 4) for _ in range(2)], draw.choice([2, 3, 4])
-    h = sum(a * b for a, b in zip(x, w, strict=True))
-    target = h - draw.randint(2, 6)
-    once = (h - target) * x[0]
-    return Exercise(
-        f"x = {x}, w = {w}, loss = 0.5 (x . w - {target})^2. Forward and backward run {times} times, with no zero_grad "
-        "and no step in between. What is the first element of w.grad?",
-        times * once,
-        f"x . w = {h}; once it is ({h} - {target}) x {x[0]} = {once}, and it is added {times} times.",
-        hint="The gradient of one backward is (x . w - target) x; backward adds to .grad.",
-        mistakes={
-            once: "Backward adds; nothing has cleared .grad.",
-            times * once / x[0]: "The chain rule also multiplies by x.",
-        },
     )
 
 
@@ -704,14 +665,7 @@ def exercise_backward(seed: int) -> Exercise:
 
 @app.cell(hide_code=True)
 def _():
-    EXERCISES = [
-        exercise_leaves,
-        exercise_accumulated,
-        exercise_frozen_layer,
-        exercise_adapters,
-        exercise_repair,
-        exercise_backward,
-    ]
+    EXERCISES = [exercise_leaves, exercise_frozen_layer, exercise_adapters, exercise_repair, exercise_backward]
     seed = mo.ui.number(1, 9999, value=1, label="seed")
     seed
     return EXERCISES, seed

@@ -187,16 +187,14 @@ def claims_kept() -> list[Claim]:
     # a layer: q, k, v, out (4 d^2 + 4 d), the MLP (8 d^2 + 5 d), two norms (4 d); then two embeddings and the last norm
     n = 48 * (12 * d**2 + 13 * d) + (50257 + 1024) * d + 2 * d
     states, at_loss = dict(step_of(1).resident), at_the_loss(step_of(1))
-    llama = step_of(32, model="llama-7b", seq_len=2048)
+    scores = step_of(32, model="llama-7b", seq_len=2048).by("name", "kept")["_softmax"] / 32
     return [
         Claim("GPT-2 XL: 4 N bytes of parameters", states["parameters"], 4 * n),
         Claim(
-            "moments: 8 N, and AdamW's step counter, 4 for each tensor", states["optimizer state"], 8 * n + 4 * tensors
+            "moments: 8 N, and 4 for the step counter of each tensor", states["optimizer state"], 8 * n + 4 * tensors
         ),
         Claim("activations of a sequence, by the table above", at_loss["activations"], activations_by_hand(1)),
-        Claim(
-            "scores of a layer: B 32, H 32, T 2,048, printed", llama.by("name", "kept")["_softmax"] / 32, 17.2e9, 2e-3
-        ),
+        Claim("scores of a layer: B 32, H 32, T 2,048, printed", scores, 17.2e9, 2e-3),
     ]
 
 
@@ -263,7 +261,7 @@ def _(chosen):
     | together | {sum(most.values()) / 1e9:.2f} | **{peak.nbytes / 1e9:.2f}** |
 
     The peak is in {peak.entry.phase}, at `{peak.entry.name}` of {peak.entry.path or "the model"}. The first column adds
-    up things that never meet.
+    up things that never meet. *Scratch* is what an operation writes for the next one, and nobody keeps.
     """)
     return
 
@@ -352,38 +350,26 @@ def claims_peak() -> list[Claim]:
         for size in (8, 2)
     )
     # two sizes give the slope, and what is left at no sequence at all
-    kept_by_autocast = two.by_category["activations"] * 8 / 6 - eight.by_category["activations"] * 2 / 6
+    of_autocast = two.by_category["activations"] * 8 / 6 - eight.by_category["activations"] * 2 / 6
+    of_matmuls = 48 * 12 * 1600**2 + 50257 * 1600
+    grown = step_of(batch, 4).peak().nbytes - one.peak().nbytes
     fits = next(size for size in range(1, 20) if assignment_xl(size + 1).peak().nbytes > 80e9)
-    xl = 2_127_057_600
-    sum_of_all = 4 * tokens * (48 * (8 * 1600 + 2 * 25 * tokens + 2 * 6400) + 1600 + 2 * vocabulary)
+    of_a_sequence = 4 * tokens * (48 * (8 * 1600 + 2 * 25 * tokens + 2 * 6400) + 1600 + 2 * vocabulary)
+    summed = (80 * 10**9 - 16 * 2_127_057_600) // of_a_sequence
+    tiny = step_of(1, seq_len=64).peak().by_category["gradients"]
     return [
         Claim("the peak with 5 sequences: 12 N + A + 12 B T V, ids and loss", one.peak().nbytes, by_hand, unit="bytes"),
         Claim("it is at the loss", one.peak().entry.path, "loss"),
+        Claim("4 micro-batches add 4 N, their ids, the sum of losses", grown, 4 * n + 3 * batch * ids + 4, 0, "bytes"),
         Claim(
-            "accumulating 4 micro-batches adds 4 N, their ids, and the sum of the losses",
-            step_of(batch, 4).peak().nbytes - one.peak().nbytes,
-            4 * n + 3 * batch * ids + 4,
-            unit="bytes",
-        ),
-        Claim(
-            "what autocast keeps without a sequence: 2 bytes for each weight of a matmul",
-            kept_by_autocast,
-            2 * (48 * 12 * 1600**2 + 50257 * 1600),
+            "what autocast keeps anyway: 2 bytes for each weight of a matmul",
+            of_autocast,
+            2 * of_matmuls,
             1e-6,
             "bytes",
         ),
-        Claim(
-            "a peak of 16 N: one sequence of 64 tokens ends backward with all gradients",
-            step_of(1, seq_len=64).peak().by_category["gradients"],
-            4 * n,
-            unit="bytes",
-        ),
-        Claim(
-            "the assignment's XL on 80 GB: so many sequences fit at the peak, where its sum of everything allows "
-            f"{(80 * 10**9 - 16 * xl) // sum_of_all}",
-            fits,
-            4,
-        ),
+        Claim("one sequence of 64 tokens: gradients at the peak, all 4 N", tiny, 4 * n, 0, "bytes"),
+        Claim(f"the assignment's XL on 80 GB: sequences at the peak, where its sum allows {summed}", fits, 4),
     ]
 
 
