@@ -154,11 +154,11 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (13, 1661, 142),
     "spec": (42, 6577, 375),
     "tensors": (10, 1937, 108),
-    "trace": (49, 9028, 746),
+    "trace": (50, 9125, 760),
     "web": (26, 3675, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 433, 93227, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 434, 93360, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 66_705
+MOST_TEST_LINES = 67_019
 
 
 def test_tests_keep_below_their_ceiling() -> None:

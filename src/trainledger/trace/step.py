@@ -94,6 +94,11 @@ def trace(
                     value.backward()
         return value if takes_closure else None
 
+    def once_through(inputs: _Inputs) -> None:
+        value = forward(inputs)
+        if backward:
+            value.backward()
+
     def step(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
         if optimizer is None or not backward:
             passes(inputs, recorder, rounds)
@@ -119,7 +124,10 @@ def trace(
     given = _Inputs(batch, () if label is None else (label,))
     one_by_one = blocks == "all" or takes_closure or is_compiled(model)
     options: Kwargs = {"first_step": first_step, "kernels": kernels, "rounds": grad_accum, "assume": assume}
-    options |= {"forward": None if one_by_one else forward, "least": LEAST if blocks == "auto" else LEAST_ASKED}
+    options |= {
+        "once_through": None if one_by_one else once_through,
+        "least": LEAST if blocks == "auto" else LEAST_ASKED,
+    }
     return _record(model, given, step, optimizers_in(optimizer), **options)
 
 
@@ -173,11 +181,11 @@ def _record(
     kernels: str,
     find_phases: bool = False,
     rounds: int = 1,
-    forward: Callable[[_Inputs], Any] | None = None,
+    once_through: Callable[[_Inputs], None] | None = None,
     least: int = LEAST,
     assume: Sequence[str] = (),
 ) -> Ledger:
-    """Record a step on fake tensors; with a ``forward`` of the model identical blocks may be multiplied."""
+    """Record a step on fake tensors; with a forward and backward of the model, identical blocks may be multiplied."""
     mode = mode_of(model) or FakeTensorMode()
     assumed = AssumedValues(MOST_ASSUMED)
     counts = Counts(assume, assumed.line)
@@ -186,14 +194,17 @@ def _record(
         fakes = tensors_in([inputs.batch, inputs.label])
         stateful = [parameter for each in optimizers for parameter, state in each.state.items() if state]
 
+        def cleared() -> None:
+            model.zero_grad(set_to_none=True)
+            for fake in fakes:
+                fake.grad = None
+
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
             assumed.clear()
             counts.clear()
             gradients = Gradients(model, optimizers, stateful)
             stateless = "" if first_step else _states_made(model, optimizers)
-            model.zero_grad(set_to_none=True)
-            for fake in fakes:
-                fake.grad = None
+            cleared()
             recorder = Recorder(
                 model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels, sizes=counts.sizes
             )
@@ -225,12 +236,14 @@ def _record(
             return ledger
 
         def probed() -> None:
-            assert forward is not None
+            assert once_through is not None
             known = ZeroWhereUnknown(lambda: False, assumed.add, results_of(kernels))
+            cleared()
             with known, counts.followed(given.batch):
-                forward(inputs)
+                once_through(inputs)
+            cleared()
 
-        once = "" if forward is None else traced_once(model, optimizers, run, probed, rounds=rounds, least=least)
+        once = "" if once_through is None else traced_once(model, optimizers, run, probed, rounds=rounds, least=least)
         if isinstance(once, Ledger):
             return once
         ledger = run(rounds, tensors=True)
