@@ -145,9 +145,11 @@ def write(site: Path, pyodide: Path, chapters: list[Path]) -> None:
         mirror(base, pyodide)
         pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", scratch, ".")
         wheel = next(Path(scratch).glob("trainledger-*.whl"))
+        shutil.copytree(ROOT / "docs", Path(scratch, "docs"))  # chapter 18 reads the claims from there
+        Path(scratch, "lecture").mkdir()
         with served(base) as address:
             for chapter in chapters:
-                source = Path(scratch, chapter.name)
+                source = Path(scratch, "lecture", chapter.name)
                 source.write_text(METADATA.format(wheel=wheel.as_uri()) + chapter.read_text())
                 words = ["export", "html-wasm", str(source), "-o", str(site / f"{chapter.stem}.html"), "--no-sandbox"]
                 words += ["--offline", "--pyodide-index-url", address, "--pypi-index-url", PYPI]
