@@ -151,14 +151,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (53, 9403, 822),
     "ledger": (45, 6833, 510),
     "observe": (39, 5513, 604),
-    "report": (13, 1661, 142),
+    "report": (13, 1667, 143),
     "spec": (42, 6577, 375),
     "tensors": (10, 1937, 108),
     "trace": (50, 9125, 760),
     "web": (26, 3675, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 434, 93360, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 434, 93367, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 67_019
+MOST_TEST_LINES = 67_027
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -331,3 +331,11 @@ def test_logarithmic_ticks_are_within_their_axis(low: float, decades: float) -> 
     assert len(ticks) >= (2 if decades > 0.8 else 0)
     scale = Scale(low, low + decades, 0, 100, log=True)
     assert all(-0.01 <= (scale.at(each) or 0) <= 100.01 for each in ticks)
+
+
+def test_a_chart_in_a_notebook_leaves_the_variables_of_its_page_alone() -> None:
+    """marimo's --muted is the colour of a background: words in it could not be read."""
+    shown = bar_chart("Time", "seconds", ["a"], [])._repr_html_()
+    assert "var(--" not in shown
+    assert ".muted{fill:light-dark(#555555,#aaa8a4)}" in shown
+    assert ".muted{fill:var(--muted,light-dark(#555555,#aaa8a4))}" in STYLE

@@ -22,6 +22,7 @@ from trainledger.spec.units import NotAQuantity, parse_amount, parse_nbytes, par
 HAS_TORCH = find_spec("torch") is not None  # not in a browser: no build of it for WebAssembly
 QUICK = bool(os.environ.get("CI") or os.environ.get("LECTURE_QUICK"))  # experiments take the smaller size
 FAILED = "#D55E00"
+_ROOM = ' style="padding: .15rem .8rem; text-align: left"'  # marimo has no space between the cells of a table
 Value = float | str | bool | None
 Draw = Callable[[int], "Exercise"]
 
@@ -55,7 +56,7 @@ class Claims:
     rows: tuple[Claim, ...]
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{head}</th>" for head in ("", "claim", "computed", "expected"))
+        heads = "".join(f"<th{_ROOM}>{head}</th>" for head in ("", "claim", "computed", "expected"))
         body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, self.rows))}</tbody>"
         return f'<table class="claims" title="computed by Python on {sys.platform}">{body}</table>'
 
@@ -217,7 +218,7 @@ def _number(text: str) -> float | None:
 def _row(claim: Claim) -> str:
     colour = "" if claim.holds else f' style="color: {FAILED}; font-weight: 600"'
     values = (f"{_shown(each)} {claim.unit}".rstrip() for each in (claim.ours, claim.expected))
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in ("✓" if claim.holds else "✗", claim.text, *values))
+    cells = "".join(f"<td{_ROOM}>{escape(cell)}</td>" for cell in ("✓" if claim.holds else "✗", claim.text, *values))
     return f"<tr{colour}>{cells}</tr>"
 
 

@@ -9,6 +9,7 @@ from trainledger.report.chart import AXIS, DARK, GREY, Area, Band, Bars, Chart, 
 from trainledger.report.draw.elements import (
     GRID,
     LINE,
+    NOTEBOOK_STYLE,
     SIZE,
     SMALL,
     STYLE,
@@ -73,7 +74,7 @@ def drawing(chart: Chart) -> str:
 
 def fragment(chart: Chart) -> str:
     """The chart under its title as HTML without scripts, as a notebook shows it."""
-    return f"<style>{STYLE}</style><h4>{escape(chart.title)}</h4>{_figure(chart, svg(chart))}"
+    return f"<style>{NOTEBOOK_STYLE}</style><h4>{escape(chart.title)}</h4>{_figure(chart, svg(chart))}"
 
 
 def _figure(chart: Chart, drawings: str) -> str:

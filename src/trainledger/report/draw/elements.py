@@ -24,16 +24,21 @@ _DARK = {
 }  # fmt: skip
 
 
-def _rules(name: str, light: str) -> str:
-    colour = f"var(--{name},light-dark({light},{_DARK.get(name, light)}))"
-    return f".{name}{{fill:{colour}}}.{name}-line{{stroke:{colour}}}"
+def _style(colour: str) -> str:
+    rules = "".join(
+        f".{name}{{{{fill:{colour}}}}}.{name}-line{{{{stroke:{colour}}}}}".format(
+            name=name, own=f"light-dark({light},{_DARK.get(name, light)})"
+        )
+        for light, name in _CLASS.items()
+    )
+    return f"@supports (color:light-dark(#000,#fff)){{{rules}}}"
 
 
-# By this stylesheet drawings follow the color-scheme of their page. A class is a colour's name for a fill and has -line
-# behind it for a stroke; a page that has a variable of the name (--ink) gives its own colour.
-STYLE = (
-    "@supports (color:light-dark(#000,#fff)){" + "".join(_rules(name, colour) for colour, name in _CLASS.items()) + "}"
-)
+# By these stylesheets drawings follow the color-scheme of their page. A class is a colour's name for a fill and has
+# -line behind it for a stroke. A page of ours that has a variable of the name (--ink) gives its own colour; a notebook
+# has variables of other meanings (marimo's --muted is the colour of a background), which a drawing leaves alone.
+STYLE = _style("var(--{name},{own})")
+NOTEBOOK_STYLE = _style("{own}")
 _DASHES = {"dash": "6 4", "dot": "2 4", "dashdot": "6 3 2 3"}
 
 
