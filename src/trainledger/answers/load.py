@@ -21,6 +21,7 @@ from trainledger.answers.source import (
     refuse_code,
     with_cluster,
 )
+from trainledger.answers.trainers import run_of_trainer
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import explicit
@@ -58,7 +59,8 @@ def load(
     """
     run = resolve(source, with_cluster(overrides, **cluster), search=search, progress=progress)
     if not isinstance(source, Run) and run.origin.assumed:
-        warn(f"{run.origin.source} has no recipe; assuming {defaults.assumptions(run)}", stacklevel=2)
+        lacks = "has no recipe" if "recipe.precision" in run.origin.assumed else "leaves some of the recipe open"
+        warn(f"{run.origin.source} {lacks}; assuming {defaults.assumptions(run)}", stacklevel=2)
     return run
 
 
@@ -78,7 +80,7 @@ def resolve(
     if isinstance(source, str | os.PathLike):
         named = os.fsdecode(source)
         if has_arguments(named):
-            run = run_of_arguments(named, given)
+            run = run_of_trainer(named, given) or run_of_arguments(named, given)
             return _found(run, run.origin.explicit, search, progress)
         refuse_code(named)
         if is_run_file(named):

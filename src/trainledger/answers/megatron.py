@@ -40,7 +40,7 @@ def run_of_arguments(named: str, overrides: Overrides) -> Run:
     How many devices there are is ``cluster.count`` of the overrides, else as the text says. Raises `InvalidInput`.
     """
     given = by_field(overrides)
-    count, size = _count(given.get("cluster.count")), _count(given.get("model.vocab_size"))
+    count, size = given_count(given.get("cluster.count")), given_count(given.get("model.vocab_size"))
     found = read_megatron(named, count, None if size is None else str(size))
     run = parsed(found.table, overrides)
     source = named if named.endswith(SUFFIXES) else "the launch line"
@@ -48,7 +48,8 @@ def run_of_arguments(named: str, overrides: Overrides) -> Run:
     return replace(run, origin=origin)
 
 
-def _count(given: Any) -> int | None:
+def given_count(given: Any) -> int | None:
+    """The devices that an override says, at least one; None where it says none, or nothing that can be read."""
     try:
         return None if given is None else max(1, parse_count(str(given)))
     except NotAQuantity:

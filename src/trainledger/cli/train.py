@@ -23,6 +23,7 @@ from trainledger.answers.pages.reconciliation import write_html
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.plan import plan
 from trainledger.answers.question import count, output, question, text
+from trainledger.answers.trainers import read_trainer
 from trainledger.cli.arguments import DISK_FULL, FAILED, WRONG_INPUT, Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.cli.measure import measure_and_keep
@@ -73,7 +74,11 @@ def init(
     *,
     preset: Annotated[str, text("a model of the catalog")] = "teach-10m",
     source: Annotated[
-        str | None, text("a file with arguments of Megatron-LM: a script, a YAML map, or a log", flag="--from")
+        str | None,
+        text(
+            "a script, YAML map or log with arguments of Megatron-LM, or a file of axolotl or LLaMA-Factory",
+            flag="--from",
+        ),
     ] = None,
     count: Annotated[int | None, count("how many devices the run of --from has (as many as the file says)")] = None,
     all: Annotated[bool, text("every field, its default as a comment")] = False,
@@ -81,10 +86,12 @@ def init(
 ) -> Document:
     """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
     if source is not None:
-        megatron = read_megatron(source, count)
-        _write_new(path, commented(megatron.table, every=all), force=force)
-        said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm", *megatron.remarks]
-        return lines("\n".join(said), {"path": path, "from": source, "notes": list(megatron.remarks)})
+        trainer = read_trainer(source, {} if count is None else {"cluster.count": count})
+        table, found = trainer or ((read := read_megatron(source, count)).table, read)
+        remarks = found.remarks
+        _write_new(path, commented(table, every=all), force=force)
+        said = [f"wrote {path}; next: trainledger plan {path} --device h100-sxm", *remarks]
+        return lines("\n".join(said), {"path": path, "from": source, "notes": list(remarks)})
     base = catalog.model(preset, "--preset")
     start: dict[str, dict[str, Any]] = {
         "model": {"preset": preset},

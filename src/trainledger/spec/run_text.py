@@ -162,7 +162,7 @@ def _fields(
                 yield from _field(path, field, None, field.default, _kinds_said(field))
         elif kinds is not None:
             mine = ours if isinstance(ours, Mapping) else {}
-            default: Mapping[str, Any] = {} if field.default is MISSING else explicit(field.default)
+            default: Mapping[str, Any] = {} if field.default in (MISSING, None) else explicit(field.default)
             default = theirs if isinstance(theirs, Mapping) else default
             kind = mine.get(KIND) or default.get(KIND) or first_kind(field)
             if len(kinds) > 1 and (every or KIND in mine):

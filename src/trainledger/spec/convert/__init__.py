@@ -61,17 +61,25 @@ def foreign_problem(table: Mapping[Any, Any]) -> Problem | None:
     >>> found.rule, found.nearest
     ('is a config of DeepSpeed, not a run file', '--set layout.zero=2 --set recipe.micro_batch=4')
     """
-    for program, marks in _MARKS.items():
-        if "model_type" not in table and sum(_at(table, key) is not None for key in marks.split()) >= 2:
-            sets = " ".join(f"--set {override}" for override in _meant(table))
-            if program not in ("DeepSpeed", "torchtitan"):  # whose files say nothing of the model
-                sets = f"trainledger plan MODEL {sets}".strip()
-            aside = ", ".join(sorted(set(_offloaded(table))))
-            rule = f"is a config of {program}, not a run file"
-            if aside:
-                rule += f"; its offloading ({aside}) is not accounted for"
-            return Problem("", None, rule, sets or "trainledger init")
-    return None
+    program = foreign_program(table)
+    if program is None:
+        return None
+    sets = " ".join(f"--set {override}" for override in _meant(table))
+    if program not in ("DeepSpeed", "torchtitan"):  # whose files say nothing of the model
+        sets = f"trainledger plan MODEL {sets}".strip()
+    aside = ", ".join(sorted(set(offloaded(table))))
+    rule = f"is a config of {program}, not a run file"
+    if aside:
+        rule += f"; its offloading ({aside}) is not accounted for"
+    return Problem("", None, rule, sets or "trainledger init")
+
+
+def foreign_program(table: Mapping[Any, Any]) -> str | None:
+    """The other program whose file a map is; None for our own files and a model's config.json."""
+    if "model_type" in table and "base_model" not in table:
+        return None
+    found = (name for name, keys in _MARKS.items() if sum(_at(table, key) is not None for key in keys.split()) >= 2)
+    return next(found, None)
 
 
 def _meant(table: Mapping[Any, Any]) -> Iterator[str]:
@@ -88,13 +96,13 @@ def _meant(table: Mapping[Any, Any]) -> Iterator[str]:
                 yield "recipe.precision.master_weights=true"
 
 
-def _offloaded(table: Mapping[Any, Any], depth: int = 0) -> Iterator[str]:
+def offloaded(table: Mapping[Any, Any], depth: int = 0) -> Iterator[str]:
     """Keys that move a part of the memory to the host."""
     for key, value in table.items():
         off = value in (None, False, 0, "", "none", "false")
         if isinstance(value, Mapping) and depth < _DEEPEST:
             off = str(value.get("device", "none")).lower() == "none"
-            yield from _offloaded(value, depth + 1)
+            yield from offloaded(value, depth + 1)
         if "offload" in str(key).lower() and not off:
             yield str(key)
 
