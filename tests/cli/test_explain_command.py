@@ -195,5 +195,7 @@ def test_the_flops_of_attention_are_those_of_the_account_and_their_convention_is
     dense = sum(each.flops * each.times for each in ledger if each.kind == "attention")
     assert timed == pytest.approx(dense, rel=1e-9)
     said = "The FLOPs of attention are dense, as in explain flops"
-    assert said in printed(capsys, "explain", "time", *words)
+    page = printed(capsys, "explain", "time", *words)
+    assert page.startswith("A step takes ")
+    assert said in page
     assert said not in printed(capsys, "explain", "time", *words, "--set", "recipe.attention=math")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 import trainledger as tl
+from trainledger.answers.defaults import run_of_model
+from trainledger.spec.layout import Layout
 from trainledger.spec.optimizers import IMPLEMENTATIONS
-from trainledger.spec.run_text import changed, overrides
+from trainledger.spec.run_text import changed, found_layout, overrides
 
 RUN = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 2, "steps": 2}}
 
@@ -23,3 +26,16 @@ def test_overrides_make_the_other_run_whatever_the_defaults_of_its_parts_are(kin
     for a, b in itertools.product(runs, repeat=2):
         again = changed(a, dict(line.split("=", 1) for line in overrides(a, b)))
         assert again.recipe == b.recipe
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"), [({"shard": 512, "pipeline": 4}, True), ({"shard": 512, "tensor": 4}, False)]
+)
+def test_a_found_layout_keeps_the_assumed_batch_where_it_would_get_another(axes: dict[str, int], says: bool) -> None:
+    cluster = ["cluster.device=h100-sxm", "cluster.count=2048"]
+    asked = run_of_model("llama-3-70b", cluster)
+    assert asked.recipe.global_batch == 512
+    recipe, origin = replace(asked.recipe, micro_batch=1), replace(asked.origin, searched=True)
+    sets = found_layout(replace(asked, layout=Layout(**axes), recipe=recipe, origin=origin))
+    assert ("recipe.global_batch=512" in sets) == says
+    assert tl.load("llama-3-70b", [*cluster, *sets]).recipe.global_batch == 512

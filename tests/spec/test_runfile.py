@@ -372,7 +372,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
         (tmp_path / "empty" / name).write_bytes(content)
     assert "is no path" in wrong("a\0b")
     none_here = wrong("run.toml")
-    assert none_here.endswith("name a run file, or write one: trainledger init"), none_here
+    assert none_here.endswith("such as gpt2), or write one: trainledger init"), none_here
     assert "trainledger init writes one, --preset takes a model's name" in wrong("teach-1m")
     assert "or the path of its config.json" in wrong("teach/config.json")
     latin = tmp_path / "latin.toml"

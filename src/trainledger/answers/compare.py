@@ -144,8 +144,6 @@ def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
 def _sentences(found: Comparison) -> Iterator[str]:
     """Why: the largest differences that make up the whole one, and what qualifies the comparison."""
     a, b = found.forecast_a, found.forecast_b
-    if found.a.layout != found.b.layout and found.a.origin.searched and found.b.origin.searched:
-        yield "the layouts were searched for separately, and they differ too (--set layout... keeps one)"
     if found.times:
         yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
     if found.times and found.ratio is not None and abs(found.ratio.predicted - 1) > ROUNDING:
@@ -156,6 +154,8 @@ def _sentences(found: Comparison) -> Iterator[str]:
         yield f"{found.of}: b costs {shown(abs(b.money - a.money), 'amount')} {more} than a ({share})"
     if found.memory:
         yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
+    if found.a.layout != found.b.layout and found.a.origin.searched and found.b.origin.searched:
+        yield "the layouts were searched for separately, and they differ too (--set layout.AXIS=N keeps one)"
     for letter, forecast in zip("ab", (a, b), strict=True):
         if forecast.impossible:
             why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
@@ -189,7 +189,7 @@ def _sure(found: Ratio) -> str:
     said = "more" if found.decided else "no more"
     between = ends(found.interval, lambda value: f"{value:.3g}")
     times = f"b takes {found.predicted:.3g} times as long as a"
-    return f"the times differ by {said} than such predictions err: {times} ({between}; {pairs})"
+    return f"{times} ({between}; from {pairs}): {said} than the error of such predictions"
 
 
 def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:

@@ -225,7 +225,7 @@ def assumptions(run: Run) -> str:
             f" ({format_count(recipe.tokens)}, {TOKENS_PER_PARAMETER} for each parameter: Hoffmann et al. 2022)"
         )
     texts = [as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed]
-    if texts and run.layout.alone and recipe.micro_batch is None and recipe.global_batch > 1:
+    if texts and run.cluster.count == 1 and recipe.micro_batch is None and recipe.global_batch > 1:
         texts.append(f"one micro-batch of all {recipe.global_batch:,} sequences")
     return ", ".join(texts)
 

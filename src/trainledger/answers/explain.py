@@ -153,7 +153,7 @@ def _time(run: Run, top: int) -> Document:
     """The step by cause, its roofline by kind, and its operations."""
     machine, device = machine_of(run), device_of(run)
     if machine is None:
-        rule = "was not measured yet, so there are no times to explain; run `trainledger measure machine` once"
+        rule = "was not measured yet, so it has no times; give --device, or run `trainledger measure machine`"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
@@ -287,6 +287,7 @@ def time_document(
     ranks = f"The run has {run.layout.devices:,} devices; these are the operations of one rank of the slowest stage."
     return Document(
         title=f"time of {run.model.name}",
+        verdict=f"A step takes {format_seconds(parts[0].total)}.",
         sections=sections(
             *_whose(run, backend, ranks),
             _largest("time", parts[:1]),
@@ -307,8 +308,8 @@ def time_document(
 
 
 _DENSE = (
-    "The FLOPs of attention are dense, as in explain flops: a kernel that skips masked pairs, such as a causal one "
-    "about half of them, computes fewer and reaches less than the table has."
+    "The FLOPs of attention are dense, as in explain flops: a kernel that skips masked pairs (a causal one about "
+    "half of them) computes fewer, and its true rate is below that of the table."
 )
 
 

@@ -114,12 +114,12 @@ def about(fit: Fit) -> list[str]:
 def _under(run: Run) -> str:
     """The layout that was assumed, where `plan` would search for one."""
     assumed = any(name.startswith("layout.") for name in run.origin.assumed)
-    return f" under {layout_name(run.layout)} (plan searches for a layout)" if assumed else ""
+    return f" under {layout_name(run.layout)}, assumed (plan searches for a layout)" if assumed else ""
 
 
 def _devices(fit: Fit) -> Iterator[str]:
     if fit.memory.chance is not None and fit.chance:
-        yield f"What fits does so with a chance of {written(fit.chance)} at least (--chance)."
+        yield f"Each size fits with a chance of at least {written(fit.chance)} (--chance)."
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
         yield f"Devices on which it fits without changes, the smallest first: {named}."

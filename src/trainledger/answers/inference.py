@@ -129,9 +129,12 @@ def _verdict(found: Inference) -> str:
     says = {True: "Fits", False: "Does NOT fit", None: ""}[found.fits]
     time, rate = found.time, found.expected_tokens_per_second
     expected = ""
+    what = "a forward" if found.serving.phase == "prefill" else "a token of each sequence"
     if time is not None and time.expected_seconds is not None and rate is not None:
-        what = "a forward" if found.serving.phase == "prefill" else "a token of each sequence"
         expected = f"{what} is expected to take {format_seconds(time.expected_seconds)}, {_rate(rate)} tokens/s"
+    elif time is not None and found.fits is not False:
+        least = "at least" if time.basis == "bound" else "about"
+        expected = f"{what} takes {least} {format_seconds(time.bound_seconds)}"
     return sentence("; ".join(filter(None, (says, expected)))) if says or expected else ""
 
 

@@ -56,7 +56,9 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
         raise KeyboardInterrupt
     if found.simplest is None:
         why = why_no_layout(found, fixed, progress=progress)
-        more = " (trainledger layouts says all)" if run.recipe.lora is None or run.cluster.count == 1 else ""
+        fixes = "".join(f" --fix {name}={value}" for name, value in fixed.items())
+        tried = run.recipe.lora is None or run.cluster.count == 1
+        more = f" (trainledger layouts{fixes} --full shows the search)" if tried else ""
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
     return found.simplest.run
 

@@ -29,7 +29,7 @@ from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import Overrides, value_of
-from trainledger.spec.run_text import as_override
+from trainledger.spec.run_text import as_override, assumed_batch
 from trainledger.spec.units import GIGA, counted, format_count, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
@@ -143,9 +143,8 @@ def _ranked(found: Layouts) -> Iterator[Section]:
     yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked, found.usable_nbytes))
     simplest = found.simplest or found.best
     named = "the best" if simplest == found.best else "the simplest within 3 %"
-    pasted_sets = Items(
-        (Item(f"To plan {named}, which layout=auto takes:", commands(simplest.settings)),), numbered=False
-    )
+    sets = (*simplest.settings, *assumed_batch(found.run, simplest.run))
+    pasted_sets = Items((Item(f"To plan {named}, which layout=auto takes:", commands(sets)),), numbered=False)
     yield section("", pasted_sets)
     if simplest != found.best:
         title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"

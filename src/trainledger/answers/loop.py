@@ -80,7 +80,7 @@ def page(answer: TrainingLoop) -> Document:
 
 def headline(answer: TrainingLoop) -> str:
     """The loop in one line."""
-    every = "" if answer.checkpoint_every is None else f", a checkpoint every {answer.checkpoint_every:,}"
+    every = f", a checkpoint every {counted(each, 'step')}" if (each := answer.checkpoint_every) else ""
     steps = f"{counted(answer.steps, 'step')} of {format_count(answer.tokens_per_step)} tokens"
     epochs = "1 epoch" if answer.epochs == 1 else f"{answer.epochs:.3g} epochs"
     return f"{answer.run.model.name}: {steps}, {epochs}{every}"

@@ -53,7 +53,7 @@ def napkin(
 
     Give four of --params, --tokens, --count, --days and --mfu; the fifth is solved for. Exit code 2 where that needs
     more than the peak of the devices. Given --memory, or a device and --count alone, the largest model is solved for
-    whose static state they hold (`LargestModels`).
+    whose static state they hold.
 
     Raises `InvalidInput`. `trainledger.forecast.plan.napkin` has the method.
 

@@ -307,7 +307,7 @@ def _kernels(plan: Plan) -> Iterator[tuple[str, str]]:
     more = ""
     if any(each.cause == "kernel efficiency" and each.nanoseconds < 0 for each in forecast.waterfall):
         more = ". The masked pairs that they skip make kernel efficiency negative below"
-    yield "", f"HFU counts causal attention dense too; with what the kernels run it is {kernels}{more}"
+    yield "", f"HFU counts attention dense too; of what the kernels run it is {kernels}{more}"
 
 
 def _amount(value: float) -> str:

@@ -75,7 +75,8 @@ def ask(question: Question, args: argparse.Namespace) -> Outcome:
     if interrupted and not answer.ranked:
         raise KeyboardInterrupt
     if question.trains:
-        for run in dict.fromkeys(run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None):
+        runs = (run for name in ("run", "a", "b") if (run := getattr(answer, name, None)) is not None)
+        for run in {assumptions(run): run for run in runs}.values():  # two runs of the same assumptions: said once
             say_assumed(run)
     problem = None if question.impossible is None else question.impossible(answer)
     code = INTERRUPTED if interrupted else DONE

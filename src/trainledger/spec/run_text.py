@@ -71,13 +71,22 @@ def pasted_overrides(a: Run, b: Run) -> tuple[str, ...]:
     if not a.origin.searched:
         return overrides(a, b)
     asked = replace(a, layout=Layout(auto=True), recipe=checkpointed(replace(a.recipe, micro_batch=None), "none"))
-    return tuple(dict.fromkeys((*overrides(asked, b), *overrides(a, b))))
+    return tuple(dict.fromkeys((*overrides(asked, b), *overrides(a, b), *assumed_batch(a, b))))
 
 
 def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
     """Those of `pasted_overrides` that spread a run over devices."""
     fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    return tuple(override for override in pasted_overrides(a, b) if override.startswith(fields))
+    batch = assumed_batch(a, b)
+    return tuple(each for each in pasted_overrides(a, b) if each.startswith(fields) or each in batch)
+
+
+def assumed_batch(a: Run, b: Run) -> tuple[str, ...]:
+    """The batch that was assumed of ``a``, where the layout of ``b``, once given, would have another assumed."""
+    unit = b.layout.data_ranks * b.layout.pipeline * (b.recipe.micro_batch or 1)
+    batch = a.recipe.global_batch
+    kept = "recipe.global_batch" in a.origin.assumed and batch == b.recipe.global_batch and batch % unit
+    return (as_override("recipe.global_batch", batch),) if kept else ()
 
 
 def found_layout(run: Run) -> tuple[str, ...]:

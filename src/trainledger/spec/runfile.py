@@ -152,7 +152,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         rule = f"cannot be read: {error.strerror or error}"
         if isinstance(error, FileNotFoundError) and where == "run.toml":  # what every verb reads where none is named
-            rule += "; name a run file, or write one: trainledger init"
+            rule += "; name a run file (planning verbs also take a model, such as gpt2), or write one: trainledger init"
         elif isinstance(error, FileNotFoundError) and re.fullmatch(_NAME, where):  # to verbs that take no model's name
             rule += "; a run file says what is trained: trainledger init writes one, --preset takes a model's name"
         elif isinstance(error, FileNotFoundError) and not where.endswith(".toml"):

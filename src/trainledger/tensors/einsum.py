@@ -279,7 +279,7 @@ def _check(equation: str, inputs: Sequence[Indices], output: Indices) -> None:
 
 def _sizes(equation: str, inputs: Sequence[Indices], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     if len(inputs) != len(shapes):
-        rule = f"has {counted(len(inputs), 'operand')}, but {counted(len(shapes), 'shape')} given"
+        rule = f"has {counted(len(inputs), 'operand')}, but {counted(len(shapes), 'shape')} given (as in 8,16 16,4)"
         raise InvalidInput([Problem("equation", equation, rule)])
     sizes: dict[str, int] = {}
     said: dict[str, str] = {}

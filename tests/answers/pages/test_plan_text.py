@@ -30,7 +30,7 @@ def test_hfu_above_the_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> 
     costs = said(capsys, *LONG, *AGAIN)
     assert percent(costs, "HFU ") > 100
     assert "attention counted dense; " in costs
-    assert percent(costs, "counted dense; ") < percent(costs, "with what the kernels run it is ") < 100
+    assert percent(costs, "counted dense; ") < percent(costs, "of what the kernels run it is ") < 100
     assert "make kernel efficiency negative below" in costs
 
 
@@ -39,7 +39,7 @@ def test_the_causal_figure_is_that_of_the_convention(capsys: pytest.CaptureFixtu
     costs = said(capsys, *LONG, *AGAIN, "--convention", "causal")
     assert percent(costs, "; MFU ") == beside
     assert "counted dense" not in costs
-    assert "HFU counts causal attention dense too; with what the kernels run it is " in costs
+    assert "HFU counts attention dense too; of what the kernels run it is " in costs
 
 
 def test_short_sequences_say_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:

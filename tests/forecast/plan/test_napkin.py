@@ -119,7 +119,7 @@ def test_static_state_that_does_not_fit_is_said():
     assert "At 16 bytes per parameter the static state alone needs 14 of these devices, not 8." in answer.remarks
 
 
-ONE = "napkin: exactly one of params, tokens, count, days, mfu is left out and solved for; "
+ONE = "napkin: needs all of params, tokens, count, days, mfu but one, which is solved for; "
 
 
 @pytest.mark.parametrize(

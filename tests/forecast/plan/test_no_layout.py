@@ -116,7 +116,9 @@ def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.Ca
     )
     nearest = "; nearest that works: recipe.global_batch=510, cluster.count=992 or cluster.count=1024"
     assert main(["plan", *words, "--set", "layout=auto"]) == 2
-    assert f"layout = 'auto': {rule} (trainledger layouts says all){nearest}\n" in capsys.readouterr().err
+    assert (
+        f"layout = 'auto': {rule} (trainledger layouts --full shows the search){nearest}\n" in capsys.readouterr().err
+    )
     assert main(["layouts", *words]) == 2
     out, err = capsys.readouterr()
     assert "why not" in out

@@ -27,13 +27,13 @@ def initialization_page(run: Run) -> Document:
     rows: list[tuple[Cell, ...]] = [
         (name, str(each["shape"]), each["rule"], f"{each['deviation']:.4g}") for name, each in tensors.items()
     ]
-    said: Any = "The variance of the stream is not predicted: of experts, norms on outputs and other activations."
+    said: Any = "The residual stream's variance is not predicted: of experts, norms on outputs and other activations."
     if stream is not None:
-        depths = sorted({round(at * spec.n_layers / 8) for at in range(9)})
+        depths = sorted({round(at * spec.n_layers / 4) for at in range(5)})
         by_depth = tuple((depth, f"{stream[depth]:.4g}", "assumed") for depth in depths)
-        said = Table("stream", ("blocks", "variance of the stream", "basis"), by_depth, units=("integer",), align="rrl")
-    verdict = f"{spec.name}: matrices are normal, cut at {TRUNCATION:g} deviations"
-    ends = "" if stream is None else f"; the stream's variance goes from {stream[0]:.3g} to {stream[-1]:.3g}"
+        said = Table("stream", ("layers", "residual variance", "basis"), by_depth, units=("integer",), align="rrl")
+    verdict = f"{spec.name}: matrices are normal, truncated at {TRUNCATION:g} standard deviations"
+    ends = "" if stream is None else f"; residual stream variance from {stream[0]:.3g} to {stream[-1]:.3g}"
     return Document(
         title=f"initialization of {spec.name}",
         verdict=f"{verdict}{ends}.",

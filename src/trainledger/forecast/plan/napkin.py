@@ -128,7 +128,7 @@ def napkin(
     raw = {"params": params, "tokens": tokens, "count": count, "days": days, "mfu": mfu}
     missing = [name for name in UNKNOWNS if raw[name] is None]
     if len(missing) != 1:
-        rule = f"exactly one of {', '.join(UNKNOWNS)} is left out and solved for; "
+        rule = f"needs all of {', '.join(UNKNOWNS)} but one, which is solved for; "
         rule += f"left out: {', '.join(missing)}" if missing else "all five are given"
         problems.append(Problem("napkin", None, rule))
     if problems:
