@@ -375,6 +375,9 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     assert none_here.endswith("such as gpt2), or write one: trainledger init"), none_here
     assert "trainledger init writes one, --preset takes a model's name" in wrong("teach-1m")
     assert "or the path of its config.json" in wrong("teach/config.json")
+    assert "path of the model's config.json, which is at https://huggingface.co/zai-org/GLM-4.6/" in wrong(
+        "zai-org/GLM-4.6"
+    )
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'[model]\nname = "caf\xe9"\n')
     assert wrong(latin) == f"{latin}:\n  line 2: is not UTF-8 text"

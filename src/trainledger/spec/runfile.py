@@ -35,6 +35,7 @@ SECTIONS: dict[str, type[Any]] = {
 }
 LARGEST_FILE_NBYTES = 2**20
 _NAME = r"(?!.*\.(?:json|toml)$)[\w.-]+"  # such as of a model, not of a file
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(?<!\.toml)(?<!\.json)")  # organisation/model
 _TWO_LAYOUTS = r"(?ms)^layout\s*=.*^\[layout\]"  # the text and the section
 
 Table = Mapping[str, Any]
@@ -155,6 +156,11 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
             rule += "; name a run file (planning verbs also take a model, such as gpt2), or write one: trainledger init"
         elif isinstance(error, FileNotFoundError) and re.fullmatch(_NAME, where):  # to verbs that take no model's name
             rule += "; a run file says what is trained: trainledger init writes one, --preset takes a model's name"
+        elif isinstance(error, FileNotFoundError) and _HUB_ID.fullmatch(where) and not os.path.exists(where):
+            rule = (
+                "is no file, and no hub id of `trainledger catalog models`; nothing is downloaded here: give the path "
+            )
+            rule += f"of the model's config.json, which is at https://huggingface.co/{where}/raw/main/config.json"
         elif isinstance(error, FileNotFoundError) and not where.endswith(".toml"):
             rule += "; a model is a name of `trainledger catalog models`, or the path of its config.json"
         raise InvalidInput([Problem("run file", where, rule, _nearest_file(where))]) from None

@@ -100,6 +100,8 @@ def _piece(names: Names, spec: ModelSpec, name: str, shapes: Mapping[str, tuple[
         return Piece((f"{before}{names.gate_up}.{kind}",), ours, joined([shapes[each][0] for each in ours]))
     if module == "mlp.experts":
         return _experts(names.experts, before, name, kind, shapes[name][0])
+    if names.correction_rows and kind == "correction":
+        return Piece((before + _renamed(names.block, inner),), (name,), ROW)
     turned = names.transposed and kind == "weight" and module.endswith("_proj")
     return Piece((before + _renamed(names.block, inner),), (name,), TRANSPOSED if turned else SAME)
 
@@ -126,6 +128,7 @@ def _renamed(table: Mapping[str, str], inner: str) -> str:
 
 
 SAME = Form(lambda ours: ours, lambda theirs: theirs)
+ROW = Form(lambda ours: [ours[0][None]], lambda theirs: [theirs[0][0]])
 TRANSPOSED = Form(lambda ours: [ours[0].mT], lambda theirs: [theirs[0].mT])
 
 

@@ -15,7 +15,7 @@ from trainledger.spec.layers import kind_of
 from trainledger.spec.problem import InvalidInput
 
 # The parameters of transformers' modules (built below). Those of gpt-j-6b, bloom, phi-2, gemma-3-1b and others are the
-# counts that the models' pages print; kimi-k2 and deepseek-v3 are without the corrections of their routers.
+# counts that the models' pages print; corrections of routers are not among them: they have no gradient.
 COUNTS = {
     "gpt-j-6b": 6_050_882_784, "gpt-neox-20b": 20_554_567_680, "opt-125m": 125_239_296, "bloom": 176_247_271_424,
     "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952, "falcon-rw-1b": 1_311_625_216,
@@ -26,6 +26,10 @@ COUNTS = {
     "gemma-3-12b": 11_766_034_176, "olmo-7b": 6_888_095_744, "olmo-2-7b": 7_298_617_344,
     "smollm3-3b": 3_075_098_624, "deepseek-v2-lite": 15_706_484_224, "deepseek-v3": 671_026_404_352,
     "kimi-k2": 1_026_408_209_408, "gpt-oss-20b": 20_914_757_184,
+    "glm-4.6": 352_797_814_784, "minimax-m2": 228_689_748_992, "hunyuan-a13b": 80_393_183_232,
+    "ernie-4.5-0.3b": 360_748_032, "ernie-4.5-21b-a3b": 21_825_436_160, "exaone-4.0-1.2b": 1_279_391_488,
+    "exaone-4.0-32b": 32_003_216_384, "olmo-3-7b": 7_298_011_136, "seed-oss-36b": 36_151_104_512,
+    "qwen3-coder-30b": 30_532_122_624,
 }  # fmt: skip
 
 
@@ -49,7 +53,7 @@ def test_their_modules_have_as_many(name):
     config.pop("quantization_config", None)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config))
-    assert sum(each.numel() for each in model.parameters()) == COUNTS[name]
+    assert sum(each.numel() for each in model.parameters() if each.requires_grad) == COUNTS[name]
 
 
 def test_the_prediction_module_of_deepseek_v3_is_counted_apart():
@@ -60,7 +64,7 @@ def test_the_prediction_module_of_deepseek_v3_is_counted_apart():
     assert from_config(plain, for_weights=True).n_mtp_layers == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"falcon-rw-1b"}))
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"falcon-rw-1b", "hunyuan-a13b"}))
 def test_a_published_config_can_be_written_again(name):
     spec = from_config(CONFIGS[name])
     kind = CONFIGS[name]["model_type"]
@@ -81,16 +85,24 @@ def test_transformers_reads_it_alike(name):
     assert fields_that_differ(from_config(theirs), from_config(CONFIGS[name])) in ([], ["name"])
 
 
+# Keys whose defaults in transformers make no model: one expert, none chosen, or heads that the width is no multiple of.
+NO_MODEL = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "hunyuan_v1_moe": {"num_experts": 4},
+}
+
+
 @pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"kimi_k2"}))
 def test_the_defaults_are_those_of_transformers(kind):
     """A config with all its defaults written out, and one with none but the sizes that are never absent."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(kind, **({"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}))
+    config = transformers.AutoConfig.for_model(kind, **NO_MODEL.get(kind, {}))
     whole = {key: value for key, value in config.to_dict().items() if value is not None}
     family = FAMILIES[kind]
     needed = {key for name, key in family.keys.items() if name not in family.defaults}
-    bare = {key: value for key, value in whole.items() if key in needed} | {"model_type": kind}
+    bare = {key: value for key, value in whole.items() if key in needed} | NO_MODEL.get(kind, {}) | {"model_type": kind}
     differ = fields_that_differ(from_config(bare), from_config(whole))
     assert differ in ([], ["n_mtp_layers"] if kind == "deepseek_v3" else [])
 
@@ -105,6 +117,9 @@ def test_what_is_left_out_is_reported():
     ]
     assert left_out(CONFIGS["mpt-7b"]) == [
         "auto_map is left out: the code it names is not read, and the model type is built in"
+    ]
+    assert left_out(CONFIGS["ernie-4.5-21b-a3b"]) == [
+        "num_nextn_predict_layers = 1 is left out: transformers builds no such module"
     ]
     stretched = CONFIGS["qwen2.5-7b"] | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
     assert left_out(stretched) == ["rope_scaling is left out: dynamic scaling acts beyond the longest sequence only"]
@@ -133,6 +148,8 @@ LONGROPE = {
         ),
         ("mpt-7b", {"expansion_ratio": 3}, "expansion_ratio = 3: transformers builds it otherwise"),
         ("mpt-7b", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max = 16: the slopes start at"),
+        ("hunyuan-a13b", {}, "model_type = 'hunyuan_v1_moe': its query-key norms follow the rotation"),
+        ("ernie-4.5-21b-a3b", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1: changes what the model computes, not"),
         ("deepseek-v2-lite", {"norm_topk_prob": True}, "norm_topk_prob = true: changes what the model computes, not"),
     ],
 )
@@ -180,6 +197,18 @@ def test_what_changes_values_only_hinders_weights_but_no_account(name, changes, 
         ("smollm3-3b", {"no_rope_layers": [True] * 36}, "must be a list of 0 and 1 for each of the 36 layers"),
         ("deepseek-v2-lite", {"topk_method": "best"}, "topk_method = 'best': must be greedy or group_limited_greedy"),
         ("deepseek-v2-lite", {"moe_layer_freq": 2}, "moe_layer_freq = 2: changes what the model costs"),
+        ("minimax-m2", {"attn_type_list": [1, 0] * 31}, "attn_type_list = ["),
+        ("minimax-m2", {"use_routing_bias": False}, "use_routing_bias = false: changes what the model costs"),
+        ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm = false: is no key that is known here for minimax_m2"),
+        ("minimax-m2", {"rotary_dim": 63}, "rotary_dim = 63: rotary positions turn pairs"),
+        ("glm-4.6", {"n_group": 7}, "n_group = 7: must divide n_experts = 160"),
+        ("hunyuan-a13b", {"moe_topk": [8] * 31 + [4]}, "must be a whole number, the same in all layers"),
+        ("hunyuan-a13b", {"num_shared_expert": 2}, "num_shared_expert = 2: must be 1, the same in all layers"),
+        ("hunyuan-a13b", {"moe_intermediate_size": [3072, 64]}, "must be 3072, the same in all layers"),
+        ("hunyuan-a13b", {"use_cla": True}, "use_cla = true: is no key that is known here for hunyuan_v1_moe"),
+        ("hunyuan-a13b", {"rope_scaling": {"type": "dynamic", "alpha": 0.5}}, "alpha = 0.5: must be a number from 1"),
+        ("ernie-4.5-21b-a3b", {"moe_layer_end_index": 20}, "moe_layer_end_index = 20: the last layers are never dense"),
+        ("exaone-4.0-1.2b", {"sliding_window": 64}, "sliding_window = 64: without local layers, no layer would have"),
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax': changes what the model costs"),
         ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8: latent attention has a key and a value"),
         ("deepseek-v3", {"qk_rope_head_dim": 63}, "qk_rope_head_dim = 63: rotary positions turn pairs"),
@@ -200,6 +229,7 @@ def test_windows_of_every_kind():
     assert {name: each for name, each in windows.items() if each != (None, None)} == {
         "phi-3-mini-4k": (2047, None), "starcoder2-3b": (4096, None), "mistral-7b-v0.1": (4096, None),
         "gemma-2-27b": (4096, 2), "gemma-3-1b": (512, 6), "gemma-3-12b": (1024, 6), "gpt-oss-20b": (128, 2),
+        "exaone-4.0-32b": (4096, 4), "olmo-3-7b": (4096, 4),
     }  # fmt: skip
     absent = {key: value for key, value in CONFIGS["mistral-7b-v0.1"].items() if key != "sliding_window"}
     assert from_config(absent).attention.window == 4096
@@ -225,6 +255,10 @@ def test_positions_of_every_kind():
     ) == (1.0, 40.0, 32.0)
     assert deepseek.attention.scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)  # 1 + 0.1 ln 40
     assert (from_config(CONFIGS["phi-2"]).rope.dim, from_config(CONFIGS["gpt-neox-20b"]).rope.dim) == (32, 24)
+    assert (from_config(CONFIGS["glm-4.6"]).rope.dim, from_config(CONFIGS["minimax-m2"]).rope.dim) == (64, 64)
+    assert from_config(CONFIGS["exaone-4.0-32b"]).rope.skip_every == 4
+    # The base of compute_ntk_alpha_rope_parameters in transformers: theta alpha ** (d / (d - 2)).
+    assert from_config(CONFIGS["hunyuan-a13b"]).rope.theta == pytest.approx(1e4 * 1000 ** (128 / 126))
     smol = from_config(CONFIGS["smollm3-3b"])
     assert [kind_of(smol, layer).rotary for layer in range(8)] == [True, True, True, False] * 2
 

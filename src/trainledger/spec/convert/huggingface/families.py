@@ -50,6 +50,21 @@ def read_cohere2(reading: Reading) -> None:
     reading.fields["positions.skip_every"] = reading.fields.get("attention.global_every")
 
 
+def read_exaone4(reading: Reading) -> None:
+    """Global layers have no positions where others are local."""
+    if reading.has("attention.window"):
+        reading.fields["positions.skip_every"] = reading.fields.get("attention.global_every")
+    elif reading.config.get("sliding_window", 0) is not None:
+        rule = "without local layers, no layer would have positions"
+        reading.refuse("sliding_window", reading.config.get("sliding_window"), rule, "null")
+
+
+def read_ernie4_5_moe(reading: Reading) -> None:
+    last, n_layers = reading.config.get("moe_layer_end_index"), reading.fields["n_layers"]
+    if last not in (None, -1, n_layers - 1 if n_layers else -1):
+        reading.refuse("moe_layer_end_index", last, "the last layers are never dense here", -1)
+
+
 def read_opt(reading: Reading) -> None:
     width = reading.whole("word_embed_proj_dim", reading.fields.get("d_model") or 0, 1)
     if reading.has("d_model") and width != reading.fields["d_model"]:
@@ -207,6 +222,34 @@ def write_deepseek_v3(spec: ModelSpec) -> dict[str, Any]:
 def write_deepseek_v2(spec: ModelSpec) -> dict[str, Any]:
     written = write_deepseek_v3(spec)
     return written | {"topk_method": "greedy" if written["n_group"] == 1 else "group_limited_greedy"}
+
+
+def _same_in_all(reading: Reading, key: str, default: Any, must_be: Any = None) -> Any:
+    """The value of a key that may be a list of one for each layer; layers that differ are refused."""
+    value = reading.given(key)
+    each = value if isinstance(value, list) and value else [default if value is None else value]
+    if any(type(other) is not int or other != each[0] for other in each) or must_be not in (None, each[0]):
+        wanted = "a whole number" if must_be is None else str(must_be)
+        reading.refuse(key, value, f"must be {wanted}, the same in all layers", must_be)
+    return each[0]
+
+
+def read_minimax_m2(reading: Reading) -> None:
+    _same_in_all(reading, "attn_type_list", 1, must_be=1)  # 0 is linear attention
+
+
+def read_hunyuan(reading: Reading) -> None:
+    for name, key in {"n_experts": "num_experts", "per_token": "moe_topk"}.items():
+        value = _same_in_all(reading, key, 1)
+        reading.fields[f"feed_forward.{name}"] = reading.checked(f"feed_forward.{name}", key, value)
+    _same_in_all(reading, "num_shared_expert", 1, must_be=1)
+    inner = reading.fields.get("feed_forward.d_ff")
+    _same_in_all(reading, "moe_intermediate_size", inner, must_be=inner)
+    reading.refuse_weights("model_type", reading.config["model_type"], "its query-key norms follow the rotation")
+
+
+def write_hunyuan(spec: ModelSpec) -> dict[str, Any]:
+    return {} if spec.experts is None else {"num_experts": spec.experts.n_experts, "moe_topk": spec.experts.per_token}
 
 
 def read_skipped_rope(reading: Reading) -> None:

@@ -43,6 +43,7 @@ class Names:
     grouped: bool = False
     gate_up: str | None = None
     transposed: bool = False
+    correction_rows: bool = False  # a router's correction is a matrix of one row
     experts: ExpertNames = ExpertNames()
 
     def of(self, spec: ModelSpec) -> Names:
@@ -96,6 +97,7 @@ class Family:
         default_factory=dict
     )  # the same for keys that change only what is computed
     ignored: tuple[str, ...] = ()  # keys that change nothing
+    left_out: tuple[str, ...] = ()  # keys of modules that transformers does not build; reported where they are on
     dropouts: tuple[str, ...] = ()
     code: tuple[str, ...] = ()  # keys that name Python code
     aliases: Mapping[str, str] = field(default_factory=dict)  # their key -> its other name

@@ -153,6 +153,9 @@ class Reading:
             elif key in family.dropouts:
                 if value:
                     self.notes.append(f"{key} = {shown(value)} is left out: dropout is recipe.dropout here")
+            elif key in family.left_out:
+                if value:
+                    self.notes.append(f"{key} = {shown(value)} is left out: transformers builds no such module")
             elif key in family.code:
                 if value:
                     rule = "the code it names is not read, and the model type is built in"

@@ -159,6 +159,9 @@ class _Table:
         if not isinstance(kind, str) or kind not in _OF_TYPE:
             reading.refuse(f"{self.at}.rope_type", kind, f"must be one of {', '.join(_OF_TYPE)}", "default")
             return
+        if kind == "dynamic" and rope.get("alpha") and reading.family.model_type.startswith("hunyuan"):
+            self._read_alpha(rope["alpha"])
+            return
         for key in rope:
             if key not in _ALWAYS and key not in _OF_TYPE[kind]:
                 reading.refuse(f"{self.at}.{key}", rope[key], f"is no key of the rope type {kind}")
@@ -180,6 +183,14 @@ class _Table:
             self._read_yarn(factor)
         elif kind == "longrope" and factor is not None:
             self._read_longrope(factor, original)
+
+    def _read_alpha(self, alpha: Any) -> None:
+        """Hunyuan's "dynamic" scaling: one larger base for sequences of any length; its other keys are never read."""
+        reading, head = self.reading, self.reading.head_size()
+        if type(alpha) not in (int, float) or not 1 <= alpha < 1e9:
+            reading.refuse(f"{self.at}.alpha", alpha, "must be a number from 1", 1.0)
+        elif head and head > 2 and reading.has("positions.theta"):
+            reading.fields["positions.theta"] *= alpha ** (head / (head - 2))
 
     def _set(self, key: str, value: Any) -> Any:
         """Set a field of the scaling from a key of the rotary parameters; the value, None after a problem."""
