@@ -216,9 +216,28 @@ def test_no_scalar_no_ledger(batch: Tensor, loss: Any, found: str) -> None:
     assert str(error.value) == f"the loss must be a scalar tensor, not {found}; give one with loss="
 
 
-def test_a_loss_that_is_a_name_is_no_function() -> None:
-    with pytest.raises(ValueError, match=r"^loss must be a function of the output, .*, not 'mean'$"):
-        trace(Scorer(), torch.randn(8, 64), loss="mean")  # type: ignore[arg-type]
+def test_a_loss_by_its_name_is_that_function() -> None:
+    x, label = torch.randn(8, 64), torch.zeros(8, dtype=torch.int64)
+    totals = [
+        [(each.name, each.flops, each.kept, each.allocated) for each in trace(Scorer(), x, loss=loss)]
+        for loss in ("mean", torch.mean, "sum", torch.sum)
+    ]
+    assert totals[0] == totals[1] != totals[2] == totals[3]
+    named, given = (trace(Scorer(), x, loss=each, label=label) for each in ("cross_entropy", F.cross_entropy))
+    assert (named.flops, named.kept_nbytes, named.peak()) == (given.flops, given.kept_nbytes, given.peak())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (7, "loss must be a function of the output, .*, not 7$"),
+        ("meen", "loss = 'meen': is no loss of torch.nn.functional, nor mean, sum, or"),
+        ("cross_entropy", "label: cross_entropy needs one to compare the output with$"),
+    ],
+)
+def test_what_is_no_loss(loss: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        trace(Scorer(), torch.randn(8, 64), loss=loss)
 
 
 def test_the_first_step_makes_the_optimizers_state() -> None:

@@ -113,12 +113,12 @@ def parts_of(output: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", each) for name, each in vars(output).items() if not name.startswith("_"))
 
 
-def loss_named(loss: str | Loss | None, label: Tensor | None) -> Loss | None:
+def loss_named(loss: str | Loss | None, label: Any, *, of: str = "--") -> Loss | None:
     """A function of what a model returned, and of its label where there is one, by the name of a loss.
 
     A function is called with exactly what the model returned. ``.loss`` or ``.1`` is a part of it: an attribute, key or
     position. ``mean``, ``sum`` and losses of ``torch.nn.functional`` take its logits (`logits_of`); ``cross_entropy``
-    flattens leading dims. None without a name. Raises InvalidInput.
+    flattens leading dims. None without a name. Raises InvalidInput, with ``of`` before the names of what is wrong.
     """
     if (loss is None and label is None) or callable(loss):
         return loss
@@ -129,23 +129,29 @@ def loss_named(loss: str | Loss | None, label: Tensor | None) -> Loss | None:
         return lambda output: reduce(logits_of(output))
     if loss and loss.startswith("."):
         rule = f"{loss} is a part of what the model returned and takes no label; give the model its targets as an input"
-        raise InvalidInput([Problem("--label", None, rule, "--input targets=int64[8,2048]")])
+        raise InvalidInput([Problem(f"{of}label", None, rule, "--input targets=int64[8,2048]" if of else None)])
     if loss is None or not hasattr(F, loss):
         losses = [each for each in dir(F) if each.endswith(("loss", "entropy", "entropy_with_logits"))]
         near = nearest_text(loss or "", losses) or "cross_entropy"
         rule = "is no loss of torch.nn.functional, nor mean, sum, or a part of the output such as .loss or .1"
-        raise InvalidInput([Problem("--loss", loss, rule, near)])
+        raise InvalidInput([Problem(f"{of}loss", loss, rule, near)])
     if label is None:
-        raise InvalidInput([Problem("--label", None, f"{loss} needs one to compare the output with", "int64[8,2048]")])
+        raise InvalidInput(
+            [
+                Problem(
+                    f"{of}label", None, f"{loss} needs one to compare the output with", "int64[8,2048]" if of else None
+                )
+            ]
+        )
     function = getattr(F, loss)
 
-    def of(output: Any, label: Tensor) -> Tensor:
+    def compared(output: Any, label: Tensor) -> Tensor:
         x = logits_of(output)
         flat = loss == "cross_entropy" and x.dim() == label.dim() + 1 and x.dim() > 2
         value: Tensor = function(x.flatten(0, -2), label.flatten()) if flat else function(x, label)
         return value
 
-    return of
+    return compared
 
 
 def logits_of(output: Any) -> Any:

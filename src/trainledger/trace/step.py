@@ -19,7 +19,7 @@ from trainledger.trace.fakes.rules import Counts
 from trainledger.trace.fakes.stored import without_values
 from trainledger.trace.fakes.tensors import Gradients, fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.fakes.values import AssumedValues, ZeroWhereUnknown, numbers_shown
-from trainledger.trace.loss import closure_note, evaluates, loss_of, needs_closure, optimizers_in
+from trainledger.trace.loss import closure_note, evaluates, loss_named, loss_of, needs_closure, optimizers_in
 from trainledger.trace.patches import Kwargs
 from trainledger.trace.recorder.attribution import threads_follow
 from trainledger.trace.recorder.recorder import Recorder
@@ -35,7 +35,7 @@ def trace(
     model: nn.Module,
     batch: Batch,
     *,
-    loss: Callable[..., Tensor] | None = None,
+    loss: Callable[..., Tensor] | str | None = None,
     label: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     first_step: bool = False,
@@ -49,7 +49,8 @@ def trace(
     """The ledger of one training step of ``model``; nothing is computed and nothing changes.
 
     ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple, ``model(batch)`` for a tensor. ``loss``
-    makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
+    makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; a name, as
+    "mean", "cross_entropy" or ".loss", is one of `loss.loss_named`, as the command's ``--loss``; without it
     the output's own ``loss`` is used, or a scalar output. The parameters may be real, on the meta device, or fake.
     With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
     it; one that takes a closure evaluates the model by it, as often as ``notes`` say (`optimizers`). ``grad_accum``
@@ -71,15 +72,16 @@ def trace(
         raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast!r}")
-    if loss is not None and not callable(loss):
+    if loss is not None and not callable(loss) and not isinstance(loss, str):
         raise ValueError(f"loss must be a function of the output, such as lambda output: output.mean(), not {loss!r}")
+    function = loss_named(loss, label, of="") if isinstance(loss, str) else loss
     if blocks not in BLOCKS:
         raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
 
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
             value = call(model, inputs.batch)
-            return loss_of(value, loss, inputs.label) if backward else value
+            return loss_of(value, function, inputs.label) if backward else value
 
     takes_closure = optimizer is not None and backward and needs_closure(optimizer)
 
