@@ -150,7 +150,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "engine": (63, 9428, 1005),
     "forecast": (53, 9403, 822),
     "ledger": (45, 6833, 510),
-    "observe": (39, 5513, 604),
+    "observe": (39, 5514, 604),
     "report": (13, 1667, 143),
     "spec": (43, 6887, 392),
     "tensors": (10, 1937, 108),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3675, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 436, 93843, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 436, 93845, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 67_474
+MOST_TEST_LINES = 67_496
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import trainledger as tl
 from counting_compiler import CountingCompiler
@@ -55,6 +56,27 @@ def test_the_report_of_a_loop_says_what_to_pass_for_what_is_unknown(tmp_path):
             train(meter, model, optimizer, 3)
         said = str(reconciliation.page(read_run(tmp_path / name)).sections)
         assert ("tl.meter_loop(..., deep=20)" in said) == unknown
+
+
+def test_random_states_that_checkpointing_keeps_are_measured_as_traced(tmp_path):
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = Checkpointed(*(nn.Linear(32, 32) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 32)
+    with tl.meter_loop(model, optimizer, tmp_path / "run", deep=3):
+        for _ in range(4):
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    measured = read_run(tmp_path / "run").measured_ledger
+    traced = tl.trace(model, x, loss="mean", optimizer=optimizer)
+    assert measured.peak().by_category["activations"] == traced.peak().by_category["activations"]
+    assert sum(each.name == "get_rng_state" for each in measured) == 6
 
 
 def test_it_lets_go_of_model_and_optimizer(tmp_path):

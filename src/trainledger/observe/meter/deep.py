@@ -200,6 +200,8 @@ class DeepSteps:
         there = (each.grad for each in self._model.parameters() if each.grad is not None)
         recorder.resident(there, "gradients")  # the loop may go on to add to them
         self._stack.enter_context(recorded(recorder) if isinstance(recorder, RealRankRecorder) else recorder)
+        # Which checkpointing keeps: memory of this device, that no operation makes
+        self._stack.enter_context(recorder.random_states() if self._on_cpu else nullcontext())
         self._stack.enter_context(metered(self._model, recorder))
         self._calls = self._stack.enter_context(compiled_calls())
         self._recorder = recorder
