@@ -27,6 +27,7 @@ AXOLOTL: dict[str, Any] = {
     "gradient_checkpointing": True,
     "attn_implementation": "flash_attention_2",
 }
+CUT_LOSS = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 QLORA = {"adapter": "qlora", "load_in_4bit": True, "lora_r": 32, "lora_alpha": 16, "lora_target_linear": True}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
@@ -102,6 +103,8 @@ def test_a_lora_of_llama_factory(tmp_path: Path) -> None:
         (AXOLOTL | {"deepspeed": "configs/zero1.json"}, "recipe.precision.master_weights", True),
         (AXOLOTL | {"fsdp_config": {"reshard_after_forward": True}}, "recipe.precision.kind", "bf16-sharded"),
         (AXOLOTL | {"optimizer": "adamw_torch", "adam_beta2": 0.95}, "recipe.optimizer.beta2", 0.95),
+        (AXOLOTL | {"plugins": [CUT_LOSS]}, "recipe.loss.kind", "chunked"),  # which the plugin alone turns on
+        (AXOLOTL | {"plugins": [CUT_LOSS], "cut_cross_entropy": False}, "recipe.loss.kind", "full"),
         (AXOLOTL, "recipe.schedule.final_ratio", 0.0),
         (AXOLOTL | {"weight_decay": 0.0}, "recipe.optimizer.weight_decay", 0.0),
         (AXOLOTL | {"weight_decay": 0.02}, "recipe.optimizer.weight_decay", 0.02),
@@ -164,6 +167,7 @@ def test_a_deepspeed_file_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "field", "rule", "nearest"),
     [
+        (AXOLOTL | {"plugins": ["mine.Plugin"]}, "plugins", "is not accounted for", CUT_LOSS),
         (AXOLOTL | {"rl": "dpo"}, "rl", "runs a second model", "without rl"),
         (AXOLOTL | {"optimizer": "adamw_torch_4bit"}, "optimizer", "is not accounted for", "adamw_torch_8bit"),
         (
@@ -188,6 +192,12 @@ def test_what_changes_numbers_is_not_passed_over(
     found = refusals(values)
     assert rule in found[field][0]
     assert found[field][1] == nearest
+
+
+def test_tensor_ranks_compute_the_loss_of_all_logits() -> None:
+    run = from_values(AXOLOTL | {"tensor_parallel_size": 2, "cut_cross_entropy": True})
+    assert "loss" not in run.table["recipe"]
+    assert any("all logits at once" in remark for remark in run.remarks)
 
 
 def test_devices_must_take_the_sizes_of_the_file() -> None:

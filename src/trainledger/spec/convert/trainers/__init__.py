@@ -75,7 +75,11 @@ def from_values(values: Mapping[Any, Any], *, devices: int | None = None, where:
     if not isinstance(model, str):
         read.refuse(read.key_of("run.model"), model, "must name a model")
     layout, count, data_ranks = read.layout(devices)
-    table = {"recipe": read.recipe(data_ranks), "layout": layout, "cluster": {"count": count}}
+    table = {
+        "recipe": read.recipe(data_ranks, split=layout.get("tensor", 1) > 1),
+        "layout": layout,
+        "cluster": {"count": count},
+    }
     if read.problems:
         raise InvalidInput(read.problems, where)
     meanings = (read.table["fields"].get(key, "") for key in read.supplied)
@@ -96,7 +100,8 @@ class _Reading:
         given = {key.replace(*self.table["alias"]): value for key, value in _flat(values)}
         self.supplied = {key: value for key, value in self.table["defaults"].items() if given.get(key) is None}
         silent = re.compile("|".join(self.table["silent"]))
-        for key, value in {**given, **self.supplied}.items():
+        order = {key: place for place, key in enumerate(self.table["words"])}  # whatever that of the file is
+        for key, value in sorted({**given, **self.supplied}.items(), key=lambda item: order.get(item[0], -1)):
             if not (self._read(key, value) or silent.fullmatch(key)):
                 self._stranger(key, value)
         self.epochs = "recipe.steps" not in self.said
@@ -237,7 +242,7 @@ class _Reading:
         self.notes.append(f"{key} {name} is no file here: assuming ZeRO-{stage_named[1]} without offloading")
         return int(stage_named[1])
 
-    def recipe(self, data_ranks: int) -> dict[str, Any]:
+    def recipe(self, data_ranks: int, *, split: bool) -> dict[str, Any]:
         """The ``[recipe]``; a micro-batch is of a device, and data ranks and accumulation make the global batch."""
         accumulation, section = self.count("run.accumulation"), self.group("recipe")
         section["micro_batch"] = self.count("recipe.micro_batch")
@@ -253,6 +258,8 @@ class _Reading:
         optimizer = self.group("optimizer")
         of_kind = OPTIMIZERS[optimizer.setdefault("kind", "adamw")].__dataclass_fields__
         section["optimizer"] = {name: each for name, each in optimizer.items() if name in of_kind or name == "kind"}
+        if split and section.pop("loss", "full") != "full":
+            self.notes.append("tensor ranks: the loss is counted of all logits at once, an upper bound")
         if section.get("loss") == "fused" and section["precision"]["kind"].endswith("-sharded"):
             section["loss"] = "chunked"  # whose gradients may be scaled or gathered afterwards
             self.notes.append("a fused loss of sharded weights is counted as a chunked one")
