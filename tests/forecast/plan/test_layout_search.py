@@ -538,8 +538,10 @@ def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert all(len(each) <= 80 for each in shown.splitlines())
-    assert "[layout]" in shown
-    assert "why not" in shown
+    assert main([*words, "--full"]) == 0
+    full = capsys.readouterr().out
+    assert "[layout]" in full
+    assert "why not" in full
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["ranked"]) == 3
@@ -555,9 +557,9 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
         'layout = "auto"\n[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1024\nglobal_batch = 16\nsteps = 10\n'
         '[cluster]\ndevice = "h100-sxm"\ncount = 4\n'
     )
-    assert main(["plan", str(file)]) == 0
+    assert main(["plan", str(file), "--full"]) == 0
     shown = capsys.readouterr().out
-    assert "The layout that was found, to paste into a run file\n\n[layout]" in shown
+    assert "The layout that was found, to paste into a run file\n[layout]" in shown
     assert kernels_of(load(file)) == "sm90"
 
 
