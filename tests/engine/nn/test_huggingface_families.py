@@ -133,7 +133,7 @@ MODELS = [
     ("glm4_moe", "", {**GLM_MOE, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}),
     (
         "glm4_moe", "groups",
-        {**GLM_MOE, "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 2},
+        {**GLM_MOE, "n_group": 3, "topk_group": 2, "n_shared_experts": 2},
     ),
     ("minimax_m2", "", {**HEADS, "head_dim": 8, "rotary_dim": 4, "num_local_experts": 5, "num_experts_per_tok": 2}),
     (
@@ -237,6 +237,8 @@ def test_weights_of_any_sizes_come_in_and_go_out(
     own = {"n_layer": "num_hidden_layers", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
     always = {"num_attention_heads", "hidden_size", "tie_word_embeddings"}
     given = {key: sizes[own.get(key, key)] for key in {*keys, *always} if own.get(key, key) in sizes}
+    if "layer_types" in keys:
+        given["layer_types"] = ["full_attention"] * layers
     theirs = theirs_of(kind, keys | given, seed)
     theirs.save_pretrained(directory / "in")
     ours = import_model(directory / "in").eval()
