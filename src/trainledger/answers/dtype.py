@@ -116,7 +116,7 @@ def _in_formats(number: float, rounded: Sequence[Rounded]) -> Iterator[Content]:
     becomes = Table("rounded", ("format", "becomes", "off by", "", "spacing"), values, align="lrrlr")
     yield section("", f"{number!r} rounded to the nearest value of each format", becomes)
     yield Table("bits", ("bits", "sign", "exponent", "mantissa"), bits, align="llll")
-    yield limits("holds", [each.format for each in rounded])
+    yield section("", limits("holds", [each.format for each in rounded]), detail="what each format holds")
     yield in_fp64(number)
     yield "Spacing is the step to the next larger magnitude. Below its smallest normal value a format has even steps."
 
