@@ -53,6 +53,16 @@ export function stand(parts, sentence, action, act) {
   if (action) parts.standing.append(" ", element("button", { type: "button", class: "button", text: action, onclick: act }));
 }
 
+/** How far an answer is that takes a while; null: there is none. */
+export function showWorking(what) {
+  const bar = byId("progress");
+  byId("working").hidden = what === null;
+  if (what === null) return;
+  byId("doing").textContent = what.what || "working";
+  if (what.of) Object.assign(bar, { max: what.of, value: what.done });
+  else bar.removeAttribute("value");
+}
+
 function card() {
   const text = element("span", { class: "number" }, element("span"), element("small"));
   const title = element("span", { class: "title" });

@@ -60,8 +60,36 @@ export class Asking {
   }
 }
 
+const FIRST = 1000, LONGEST = 30_000; // milliseconds until nobody who answers is asked again
+
+/** Asks again after a while: where an answer says when, and where there was none, each time after twice as long. */
+export class Later {
+  constructor(ask) {
+    Object.assign(this, { ask, wait: FIRST });
+  }
+
+  stop() {
+    clearTimeout(this.timer);
+  }
+
+  answered(seconds) {
+    this.wait = FIRST;
+    this.#after(seconds && 1000 * seconds);
+  }
+
+  failed() {
+    this.#after(this.wait);
+    this.wait = Math.min(LONGEST, 2 * this.wait);
+  }
+
+  #after(milliseconds) {
+    this.stop();
+    if (milliseconds) this.timer = setTimeout(() => whenSeen(this.ask), milliseconds);
+  }
+}
+
 /** Now, or when the reader comes back to the page. */
-export function whenSeen(act) {
+function whenSeen(act) {
   if (document.hidden) addEventListener("visibilitychange", act, { once: true });
   else act();
 }

@@ -1,5 +1,5 @@
 // What can be asked: the calculators, and the examples of one.
-import { element, keep } from "./element.js";
+import { byId, element, keep } from "./element.js";
 import { addressOf, different } from "./state.js";
 
 /** The links to all calculators; `chosen(calculator)` hears of one that is followed. */
@@ -19,7 +19,10 @@ export function drawCalculators(root, listing, chosen) {
 }
 
 /** Marks the calculator that is asked, and brings its link into a strip that is too narrow for all. */
-export function markCalculator(root, calculator) {
+export function markCalculator(root, calculator, chapters = {}) {
+  const chapter = chapters[calculator.name]; // of the lecture, where it lies beside the page
+  byId("chapter").hidden = !chapter;
+  if (chapter) byId("chapter").href = chapter;
   for (const link of root.querySelectorAll("a")) {
     if (link.dataset.name !== calculator.name) link.removeAttribute("aria-current");
     else if (!link.hasAttribute("aria-current")) {

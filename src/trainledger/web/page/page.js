@@ -1,7 +1,7 @@
 // The page: what is asked (the address), the form, and the newest answer.
 import { confirm, say } from "./announce.js";
-import { drawAnswer, showAnswer, stand } from "./answer.js";
-import { Asking, whenSeen } from "./asking.js";
+import { drawAnswer, showAnswer, showWorking, stand } from "./answer.js";
+import { Asking, Later } from "./asking.js";
 import { copyMenu } from "./copy.js";
 import { byId, element } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
@@ -9,15 +9,13 @@ import { focusOn } from "./field.js";
 import { Form } from "./form.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Remedies } from "./remedies.js";
-import { addressOf, different, same, stateOf, Trail } from "./state.js";
+import { addressOf, different, same, stateOf, Trail, withFields } from "./state.js";
 import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
 const page = { state: null, arriving: null, view: null, answered: null, hidden: false, passed: 0 }; // the question that `view` answers
-const FIRST_WAIT = 1000, LONGEST_WAIT = 30_000; // milliseconds until a server that does not answer is asked again
 const MOST_PASSED = 10; // exercises one after another that ask for nothing
 
-page.wait = FIRST_WAIT;
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
 const trail = new Trail();
@@ -27,6 +25,8 @@ const asking = new Asking(
   ({ state, width }, how) => transport.view(state.calculator.name, state.given, width, how),
   { shown, refused, working },
 );
+
+const later = new Later(ask);
 
 function stopped(error) {
   byId("loading").textContent = `The calculators cannot be loaded: ${error.message}`;
@@ -64,9 +64,6 @@ function follow() {
     form.draw(calculator);
     byId("name").textContent = calculator.title;
     byId("question").textContent = calculator.question;
-    const chapter = config.chapters?.[calculator.name];
-    byId("chapter").hidden = !chapter;
-    if (chapter) byId("chapter").href = chapter;
     form.show(given, null);
     byId("form").scrollTop = 0;
   }
@@ -74,7 +71,7 @@ function follow() {
   const there = !newest && answered && !page.state.exercise && same(answered.state, page.state);
   if (!there && !(newest && same(newest.state, page.state))) ask();
   if (!another) form.follow(given);
-  markCalculator(byId("calculators"), calculator);
+  markCalculator(byId("calculators"), calculator, config.chapters);
   drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }, "preset"));
   buttons();
   if (there) restore();
@@ -91,7 +88,7 @@ function restore() {
 }
 
 function ask() {
-  clearTimeout(page.again);
+  later.stop();
   const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
@@ -109,10 +106,7 @@ async function arrive() {
   const drawn = state.exercise && (await transport.exercise(state.calculator.name, state.exercise).catch((error) => ({ error })));
   if (page.arriving !== state) return; // the reader went on while the exercise was drawn
   page.arriving = null;
-  if (state.left) {
-    confirm(state.left);
-    trail.write(addressOf(state));
-  }
+  if (state.left) (confirm(state.left), trail.write(addressOf(state)));
   page.state = { ...state, given: drawn?.query ?? different(state.calculator, state.given) };
   if (drawn?.error) {
     confirm(`There is no exercise now: ${drawn.error.message}.`);
@@ -137,7 +131,6 @@ function shown({ state, at }, view) {
   settle();
   if (page.arriving || state.calculator !== page.state.calculator || state.exercise !== page.state.exercise) return;
   page.view = view;
-  page.wait = FIRST_WAIT;
   page.answered = { state, at };
   root.classList.remove("fresh", "old");
   stand(parts, "");
@@ -147,8 +140,7 @@ function shown({ state, at }, view) {
   }
   showAnswer(parts, view);
   remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
-  clearTimeout(page.again);
-  if (view.again_seconds) page.again = setTimeout(() => page.view === view && whenSeen(ask), 1000 * view.again_seconds);
+  later.answered(view.again_seconds);
   if (page.hidden && !byId("guess")) {
     if (!askedOf(view.headlines, state.exercise)) return nextExercise();
     pose();
@@ -156,8 +148,7 @@ function shown({ state, at }, view) {
   exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
   document.title = `${state.calculator.title}: ${verdict} · trainledger`;
-  byId("peek").textContent = page.hidden ? "" : view.verdict;
-  byId("peek").className = `peek ${view.tone}`;
+  Object.assign(byId("peek"), { textContent: page.hidden ? "" : view.verdict, className: `peek ${view.tone}` });
   if (!page.hidden) say(view.verdict, 900);
 }
 
@@ -169,17 +160,15 @@ function refused({ state }, error) {
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
   if (page.hidden) return nextExercise();
   form.wrong(problems);
-  stand(parts, page.answered
-    ? "This question has no answer; what is wrong stands at its field. Below is the answer to the question before."
-    : "This question has no answer; what is wrong stands at its field.");
+  const below = page.answered ? " Below is the answer to the question before." : "";
+  stand(parts, `This question has no answer; what is wrong stands at its field.${below}`);
   document.title = `${state.calculator.title}: ${problems[0].sentence} · trainledger`;
   return say(problems.map((each) => each.sentence).join(". "), 900);
 }
 
-/** Asks again by itself, each time after twice as long, and at once where the reader wants it. */
+/** Asks again by itself, and at once where the reader wants it. */
 function unreachable(error) {
-  page.again = setTimeout(() => whenSeen(ask), page.wait);
-  page.wait = Math.min(LONGEST_WAIT, 2 * page.wait);
+  later.failed();
   const below = page.answered ? " Below is the last answer that came." : "";
   stand(parts, `There is no answer: ${error.message}${below} It is asked again by itself, or`, "Ask again", ask);
   say(`There is no answer: ${error.message}`, 900);
@@ -204,16 +193,12 @@ function cancelled() {
 }
 
 function working(what) {
-  const bar = byId("progress");
-  byId("working").hidden = what === null;
+  showWorking(what);
   if (what === null) return;
   if (page.answered && !same(page.answered.state, page.state) && !root.classList.contains("old")) {
     root.classList.add("old");
     stand(parts, "Below is the answer to the question before; this one takes a moment.");
   }
-  byId("doing").textContent = what.what || "working";
-  if (what.of) Object.assign(bar, { max: what.of, value: what.done });
-  else bar.removeAttribute("value");
 }
 
 // --- buttons -------------------------------------------------------------------------------------------------------
@@ -231,19 +216,13 @@ const copying = copyMenu({
 const remedies = new Remedies(parts.remedies, {
   take: ({ calculator, fields }) => {
     const other = listing.find((each) => each.name === calculator);
-    become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(fields) }, "remedy");
+    become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(page.state.given, fields) }, "remedy");
     trail.open = null;
   },
-  ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(fields), page.width),
+  ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), page.width),
   say: confirm,
 });
 parts.tools.append(undo, redo, reset, exerciseButton, copying);
-
-/** What is given with these fields set, those with an empty text left out. */
-function withFields(fields) {
-  const given = { ...page.state.given, ...fields };
-  return Object.fromEntries(Object.entries(given).filter(([name, text]) => text || fields[name] === undefined));
-}
 
 function buttons() {
   undo.disabled = trail.at === 0;

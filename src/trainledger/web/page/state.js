@@ -37,6 +37,12 @@ export function different(calculator, given) {
   return Object.fromEntries(Object.entries(given).filter(([name, text]) => text !== (defaults.get(name) ?? "")));
 }
 
+/** What is given with these fields set, those with an empty text left out. */
+export function withFields(before, fields) {
+  const given = { ...before, ...fields };
+  return Object.fromEntries(Object.entries(given).filter(([name, text]) => text || fields[name] === undefined));
+}
+
 /** Whether two states are the same question. */
 export const same = (a, b) => canonical(a) === canonical(b);
 const canonical = ({ calculator, given, exercise }) =>
