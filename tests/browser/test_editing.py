@@ -90,18 +90,6 @@ def test_a_problem_stands_at_its_field_with_a_button_that_mends_it(fresh) -> Non
     assert page.verdict == page.api()["verdict"]
 
 
-def test_an_unknown_field_in_a_link_is_named_and_can_be_left_out(fresh) -> None:
-    page = fresh("?calculator=time&parms=70B")
-    assert (
-        "parms: is no field of this calculator; nearest that works: params"
-        in page.page.locator("#form > .problem").inner_text()
-    )
-    page.page.get_by_role("button", name="leave parms out").click()
-    page.settled()
-    assert page.query == "?calculator=time"
-    assert page.verdict
-
-
 def test_the_menu_copies_what_the_answer_is_elsewhere(fresh) -> None:
     page = fresh(
         "?calculator=memory&run=gpt2-xl&recipe.seq_len=1024", permissions=["clipboard-read", "clipboard-write"]

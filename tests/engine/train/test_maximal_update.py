@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from test_guard import assert_same_bits
 from tiny_run import CountingFeed, tiny_run
 
-from trainledger.engine.nn.init import deviation, initialize
+from trainledger.engine.nn.init import initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.engine import train
 from trainledger.engine.train.observer import Observer, StepRecord, TrainingState
 from trainledger.engine.train.optimizer import build_optimizer, set_learning_rate
 from trainledger.engine.train.precision import build_model
 from trainledger.engine.train.stop import Interrupted
+from trainledger.spec.initialization import start_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest, parse, resolved
@@ -130,7 +131,7 @@ def test_only_the_head_starts_smaller() -> None:
     assert isinstance(scaled, Transformer)
     for (name, a), (_, b) in zip(plain.named_parameters(), scaled.named_parameters(), strict=True):
         torch.testing.assert_close(b, a / 2 if name == "lm_head.weight" else a, msg=name)
-    assert deviation("lm_head.weight", plain.lm_head.weight, run.model) == 0.5 / 16
+    assert start_of("lm_head.weight", plain.lm_head.weight.shape[-1], run.model)[1] == 0.5 / 16
 
 
 def test_at_the_base_width_it_is_the_same_training(tmp_path: Path) -> None:
