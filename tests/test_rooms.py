@@ -154,11 +154,11 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "report": (13, 1667, 143),
     "spec": (43, 6894, 392),
     "tensors": (10, 1937, 108),
-    "trace": (50, 9132, 760),
+    "trace": (50, 9129, 760),
     "web": (26, 3675, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 436, 93852, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 436, 93849, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 67_543
+MOST_TEST_LINES = 67_534
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -1,14 +1,17 @@
-"""The page served for real, and a Chromium of this machine to look at it; tests/browser and screenshots.py use both."""
+"""The page served for real, and a Chromium of this machine to look at it; tests/browser and tools use both."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import trainledger
 
@@ -53,6 +56,21 @@ def served(runs: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def files_served(folder: Path) -> Iterator[str]:
+    """The address of a plain file server of a directory on a free port, which logs nothing."""
+    handler = functools.partial(_Silent, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
 
 
 def training(folder: Path, steps: int, *more: str) -> subprocess.Popen[bytes]:

@@ -22,15 +22,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from html import escape
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
-from browsing import CHROMIUM, QUIET
+from browsing import CHROMIUM, QUIET, files_served
 from trainledger.report.html import whole_page
 
 ROOT = Path(__file__).parents[1]
@@ -106,21 +101,6 @@ def pure_yaml(folder: Path, version: str) -> None:
             wheel.writestr(name, text)
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a static server of a directory on this machine."""
-    handler = partial(_Silent, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class _Silent(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def start_own_chromium() -> None:
     """Let marimo's playwright start the Chromium of this machine; it has no option for it (0.25.2)."""
     from playwright.async_api import BrowserType
@@ -147,7 +127,7 @@ def write(site: Path, pyodide: Path, chapters: list[Path]) -> None:
         wheel = next(Path(scratch).glob("trainledger-*.whl"))
         shutil.copytree(ROOT / "docs", Path(scratch, "docs"))  # chapter 18 reads the claims from there
         Path(scratch, "lecture").mkdir()
-        with served(base) as address:
+        with files_served(base) as address:
             for chapter in chapters:
                 source = Path(scratch, "lecture", chapter.name)
                 source.write_text(METADATA.format(wheel=wheel.as_uri()) + chapter.read_text())
@@ -203,7 +183,7 @@ def check(site: Path, chapters: list[Path]) -> list[str]:
 
     faults: list[str] = []
     asked: list[str] = []
-    with served(site) as address, sync_playwright() as driver:
+    with files_served(site) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         for chapter in chapters:
             page = browser.new_page()

@@ -1,15 +1,13 @@
 """The exported site from a plain file server: Python in the browser gives the numbers that we give, offline."""
 
-import functools
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from seen import Page
 
+from browsing import files_served
 from lecture_site import link_back
 from trainledger.web import answers
 from trainledger.web.calculators import CALCULATORS
@@ -21,11 +19,6 @@ PYODIDE = Path(sys.prefix, "pyodide/node_modules/pyodide")
 SMALL = {"breaks": {"run": "gpt2", "recipe.seq_len": "512", "recipe.global_batch": "64", "along": "sequence"}}
 
 
-class _Files(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the site below a path, as on GitHub Pages."""
@@ -35,10 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = root / "some" / "path"
     export(folder, PYODIDE)
     link_back(folder / "lecture")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(root)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/some/path/"
-    server.shutdown()
+    with files_served(root) as address:
+        yield f"{address}/some/path/"
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ class Habits:
     device_of: Callable[[Tensor], str]
 
     def __post_init__(self) -> None:
-        self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._seen: dict[tuple[str, str], tuple[str, int]] = {}  # what was seen first, and how often, by kind and line
         self._backwards: Counter[Chain] = Counter()  # of undivided means, since the last step
         self._lines: dict[Chain, str] = {}
         self._scaled = False
@@ -110,7 +110,7 @@ class Habits:
         for chain, times in self._backwards.items():
             if times > 1 and not self._scaled:
                 what = f"{times} backward passes of an undivided mean before a step"
-                self._seen[UNDIVIDED, self._lines[chain], what] += 1
+                self._saw(UNDIVIDED, self._lines[chain], what)
         self._backwards.clear()
         self._scaled = False
 
@@ -141,7 +141,7 @@ class Habits:
         records = gradients_of(parameters, self.record_of)
         caller = self.callers.now()
         if caller is not None and records and all(self.gradients.unchanged(record) for record in records):
-            self._seen[LATE_CLIP, caller.at, "clips gradients that a step has used"] += 1
+            self._saw(LATE_CLIP, caller.at, "clips gradients that a step has used")
         return before(parameters, *args, **kwargs)
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
@@ -159,7 +159,7 @@ class Habits:
             frame = frame.f_back  # type: ignore[assignment]
         if line:
             what = f"a forward without gradients runs {type(module).__name__} in train mode"
-            self._seen[TRAINING, line, what] += 1
+            self._saw(TRAINING, line, what)
 
     def _waits(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.waited += 1
@@ -178,7 +178,7 @@ class Habits:
         out = before(tensor, *args, **kwargs)
         caller = self.callers.now() if asked and not pinned else None
         if caller is not None and not self.device_of(out).startswith("cpu") and not self._pins_elsewhere(caller):
-            self._seen[PAGEABLE, caller.at, f"`{caller.expression}` copies from pageable memory"] += 1
+            self._saw(PAGEABLE, caller.at, f"`{caller.expression}` copies from pageable memory")
         return out
 
     def _pins_elsewhere(self, caller: Caller) -> bool:
@@ -196,7 +196,7 @@ class Habits:
                 # One wait anywhere between the two leaves little of the work out.
                 if launched < now[0] and waited == now[1]:
                     what = f"takes the time since line {first}, in which the device was given work"
-                    self._seen[UNSYNCHRONIZED, f"{name}:{frame.f_lineno}", what] += 1
+                    self._saw(UNSYNCHRONIZED, f"{name}:{frame.f_lineno}", what)
             self._clock[name, frame.f_lineno] = now
         return before(*args)
 
@@ -218,18 +218,15 @@ class Habits:
                         found.setdefault(end, set()).update(taken.get(node.right.id, ()))
         return found
 
+    def _saw(self, kind: str, line: str, what: str) -> None:
+        first, times = self._seen.get((kind, line), (what, 0))
+        self._seen[kind, line] = first, times + 1
+
     def findings(self) -> Iterator[Finding]:
         """One for each kind and line, with how often."""
-        for (kind, line), times in self._by_line().items():
-            what = next(what for of, at, what in self._seen if (of, at) == (kind, line))
+        for (kind, line), (what, times) in self._seen.items():
             why, instead, weight = _SAYS[kind]
             yield Finding(kind, line, f"{what}, {counted(times, 'time')}", why, instead, times, weight=weight)
-
-    def _by_line(self) -> Counter[tuple[str, str]]:
-        found: Counter[tuple[str, str]] = Counter()
-        for (kind, line, _), times in self._seen.items():
-            found[kind, line] += times
-        return found
 
 
 def _is_clock(node: ast.expr) -> bool:
