@@ -46,9 +46,9 @@ validation_fraction = 0.05
 
 
 @contextmanager
-def served(runs: Path) -> Iterator[str]:
+def served(runs: Path, *more: str) -> Iterator[str]:
     """The address of `trainledger serve` on a free port, with the runs of a directory."""
-    command = [sys.executable, "-m", "trainledger", "serve", "--port", "0", "--json", "--runs", str(runs)]
+    command = [sys.executable, "-m", "trainledger", "serve", "--port", "0", "--json", "--runs", str(runs), *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from seen import Page
 
-from browsing import SMALL, served, training
+from browsing import SETTLED, SMALL, served, training
 from trainledger.web.calculators import CALCULATORS
 
 pytestmark = pytest.mark.process
@@ -101,6 +101,53 @@ def test_the_theme_is_chosen_and_remembered(fresh) -> None:
     assert page.page.evaluate(ground) == dark
     page.page.get_by_role("button", name="Light colours").click()
     assert page.page.evaluate(ground) == light
+
+
+def test_tabs_have_one_theme(fresh) -> None:
+    page = fresh("?calculator=time", theme="light")
+    other = page.context.new_page()
+    other.goto(page.base)
+    page.page.get_by_role("button", name="Dark colours").click()
+    other.wait_for_function("document.documentElement.dataset.theme === 'dark'", timeout=5_000)
+    assert other.get_by_role("button", name="Light colours").is_visible()
+
+
+# The focusable elements whose ring is cut off by what scrolls or hides around them.
+_CLIPPED = """() => {
+  const found = [];
+  for (const each of document.querySelectorAll('a, button, input, select, textarea, summary, [tabindex="0"]')) {
+    if (!each.checkVisibility() || each.disabled) continue;
+    each.focus({focusVisible: true});
+    const style = getComputedStyle(each), ring = parseFloat(style.outlineOffset) + parseFloat(style.outlineWidth);
+    const box = each.getBoundingClientRect();
+    if (style.outlineStyle === 'none' || ring <= 0) continue;
+    for (let up = each.parentElement; up && up !== document.body; up = up.parentElement) {
+      if (getComputedStyle(up).overflow === 'visible') continue;
+      const edge = up.getBoundingClientRect();
+      const out = Math.max(edge.left - box.left, box.right - edge.right, edge.top - box.top, box.bottom - edge.bottom);
+      if (out + ring > 0.6) found.push(`${each.outerHTML.slice(0, 90)} by ${up.id || up.className || up.tagName}`);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_ring_of_the_focus_is_seen_whole(width: int, fresh) -> None:
+    page = fresh("?calculator=memory", width=width)
+    page.page.keyboard.press("Tab")
+    assert page.page.evaluate(_CLIPPED) == []
+
+
+def test_who_has_no_token_reads_a_sentence(browser: object, tmp_path: Path) -> None:
+    with served(tmp_path / "runs", "--host", "0.0.0.0") as address:
+        context = browser.new_context()  # type: ignore[attr-defined]
+        page = context.new_page()
+        page.goto(address.partition("?")[0])
+        assert page.locator("p").inner_text().startswith("token: is needed: open the link that trainledger serve")
+        page.goto(address)
+        page.wait_for_function(SETTLED)
+        context.close()
 
 
 def test_a_question_is_asked_with_the_keyboard_alone(fresh) -> None:

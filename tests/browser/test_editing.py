@@ -168,3 +168,27 @@ def test_presets_are_queries(fresh) -> None:
     page.settled()
     assert page.button("Llama 3.1 405B").get_attribute("aria-pressed") == "true"
     assert said_by(page.command())["params"] == 405 * 10**9
+
+
+def test_presets_in_quick_succession_are_undone_one_by_one(fresh) -> None:
+    page = fresh("?calculator=time")
+    page.page.evaluate("[...document.querySelectorAll('#presets button')].slice(3, 5).forEach(each => each.click())")
+    page.settled()
+    page.button("Undo").click()
+    page.settled()
+    assert page.button("Llama 3 70B on 512 H200, predicted").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("text", ["inf", "0x10"])
+@pytest.mark.parametrize(("name", "field"), [("time", "count"), ("memory", "recipe.seq_len"), ("formats", "value")])
+def test_a_text_that_is_no_quantity_is_refused_alike_everywhere(name: str, field: str, text: str, fresh) -> None:
+    page = fresh(f"?calculator={name}")
+    page.fill(field, text)
+    if name != "formats" or text != "inf":  # a value of a format
+        problem = page.page.locator(f'[data-field="{field}"] .problem')
+        assert ("must be a whole number" if text == "inf" and "." in field else "': is n") in problem.inner_text()
+    json.loads(page.context.request.get(f"{page.base}view/{name}?{field}={text}").text(), parse_constant=_strict)
+
+
+def _strict(word: str) -> None:
+    raise AssertionError(f"{word} is not strict JSON")

@@ -186,6 +186,7 @@ def test_a_wrong_section_is_one_sentence(source, sentence):
         ("recipe.seed=1.5", "recipe.seed = 1.5: must be a whole number; nearest that works: 2"),
         ("recipe.seed=1\nrecipe.steps=5", "recipe.seed = '1\\nrecipe.steps=5': is not a count"),
         ("recipe.seed=" + "[" * 5000, "recipe.seed = '[[["),
+        ("recipe.seed=0x10", "recipe.seed = '0x10': is not a count"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_one_sentence(override, sentence):

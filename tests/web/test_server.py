@@ -218,6 +218,9 @@ def test_without_the_token_nothing_is_told(secret: int) -> None:
         assert ask(secret, "/", Cookie=cookie).status == 401, cookie
     for given in ("", "Bearer", "Bearer wrong", "Basic open-sesame", "Bearer \xfc", "open-sesame"):
         assert ask(secret, "/", Authorization=given).status == 401, given
+    seen = ask(secret, "/", Accept="text/html,*/*")
+    assert (seen.status, seen.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert "open the link that trainledger serve printed" in seen.body.decode()
     assert ask(secret, "/", "POST").status == 405
     assert ask(secret, "/?token=open-sesame", Host="evil.example").status == 403
 

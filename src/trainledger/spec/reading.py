@@ -276,7 +276,8 @@ def _split(classes: Sections, overrides: object, problems: list[Problem]) -> Ite
 def value_of(field: Field[Any] | None, text: str) -> Any:
     """The value in the text of an override: TOML where it is TOML (and the field is no text), else the text itself.
 
-    In a list of words these need no quotes: ``[gradients, experts]``.
+    In a list of words these need no quotes: ``[gradients, experts]``. A number of another base (0x10) stays a text, as
+    in a quantity that has no TOML.
     """
     quantity = None if field is None else quantity_of(field)
     try:
@@ -287,4 +288,5 @@ def value_of(field: Field[Any] | None, text: str) -> Any:
         words = text[1:-1].strip().removesuffix(",").split(",")
         return [word.strip().strip("\"'") for word in words]
     value = table["value"] if len(table) == 1 else text
-    return text if quantity == "text" and not isinstance(value, str) else value
+    of_another_base = isinstance(value, int) and text.startswith(("0x", "0o", "0b"))
+    return text if of_another_base or (quantity == "text" and not isinstance(value, str)) else value

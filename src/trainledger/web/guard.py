@@ -71,30 +71,29 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         refused = self._refused(scope, headers)
         if refused is not None:
-            await _send(send, *refused)
+            await _refuse(send, headers, *refused)
         elif self.token and scope["path"] == "/" and self._is_token(_query(scope).get("token", "")):
             await _send(send, 200, _HTML, *self._welcome(scope))
         elif self.token and not self._is_known(headers):
             rule = "is needed: open the link that trainledger serve printed, or send it as a Bearer token"
-            more = {"www-authenticate": "Bearer"}
-            await _send(send, 401, _JSON, refusal(Problem("token", None, rule)), more)
+            await _refuse(send, headers, 401, Problem("token", None, rule), {"www-authenticate": "Bearer"})
         else:
             await self.app(scope, receive, _with_headers(send))
 
-    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, bytes, Mapping[str, str]] | None:
-        """The status, kind, body and headers of a request that is refused whoever asks; None where it may go on."""
+    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, Problem, Mapping[str, str]] | None:
+        """The status, problem and headers of a request that is refused whoever asks; None where it may go on."""
         if scope["method"] != "GET":
             problem = Problem("method", scope["method"][:20], "is refused: nothing here is changed by a request", "GET")
-            return 405, _JSON, refusal(problem), {"allow": "GET"}
+            return 405, problem, {"allow": "GET"}
         if not self._is_host(headers.get("host", "")):
             rule = "is not an address of this server; open the link that trainledger serve printed"
-            return 403, _JSON, refusal(Problem("Host", headers.get("host", "")[:100], rule)), {}
+            return 403, Problem("Host", headers.get("host", "")[:100], rule), {}
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             problem = Problem("Sec-Fetch-Site", "cross-site", "is refused: another web page may not ask this server")
-            return 403, _JSON, refusal(problem), {}
+            return 403, problem, {}
         if len(scope["query_string"]) > LONGEST_QUERY:
             problem = Problem("query", None, f"must have at most {LONGEST_QUERY:,} bytes")
-            return 422, _JSON, refusal(problem), {}
+            return 422, problem, {}
         return None
 
     def _is_host(self, host: str) -> bool:
@@ -146,6 +145,17 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sent
+
+
+async def _refuse(
+    send: Send, headers: Mapping[str, str], status: int, problem: Problem, more: Mapping[str, str]
+) -> None:
+    """The sentence of a problem: a page for a person's browser, JSON for everybody else."""
+    if "text/html" in headers.get("accept", ""):
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>trainledger</title>'
+        await _send(send, status, _HTML, f"{head}<p>{escape(str(problem))}</p>".encode(), more)
+    else:
+        await _send(send, status, _JSON, refusal(problem), more)
 
 
 async def _send(send: Send, status: int, kind: str, body: bytes, more: Mapping[str, str]) -> None:

@@ -4,7 +4,16 @@ from hypothesis import strategies as st
 from drawn import marks
 from trainledger.answers.pages.plan_figures import waterfall as figure
 from trainledger.answers.plan import bars as bars_of
-from trainledger.forecast.predict.forecast import BEYOND, IDEAL, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
+from trainledger.forecast.predict.forecast import (
+    BEYOND,
+    IDEAL,
+    NAPKIN,
+    RUN_CAUSES,
+    UNEXPLAINED,
+    Bar,
+    nanoseconds,
+    waterfall,
+)
 from trainledger.forecast.predict.step import CAUSES
 from trainledger.report.chart import Bars
 from trainledger.report.document import Document, Section

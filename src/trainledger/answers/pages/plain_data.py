@@ -10,6 +10,7 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.parts import field_at, table_of
+from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, shown
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
@@ -81,6 +82,7 @@ def _plain(value: object) -> object:
 
     def plain(one: object) -> object:
         huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
-        return one if one is None or (isinstance(one, int | float | str) and not huge) else shown(one)
+        writable = one is None or (isinstance(one, int | float | str) and not huge and finite(one) == one)
+        return one if writable else shown(one)
 
     return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)

@@ -43,7 +43,7 @@ function changed(name, text, settled) {
 }
 
 /** A new state: the address, the form and the question follow. */
-function become(change, name, settled = true) {
+function become(change, name = null, settled = true) {
   const state = { ...page.state, ...change };
   state.given = different(state.calculator, state.given);
   page.state = state;
@@ -72,7 +72,7 @@ function follow() {
   if (!there && !(newest && same(newest.state, page.state))) ask();
   if (!another) form.follow(given);
   markCalculator(byId("calculators"), calculator, config.chapters);
-  drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }, "preset"));
+  drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }));
   buttons();
   if (there) restore();
 }
@@ -206,7 +206,7 @@ function working(what) {
 const button = (text, onclick, more = {}) => element("button", { type: "button", class: "quiet", text, onclick, ...more });
 const undo = button("Undo", () => history.back());
 const redo = button("Redo", () => history.forward());
-const reset = button("Reset", () => become({ given: {} }, "reset"));
+const reset = button("Reset", () => become({ given: {} }));
 const exerciseButton = button("Exercise", () => exercise(1 + Math.floor(Math.random() * 9999)), { id: "exercises" });
 const copying = copyMenu({
   texts: () => (page.answered && same(page.answered.state, page.state) ? page.view.paste : {}),
@@ -216,8 +216,7 @@ const copying = copyMenu({
 const remedies = new Remedies(parts.remedies, {
   take: ({ calculator, fields }) => {
     const other = listing.find((each) => each.name === calculator);
-    become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(page.state.given, fields) }, "remedy");
-    trail.open = null;
+    become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(page.state.given, fields) });
   },
   ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), page.width),
   say: confirm,
@@ -232,8 +231,7 @@ function buttons() {
 }
 
 function exercise(seed) {
-  trail.moved(addressOf({ ...page.state, exercise: String(seed) }), "exercise", true);
-  trail.open = null;
+  trail.moved(addressOf({ ...page.state, exercise: String(seed) }), null, true);
   arrive();
 }
 
@@ -260,7 +258,7 @@ function unhide() {
 
 function leave() {
   unhide();
-  become({ exercise: null }, "exercise");
+  become({ exercise: null });
 }
 
 function pose() {
@@ -286,8 +284,7 @@ function pose() {
 
 drawCalculators(byId("calculators"), listing, (calculator) => {
   unhide();
-  become({ calculator, given: {}, exercise: null }, "calculator");
-  trail.open = null;
+  become({ calculator, given: {}, exercise: null });
 });
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
 byId("cancel").addEventListener("click", cancelled);

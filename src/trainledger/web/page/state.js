@@ -60,10 +60,10 @@ export class Trail {
     history.replaceState({ at: this.at }, "", location.href);
   }
 
-  /** A field, or anything else by name, has changed; `settled` where the reader let go of it. */
+  /** A field has changed, or at once several (`name` null); `settled` where the reader let go of it. */
   moved(address, name, settled) {
     const now = performance.now();
-    const goesOn = this.open?.name === name && (!this.open.settled || now - this.open.settled < SAME);
+    const goesOn = name !== null && this.open?.name === name && (!this.open.settled || now - this.open.settled < SAME);
     if (!goesOn) {
       this.write();
       history.pushState({ at: ++this.at }, "", address);

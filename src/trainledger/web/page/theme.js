@@ -17,7 +17,10 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
   const now = () => root.dataset.theme || (system.matches ? "dark" : "light");
-  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  const follow = () => {
+    if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  };
+  follow();
 
   addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
@@ -31,6 +34,7 @@
       name();
     });
     system.addEventListener("change", name);
+    addEventListener("storage", () => (follow(), name())); // another tab has chosen
     name();
   });
 })();
