@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from trainledger.answers.defaults import FIT, SERVE, default_batch, run_of_model, with_length
+from trainledger.answers.defaults import (
+    BATCH_TOKENS,
+    FEWEST_STEPS,
+    FIT,
+    SERVE,
+    default_batch,
+    run_of_model,
+    with_length,
+)
 from trainledger.answers.load import load
 from trainledger.spec.problem import InvalidInput
 
@@ -72,3 +80,16 @@ def test_the_precision_is_one_that_the_device_has(device: str, count: int, more:
 def test_adapters_are_not_trained_on_twenty_tokens_for_each_parameter() -> None:
     assert with_length(run_of_model("gpt2", H100)).recipe.tokens == 20 * 124_439_808
     assert with_length(run_of_model("gpt2", {**H100, "recipe.lora.rank": 8})).recipe.steps == 1
+
+
+@pytest.mark.parametrize("tokens", ["300K", "6M", "100M", "500M", "2B", "15T"])
+@pytest.mark.parametrize("count", [1, 8, 24, 64])
+def test_a_small_budget_of_tokens_is_no_single_step(tokens: str, count: int) -> None:
+    run = run_of_model("llama-3.1-8b", [f"recipe.tokens={tokens}", "cluster.device=h100-sxm", f"cluster.count={count}"])
+    recipe = run.recipe
+    least = count * recipe.seq_len  # tokens of a step in which each device has a sequence
+    assert recipe.tokens_per_step == least or recipe.total_steps >= FEWEST_STEPS / 2
+    assert count == 1 or recipe.tokens_per_step >= least
+    assert recipe.tokens_per_step <= 1.2 * BATCH_TOKENS
+    priced = recipe.total_steps * recipe.tokens_per_step
+    assert priced + recipe.tokens_beyond_steps == pytest.approx(recipe.tokens, rel=1e-3)

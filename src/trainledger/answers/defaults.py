@@ -3,7 +3,7 @@
 On one device that is one sequence of at most 8,192 tokens in bf16 autocast, one step; with adapters all weights are in
 bf16. On several devices the layout, or what is not given of it, is searched for, with about 4 million tokens in a step;
 under a layout that is given a micro-batch is one sequence. What fits is asked of sharded states and small batches, and
-questions about a whole run assume 20 tokens for each parameter.
+questions about a whole run assume 20 tokens for each parameter. A run of few tokens has smaller steps.
 Every field that is assumed is named in `Run.origin`.
 """
 
@@ -31,6 +31,7 @@ from trainledger.spec.run_text import as_override
 from trainledger.spec.units import NotAQuantity, format_count, parse_count
 
 BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
+FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M tokens with 0.1M to 0.5M in a batch
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
 # arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
 TRAINED_LENGTH = 8192
@@ -139,12 +140,17 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
 def default_batch(run: Run) -> int:
     """Sequences of a step: about `BATCH_TOKENS`, with as many for each device, so that states alone can be sharded.
 
+    Fewer where the tokens of the run would be less than `FEWEST_STEPS`, but for one micro-batch on each device.
     Those of a device are 1 to 7 times a power of two, as they come in micro-batches of equal size. For more devices
     than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two; where a
     layout is given, each data rank has at least one for each stage.
     """
     micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
-    whole: int = 2 ** max(0, (BATCH_TOKENS // run.recipe.seq_len).bit_length() - 1)
+    length, tokens = run.recipe.seq_len, run.recipe.tokens
+    whole: int = 2 ** max(0, (BATCH_TOKENS // length).bit_length() - 1)
+    if tokens is not None:
+        few = 2 ** max(0, (tokens // FEWEST_STEPS // length).bit_length() - 1)
+        whole = min(whole, max(few, count * micro_batch))
     wanted = max(1, whole // micro_batch)
     if count <= wanted:
         fine = 1 << max(0, (wanted // count).bit_length() - 3)

@@ -35,6 +35,7 @@ from trainledger.spec.units import (
     KILO,
     PETA,
     counted,
+    format_count,
     format_flops,
     format_flops_per_second,
     format_nbytes,
@@ -271,6 +272,9 @@ def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
         good = f"; goodput {format_percent(forecast.goodput)}" if forecast.goodput is not None else ""
         steps = counted(run.recipe.total_steps, "step")
         whole = format_seconds(forecast.total_seconds) + between(forecast, "total_seconds", format_seconds)
+        if run.recipe.tokens_beyond_steps:
+            priced = run.recipe.total_steps * run.recipe.tokens_per_step
+            steps += f" ({format_count(priced)} tokens of {format_count(run.recipe.tokens or 0)})"
         yield "time", f"{whole} for {steps} of {step}{good}"
     if forecast.tokens_per_second is not None:
         speed = f"{forecast.tokens_per_second:,.0f} tokens/s" + (" on one device alone" if forecast.impossible else "")

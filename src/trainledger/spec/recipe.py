@@ -295,6 +295,12 @@ class Recipe:
         return max(1, self.tokens // self.tokens_per_step)
 
     @property
+    def tokens_beyond_steps(self) -> int:
+        """What whole steps leave of ``tokens``, negative where one step is more; 0 below a thousandth of them."""
+        rest = (self.tokens or 0) - self.total_steps * self.tokens_per_step
+        return rest if self.tokens and abs(rest) * 1000 > self.tokens else 0
+
+    @property
     def adapter_dropout(self) -> float:
         """The probability on the input of an adapter; 0 without adapters."""
         return 0.0 if self.lora is None else self.lora.dropout

@@ -114,13 +114,19 @@ def test_a_forecast_without_the_newer_fields_is_still_read():
     assert from_plain(Forecast, to_plain(answer)) == answer
 
 
-def test_fewer_tokens_than_a_step_has_are_named():
-    seen = forecast(RunAccount(run(steps=None, tokens=10), ledger()), SHEET)
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (10, "is priced as 1 step of 32 tokens: 22 more"),
+        (33, "is priced as 1 step of 32 tokens: 1 fewer"),
+        (160_032, None),
+        (320_000_031, None),  # less than a thousandth
+    ],
+)
+def test_tokens_that_whole_steps_leave_out_are_named(tokens: int, said: str | None) -> None:
+    seen = forecast(RunAccount(run(steps=None, tokens=tokens), ledger()), SHEET)
     assert seen.tokens_per_step == 32
-    assert "recipe.tokens = 10 is less than the 32 tokens of one step, which is the least that is trained" in seen.notes
-    assert not [
-        each for each in forecast(RunAccount(run(steps=None, tokens=33), ledger()), SHEET).notes if "less than" in each
-    ]
+    assert [said in note for note in seen.notes if "is priced as" in note] == [True] * (said is not None)
 
 
 def test_a_forecast_has_the_ledgers_figures_and_their_bases():

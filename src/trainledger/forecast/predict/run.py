@@ -334,6 +334,6 @@ def _assumed(run: Run) -> Iterator[str]:
                 f"micro_batch is not given: assuming that each device holds all {recipe.global_batch:,} sequences at "
                 "once; --set recipe.micro_batch=1 splits them"
             )
-    if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
-        whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
-        yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"
+    if rest := recipe.tokens_beyond_steps:
+        steps = f"{counted(recipe.total_steps, 'step')} of {recipe.tokens_per_step:,} tokens"
+        yield f"recipe.tokens = {recipe.tokens:,} is priced as {steps}: {abs(rest):,} {'fewer' if rest > 0 else 'more'}"
