@@ -195,13 +195,38 @@ def test_a_directory_with_another_run_is_left_as_it_is(tmp_path):
     assert start(2, first_step=4) == ("run", [1, 2, 3, 4, 5])
     assert said == []
     assert start(2) == ("run-2", [1, 2])
-    assert said.pop().endswith(f"5 steps (first_step=6 goes on behind them): this run is in {tmp_path / 'run-2'}.")
+    assert said.pop().endswith(f"5 steps (first_step=6 continues it): this run is in {tmp_path / 'run-2'}.")
     assert start(1, first_step=3) == ("run-2", [1, 2, 3])  # the last that was begun
     (tmp_path / "run-2" / "state.json").write_text(json.dumps({"state": "running", "step": 3}))
     assert start(2) == ("run-3", [1, 2])
     with tl.meter_loop(model, optimizer, tmp_path / "held"):
         assert tl.meter_loop(model, optimizer, tmp_path / "held", say=said.append).run_dir.name == "held-2"
     assert "is being written by another run" in said[-1]
+
+
+def test_a_killed_loop_is_continued_where_its_steps_are(tmp_path):
+    model, optimizer = model_and_optimizer()
+    said = []
+
+    def start(steps, killed=False, **options):
+        with tl.meter_loop(model, optimizer, tmp_path / "mine", say=said.append, **options) as meter:
+            train(meter, model, optimizer, steps)
+        if killed:  # state.json is that of the start
+            at_start = {"state": "running", "step": options.get("first_step", 1) - 1, "loop": "metered"}
+            (meter.run_dir / "state.json").write_text(json.dumps(at_start))
+        return meter.run_dir.name, [each["step"] for each in read_run(meter.run_dir).steps]
+
+    assert start(0, killed=True)[0] == "mine"
+    assert start(11, killed=True)[0] == "mine"  # no step was in it
+    assert said == []
+    assert start(3, killed=True)[0] == "mine-2"
+    assert "of 11 steps (first_step=12 continues it)" in said.pop()
+    assert start(1)[0] == "mine-3"
+    assert start(2, first_step=12, killed=True) == ("mine", list(range(1, 14)))
+    assert start(1, first_step=15) == ("mine", [*range(1, 14), 15])  # its last line was not written any more
+    assert start(1, first_step=4) == ("mine-2", [1, 2, 3, 4])  # of two that have them the last that was begun
+    assert start(1, first_step=100)[0] == "mine-4"
+    assert "which first_step=100 does not continue" in said[-1]
 
 
 def test_an_error_in_the_loop_ends_the_run_as_failed(tmp_path):

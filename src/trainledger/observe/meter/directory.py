@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import date, datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainledger.ledger.measured import measured_run
 from trainledger.observe.measure.hardware import DISTURBED, SLOWED, title
 from trainledger.spec.plain import write_json
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.units import counted
 
 
 def main_script() -> str | None:
@@ -121,13 +122,17 @@ def begin(
 def _free(named: Path, after: int, stack: ExitStack) -> tuple[Path, str]:
     """The directory, or the first free NAME-2, NAME-3 ... and why it is not the one; held until ``stack`` ends.
 
-    A loop that goes on does so in the last of them.
+    A loop that goes on does so in the one of them with the most of its steps, of equal ones in the last.
     """
+    numbered = (named if number == 1 else named.with_name(f"{named.name}-{number}") for number in count(1))
+    begun = []
+    for path in numbered:
+        if not path.is_dir():
+            break
+        begun.append(path)
+    free = chain([path], numbered)
     first = ""
-    for number in count(1):
-        path = named if number == 1 else named.with_name(f"{named.name}-{number}")
-        if after and named.with_name(f"{named.name}-{number + 1}").is_dir():
-            continue
+    for path in chain(sorted(begun, key=lambda each: min(after, _steps(each)))[-1:] if after else begun, free):
         inside = ExitStack()
         why = _taken(path, after, inside)
         if not why:
@@ -136,6 +141,11 @@ def _free(named: Path, after: int, stack: ExitStack) -> tuple[Path, str]:
         inside.close()
         first = first or why
     raise AssertionError
+
+
+def _steps(path: Path) -> int:
+    """The last step in the lines of a directory; its state.json has it only of a loop that ended."""
+    return max((line["step"] for line in read_lines(path / "metrics.jsonl") if "seconds" in line), default=0)
 
 
 def _taken(path: Path, after: int, stack: ExitStack) -> str:
@@ -148,9 +158,11 @@ def _taken(path: Path, after: int, stack: ExitStack) -> str:
         return "holds a run with a damaged state.json"
     if state is not None and state.get("loop") != METERED:
         return "holds a run of a run file"
-    if state is not None and not after:
-        steps = state.get("step", 0)
-        return f"holds a metered loop of {steps} steps (first_step={steps + 1} goes on behind them)"
+    steps = _steps(path)
+    if steps and not after:
+        return f"holds a metered loop of {counted(steps, 'step')} (first_step={steps + 1} continues it)"
+    if 0 < steps < after // 2:  # the last lines of a loop that was killed are not written
+        return f"holds a metered loop of {counted(steps, 'step')}, which first_step={after + 1} does not continue"
     return ""
 
 
