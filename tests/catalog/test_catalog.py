@@ -280,6 +280,35 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
         assert set(entry["unverified"]) <= numbers
 
 
+def is_weaker(one, other):
+    """Not above another device of its generation in any figure of its data sheet."""
+    peaks, links = other.peak_flops_per_second, [each.link_bytes_per_second or 0 for each in (one, other)]
+    return (
+        one.name != other.name
+        and one.compute_capability == other.compute_capability is not None
+        and all(rate <= peaks.get(dtype, 0) for dtype, rate in one.peak_flops_per_second.items())
+        and one.memory_bytes_per_second <= other.memory_bytes_per_second
+        and links[0] <= links[1]
+    )
+
+
+CALIBRATED = [each for each in map(catalog.device, catalog.device_names()) if each.efficiency]
+WEAKER = [(one, other) for one in CALIBRATED for other in CALIBRATED if is_weaker(one, other)]
+
+
+@pytest.mark.parametrize(("one", "other"), WEAKER, ids=lambda each: each.name)
+def test_a_weaker_device_of_a_generation_is_nowhere_faster(one, other):
+    mine, others = one.efficiency, other.efficiency
+    peaks = [each.peak_flops_per_second.get("fp16") or each.peak_flops_per_second["bf16"] for each in (one, other)]
+    for share in ("matmul_share", "attention_share", "attention_backward_share"):
+        assert getattr(mine, share) * peaks[0] <= getattr(others, share) * peaks[1]
+    memory = one.memory_bytes_per_second, other.memory_bytes_per_second
+    assert mine.bandwidth_share * memory[0] <= others.bandwidth_share * memory[1]
+    for lost in ("depth", "attention_length", "kernel_seconds", "launch_seconds", "contention_share"):
+        assert getattr(mine, lost) >= getattr(others, lost), lost
+    assert mine.straggler_share >= others.straggler_share
+
+
 @pytest.mark.parametrize(
     ("ask", "wanted", "sentence"),
     [
