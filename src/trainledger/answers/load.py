@@ -79,8 +79,9 @@ def resolve(
         return _found(run, run.origin.explicit, search, progress)
     if isinstance(source, str | os.PathLike):
         named = os.fsdecode(source)
-        if has_arguments(named):
-            run = run_of_trainer(named, given) or run_of_arguments(named, given)
+        trained = run_of_trainer(named, given)
+        if trained is not None or has_arguments(named):
+            run = trained or run_of_arguments(named, given)
             return _found(run, run.origin.explicit, search, progress)
         refuse_code(named)
         if is_run_file(named):

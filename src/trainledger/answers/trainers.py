@@ -1,17 +1,18 @@
-"""A run from the file of a program that fine-tunes models: axolotl, LLaMA-Factory."""
+"""A run from the file or launch line of a program that trains models: axolotl, TRL, torchtitan and others."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trainledger import catalog
+from trainledger.answers.defaults import TRAINED_LENGTH
 from trainledger.answers.megatron import given_count
-from trainledger.answers.source import Overrides, by_field, parsed
+from trainledger.answers.source import Overrides, by_field, model_section, parsed
 from trainledger.spec import runfile
-from trainledger.spec.convert.trainers import TrainerRun, from_values, values_of
+from trainledger.spec.convert.trainers import TrainerRun, from_launch, values_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
 
@@ -20,19 +21,29 @@ _TRAINED_FURTHER = re.compile(r"-(instruct|it|chat|base)(-\d{4})?(?=-hf$|$)", re
 
 
 def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], TrainerRun] | None:
-    """The sections of a run and what else the file says; None for any other file. Raises `InvalidInput`.
+    """The sections of a run and what else the file says; None for any other text. Raises `InvalidInput`.
 
-    The model is that of the overrides, else of the catalog by its name or hub id.
+    The model is that of the overrides, else of the file, or of the catalog by its name or hub id. A file without a
+    length of sequences has that which a model alone is planned with.
     """
-    values = values_of(Path(named))
-    if values is None:
+    launch = values_of(named)
+    if launch is None:
         return None
-    given = by_field(overrides)
-    found = from_values(values, devices=given_count(given.get("cluster.count")), where=named)
-    if "model.preset" in given or "model.config" in given:
-        return {"model": {}, **found.table}, found
-    preset, notes = _preset(found.model, named)
-    return {"model": {"preset": preset}, **found.table}, replace(found, remarks=(*notes, *found.remarks))
+    given, where = by_field(overrides), _source(named)
+    found = from_launch(launch, devices=given_count(given.get("cluster.count")), where=where)
+    own = {name: section for name, section in found.table.items() if name != "model"}
+    notes: tuple[str, ...] = ()
+    model = found.table.get("model", {})
+    if asked := next((given[field] for field in ("model.config", "model.preset") if field in given), None):
+        model = {}
+    elif "d_model" not in model:
+        preset, notes = _preset(found, where)
+        model = {"preset": preset} | model
+    if "seq_len" not in own["recipe"]:
+        _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
+        own["recipe"]["seq_len"] = min(fields["max_seq_len"], TRAINED_LENGTH)
+        found = replace(found, assumed=("recipe.seq_len", *found.assumed))
+    return {"model": model, **own}, replace(found, remarks=(*notes, *found.remarks))
 
 
 def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
@@ -41,21 +52,29 @@ def run_of_trainer(named: str, overrides: Overrides) -> Run | None:
     if read is None:
         return None
     table, found = read
-    run = parsed(table, overrides, named)
+    run = parsed(table, overrides, _source(named))
     written = runfile.written(table, overrides)
     assumed = tuple(each for each in found.assumed if each not in by_field(overrides))
-    origin = Origin(source=named, explicit=written.difference(assumed), assumed=assumed, notes=found.remarks)
+    origin = Origin(source=_source(named), explicit=written.difference(assumed), assumed=assumed, notes=found.remarks)
     return replace(run, origin=origin)
 
 
-def _preset(model: str, where: str) -> tuple[str, tuple[str, ...]]:
-    """The catalog's name of a model, and a sentence where it is that of another with its sizes."""
+def _source(named: str) -> str:
+    return named if os.path.isfile(named) else "the launch line"
+
+
+def _preset(found: TrainerRun, where: str) -> tuple[str, tuple[str, ...]]:
+    """The catalog's name of a file's model, and a sentence where it is that of another with its sizes."""
+    model = found.model
+    if not model:
+        rule = f"is not named in a file of {found.program}: give a name of the catalog, or model.config="
+        raise InvalidInput([Problem("the model", None, rule, "--set model.preset=llama-3-8b")], where)
     before = _TRAINED_FURTHER.sub("", model)
     for name in (model, before):
         try:
-            found = catalog.known_as(name, catalog.model_names(), "model.preset")
+            known = catalog.known_as(name, catalog.model_names(), "model.preset")
         except InvalidInput:
             continue
-        return found, () if name == model else (f"assuming the sizes of {found} for {model}",)
+        return known, () if name == model else (f"assuming the sizes of {known} for {model}",)
     rule = "is not in the catalog: give its config.json"
     raise InvalidInput([Problem("the model", model, rule, "--set model.config=PATH/config.json")], where)

@@ -76,7 +76,7 @@ def init(
     source: Annotated[
         str | None,
         text(
-            "a script, YAML map or log with arguments of Megatron-LM, or a file of axolotl or LLaMA-Factory",
+            "a script, YAML map or log with arguments of Megatron-LM, or a file or launch line of another trainer",
             flag="--from",
         ),
     ] = None,

@@ -13,6 +13,10 @@ _MARKS = {
     "LLaMA-Factory": "finetuning_type cutoff_len template lora_target dataset_dir stage preprocessing_num_workers",
     "axolotl": "base_model sequence_len micro_batch_size sample_packing num_epochs val_set_size dataset_prepared_path "
     "adapter load_in_4bit load_in_8bit datasets lora_target_linear pad_to_sequence_len",
+    "DeepSpeed-Chat": "zero_stage data_split sft_only_data_path actor_model_name_or_path only_optimize_lora lora_dim "
+    "num_padding_at_beginning data_path",
+    "TRL": "model_name_or_path dataset_name dataset_mixture max_seq_length max_length packing use_peft lora_r "
+    "lora_target_modules attn_implementation torch_dtype dataset_text_field assistant_only_loss load_in_4bit",
     "torchtune": "model._component_ tokenizer._component_ optimizer._component_ loss._component_ dataset._component_",
     "LLM Foundry": "device_train_microbatch_size max_duration train_loader eval_loader global_train_batch_size",
     "GPT-NeoX": "pipe_parallel_size model_parallel_size attention_config pos_emb no_weight_tying gpt_j_residual "
@@ -28,7 +32,8 @@ _MARKS = {
     "wall_clock_breakdown",
     "torchtitan": "job training parallelism activation_checkpoint lr_scheduler",
     "Hugging Face's Trainer": "per_device_train_batch_size output_dir num_train_epochs gradient_accumulation_steps "
-    "max_steps save_strategy logging_steps save_steps lr_scheduler_type per_device_eval_batch_size",
+    "max_steps save_strategy logging_steps save_steps lr_scheduler_type per_device_eval_batch_size model_name_or_path "
+    "gradient_checkpointing deepspeed",
 }
 # Fields of a run by the keys that mean them.
 _MEANT = {

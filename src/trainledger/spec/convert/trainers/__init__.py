@@ -1,34 +1,30 @@
-"""Runs of programs that fine-tune models (axolotl, LLaMA-Factory), read from YAML files by a table of keys each."""
+"""Runs of programs that train models, read from their files or launch lines by a table of keys each."""
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainledger.spec.convert import foreign_program, offloaded
-from trainledger.spec.durable import opened
+from trainledger.spec.convert import foreign_program
+from trainledger.spec.convert.trainers.files import Launched
+from trainledger.spec.convert.trainers.files import values_of as _values_of
+from trainledger.spec.convert.trainers.reading import Reading, tables
 from trainledger.spec.frozen import frozen
 from trainledger.spec.optimizers import OPTIMIZERS
-from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import SCHEDULES
-from trainledger.spec.units import MIB, ceil_div
+from trainledger.spec.units import ceil_div
 
-_LARGEST = MIB  # bytes of a file
-_DEEPEST = 4  # maps in one another
-_UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
-_SLIP = 0.92  # likeness of two names of which one is a slip of the other
-_STAGE_IN_NAME = re.compile(r"(?:zero|ds_z|z)_?-?([0-3])")
+__all__ = ["TrainerRun", "from_launch", "from_values", "tables", "values_of"]
 
 
 @frozen
 class TrainerRun:
-    """A run of a program: the sections of a run file without the model, the model's name, and sentences on the rest."""
+    """A run of a program: the sections of a run file, the model's name, and sentences on the rest.
+
+    The model is empty where the file names none; the ``[model]`` section is there where the file has its sizes.
+    """
 
     program: str
     model: str
@@ -37,277 +33,200 @@ class TrainerRun:
     remarks: tuple[str, ...]
 
 
-@cache
-def tables() -> dict[str, dict[str, Any]]:
-    """The table of each program's keys, by the program's name."""
-    files = sorted(Path(__file__).parent.glob("*.toml"))
-    found = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
-    return {table["program"]: table for table in found}
+def values_of(named: str) -> Launched | None:
+    """The values in a file of a program with a table, or of a launch line; None for any other text."""
+    return _values_of(named, tables())
 
 
-def values_of(path: Path) -> dict[Any, Any] | None:
-    """The map in a YAML file of a program with a table; None for any other file."""
-    import yaml  # type: ignore[import-untyped]
-
-    if path.suffix not in (".yaml", ".yml"):
-        return None
-    try:
-        with opened(path) as file:
-            content = file.read(_LARGEST + 1)
-        found = yaml.safe_load(content) if len(content) <= _LARGEST else None
-    except (OSError, yaml.YAMLError, RecursionError, ValueError):
-        return None  # which the reader of any text refuses
-    return found if isinstance(found, dict) and foreign_program(found) in tables() else None
+def from_launch(launch: Launched, *, devices: int | None = None, where: str = "") -> TrainerRun:
+    """The run of a file or a launch line, as `from_values`; raises `InvalidInput`."""
+    if launch.refused:
+        raise InvalidInput([Problem(f"the command of {launch.program}", None, launch.refused)], where)
+    return from_values(launch.values, devices=devices, where=where, program=launch.program)
 
 
-def from_values(values: Mapping[Any, Any], *, devices: int | None = None, where: str = "") -> TrainerRun:
-    """The run of a file on so many devices, None the fewest that it takes; raises `InvalidInput` with all problems.
+def from_values(
+    values: Mapping[Any, Any], *, devices: int | None = None, where: str = "", program: str | None = None
+) -> TrainerRun:
+    """The run of a file on so many devices, None those that it says or the fewest that it takes; raises
+    `InvalidInput` with all problems.
 
     >>> file = {"base_model": "org/m", "sequence_len": 512, "micro_batch_size": 2, "bf16": True, "learning_rate": 1e-4}
     >>> run = from_values(file | {"gradient_accumulation_steps": 4}, devices=8)
     >>> run.model, run.table["recipe"]["global_batch"], run.table["recipe"]["precision"], run.table["layout"]
     ('org/m', 64, {'kind': 'bf16'}, {'replicate': 8})
     """
-    program = foreign_program(values)
+    program = program or foreign_program(values)
     assert program is not None
-    read = _Reading(program, values, where)
-    model = read.said.pop("run.model", None)
-    if not isinstance(model, str):
-        read.refuse(read.key_of("run.model"), model, "must name a model")
-    layout, count, data_ranks = read.layout(devices)
-    table = {
-        "recipe": read.recipe(data_ranks, split=layout.get("tensor", 1) > 1),
-        "layout": layout,
-        "cluster": {"count": count},
-    }
+    read = Reading(program, values, where)
+    model, sizes = _model(read)
+    layout, count, data_ranks = _layout(read, devices)
+    table = {"recipe": _recipe(read, layout, data_ranks), "layout": layout, "cluster": {"count": count}}
     if read.problems:
         raise InvalidInput(read.problems, where)
     meanings = (read.table["fields"].get(key, "") for key in read.supplied)
     assumed = [path for path in meanings if path.startswith("recipe.") and path.partition(".")[2] in table["recipe"]]
-    assumed += ["recipe.steps"] * read.epochs + ["cluster.count"] * (devices is None)
-    return TrainerRun(program, str(model), table, tuple(assumed), tuple(read.remarks()))
+    assumed += ["recipe.steps"] * read.epochs + ["cluster.count"] * (devices is None and not read.devices_said)
+    return TrainerRun(
+        program, model, {"model": sizes} | table if sizes else table, tuple(assumed), tuple(read.remarks())
+    )
 
 
-class _Reading:
-    """Values being read: ``said`` are those with a meaning by its path, which sections are made of."""
-
-    def __init__(self, program: str, values: Mapping[Any, Any], where: str) -> None:
-        self.table, self.program, self.where = tables()[program], program, where
-        self.said: dict[str, Any] = dict(self.table["always"])
-        self.problems: list[Problem] = []
-        self.notes: list[str] = []
-        self.strangers: list[str] = []
-        given = {key.replace(*self.table["alias"]): value for key, value in _flat(values)}
-        self.supplied = {key: value for key, value in self.table["defaults"].items() if given.get(key) is None}
-        silent = re.compile("|".join(self.table["silent"]))
-        order = {key: place for place, key in enumerate(self.table["words"])}  # whatever that of the file is
-        for key, value in sorted({**given, **self.supplied}.items(), key=lambda item: order.get(item[0], -1)):
-            if not (self._read(key, value) or silent.fullmatch(key)):
-                self._stranger(key, value)
-        self.epochs = "recipe.steps" not in self.said
-
-    def _read(self, key: str, value: Any) -> bool:
-        """Take one key: a field of its own, words with a meaning, or what cannot be accounted for; False for others."""
-        table = self.table
-        if key in table["words"]:
-            for word in value if isinstance(value, list) else [value]:
-                self._word(key, word)
-        elif str(value) in _UNSET:
-            return True
-        elif key in table["fields"]:
-            self.said[table["fields"][key]] = value
-        elif key in table["refused"]:
-            self.refuse(key, value, table["refused"][key], f"{key}: false" if value is True else f"without {key}")
-        elif key in table["assumed"]:
-            self.notes.append(f"{key}: {table['assumed'][key]}")
-        else:
-            return False
-        return True
-
-    def _stranger(self, key: str, value: Any) -> None:
-        """List a key that is not known; refuse a part of what is refused, and a slip of what changes the run."""
-        whole = key.partition(".")[0]
-        if whole in self.table["refused"]:
-            if all(each.field != whole for each in self.problems):
-                self.refuse(whole, value, self.table["refused"][whole], f"without {whole}")
-            return
-        known = [*self.table["fields"], *self.table["words"]]
-        if close := get_close_matches(key, known, 1, _SLIP):
-            self.refuse(key, value, f"is no key of {self.program} that is known", close[0])
-        self.strangers.append(key)
-
-    def _word(self, key: str, word: Any) -> None:
-        known = self.table["words"][key]
-        text = str(word).lower() if isinstance(word, bool) else str(word)
-        if text not in known:
-            if text not in _UNSET:
-                self.refuse(key, word, "is not accounted for", nearest_text(text, known) or next(iter(known)))
-            return
-        meaning = dict(known[text])
-        if note := meaning.pop("note", None):
-            self.notes.append(f"{key} {text}: {note}")
-        self.said |= meaning
-
-    def refuse(self, key: str, value: Any, rule: str, nearest: Any = None) -> None:
-        plain = value if isinstance(value, str | int | float) else str(value)
-        self.problems.append(Problem(key, plain, rule, nearest))
-
-    def key_of(self, meaning: str) -> str:
-        """The program's key of a meaning."""
-        return next((key for key, path in self.table["fields"].items() if path == meaning), meaning)
-
-    def remarks(self) -> Iterator[str]:
-        yield from self.notes
-        if self.epochs:
-            epochs = self.said.get("run.epochs")
-            yield f"assuming one step: {epochs} epochs of data of a size that is not known (set recipe.steps or tokens)"
-        if self.strangers:
-            yield f"not understood: {', '.join(self.strangers)}"
-        if self.supplied:
-            yield f"defaults of {self.program}: " + ", ".join(f"{key} {value}" for key, value in self.supplied.items())
-
-    def count(self, meaning: str) -> int:
-        """A whole number of at least 1; 1 after a problem, or where nothing is said."""
-        value = self.said.pop(meaning, 1)
-        if type(value) is int and value > 0:
-            return value
-        self.refuse(self.key_of(meaning), value, "must be a whole number of at least 1", 1)
-        return 1
-
-    def group(self, name: str) -> dict[str, Any]:
-        """What is said of a section or a part."""
-        begin = f"{name}."
-        return {path.removeprefix(begin): value for path, value in self.said.items() if path.startswith(begin)}
-
-    def layout(self, devices: int | None) -> tuple[dict[str, Any], int, int]:
-        """The ``[layout]``, the devices and the data ranks; data ranks replicate, or shard as DeepSpeed or FSDP does.
-
-        Where nobody says how many devices there are, they are the fewest that the file's sizes take.
-        """
-        shards = "layout.shard" in self.said
-        sizes = {axis: self.count(f"layout.{axis}") for axis in ("tensor", "context", "expert", "shard", "replicate")}
-        shard, replicate = sizes.pop("shard"), sizes.pop("replicate")
-        replica = sizes["tensor"] * sizes["context"]
-        count = devices or replica * shard * replicate
-        if count % (replica * shard * replicate):
-            rule = f"must be a multiple of the {replica * shard * replicate} devices that the file's sizes take"
-            self.refuse("cluster.count", count, rule, ceil_div(count, replica * shard * replicate) * replica * shard)
-        data = max(1, count // replica)
-        zero = self._zero_stage()
-        self.sharded = zero is None and bool(shards or self.said.get("run.sharded"))
-        section = {axis: size for axis, size in sizes.items() if size > 1}
-        if zero or self.sharded:
-            section |= {"shard": shard if shards else data, "zero": zero or 3}
-            section |= {"replicate": data // section["shard"]} if data > section["shard"] else {}
-            section |= {"reshard_after_forward": False} if self.said.get("run.reshard") is False and not zero else {}
-        elif section.keys() & {"context", "expert"}:
-            section |= {"shard": data, "zero": 0}
-        else:
-            section |= {"replicate": data}
-        return ({} if count == 1 and "expert" not in section else section), count, data
-
-    def _zero_stage(self) -> int | None:
-        """The stage of a DeepSpeed file, read where it is found, else as its name says; None without DeepSpeed."""
-        named = self.said.get("run.deepspeed")
-        if named is None:
-            return None
-        key, config = self.key_of("run.deepspeed"), {}
-        for folder in (Path(), Path(self.where).parent):
-            if (path := folder / str(named)).is_file():
-                try:
-                    with opened(path) as file:
-                        config = json.loads(file.read(_LARGEST))
-                except (OSError, ValueError, RecursionError):
-                    self.refuse(key, named, "is not a JSON file that can be read")
-                    return 0
-                break
-        if not isinstance(config, dict):
-            self.refuse(key, named, "must hold a map")
-        elif config:
-            if off := sorted(set(offloaded(config))):
-                rule = f"offloads to host memory ({', '.join(off)}), which is not accounted for"
-                self.refuse(key, named, rule, "a DeepSpeed file without it")
-            zero = config.get("zero_optimization", {})
-            stage = zero.get("stage", 0) if isinstance(zero, dict) else None
-            if stage not in (0, 1, 2, 3):
-                self.refuse(key, named, "must have zero_optimization.stage of 0 to 3")
-            return stage if isinstance(stage, int) else 0
-        name = Path(str(named)).name
-        stage_named = _STAGE_IN_NAME.search(name)
-        if stage_named is None or "offload" in name:
-            self.refuse(
-                key, named, "is no file here, and its name gives no ZeRO stage without offloading", "zero2.json"
-            )
-            return 0
-        self.notes.append(f"{key} {name} is no file here: assuming ZeRO-{stage_named[1]} without offloading")
-        return int(stage_named[1])
-
-    def recipe(self, data_ranks: int, *, split: bool) -> dict[str, Any]:
-        """The ``[recipe]``; a micro-batch is of a device, and data ranks and accumulation make the global batch."""
-        accumulation, section = self.count("run.accumulation"), self.group("recipe")
-        section["micro_batch"] = self.count("recipe.micro_batch")
-        section["global_batch"] = section["micro_batch"] * accumulation * data_ranks
-        if self.epochs:
-            section["steps"] = 1
-        adapter = self.said.get("run.adapter")
-        section["precision"] = self._precision(adapter is not None)
-        if adapter is not None:
-            section["lora"] = self._lora(adapter)
-        elif bits := self.said.get("run.bits"):
-            self.refuse(f"weights in {bits} bits", bits, "need an adapter: quantized weights are not trained")
-        optimizer = self.group("optimizer")
-        of_kind = OPTIMIZERS[optimizer.setdefault("kind", "adamw")].__dataclass_fields__
-        section["optimizer"] = {name: each for name, each in optimizer.items() if name in of_kind or name == "kind"}
-        if split and section.pop("loss", "full") != "full":
-            self.notes.append("tensor ranks: the loss is counted of all logits at once, an upper bound")
-        if section.get("loss") == "fused" and section["precision"]["kind"].endswith("-sharded"):
-            section["loss"] = "chunked"  # whose gradients may be scaled or gathered afterwards
-            self.notes.append("a fused loss of sharded weights is counted as a chunked one")
-        schedule = {"kind": "cosine"} | self.group("schedule")
-        of_kind = SCHEDULES[schedule["kind"]].__dataclass_fields__
-        schedule = {name: each for name, each in schedule.items() if name in of_kind or name == "kind"}
-        if not self.epochs:
-            warmup = self.said.get("run.warmup_steps") or self.said.get("run.warmup_ratio")
-            if isinstance(warmup, float) and warmup < 1 and isinstance(section["steps"], int):
-                warmup = round(warmup * section["steps"])
-            schedule |= {"warmup_steps": warmup} if warmup else {}
-        return section | {"schedule": schedule}
-
-    def _precision(self, adapters: bool) -> dict[str, Any]:
-        half = self.said.get("run.half")
-        if half is None:
-            return {"kind": "tf32" if self.said.get("run.tf32") else "fp32"}
-        if adapters or (self.said.get("run.pure") and not self.sharded and "run.deepspeed" not in self.said):
-            if adapters:
-                self.notes.append(f"adapters are counted in {half} as the model is; PEFT keeps them in fp32")
-            precision = {"kind": half}
-            if half == "bf16" and self.said.get("run.moments") == "fp32":
-                precision["moment_dtype"] = "fp32"
-            return precision
-        if "run.deepspeed" in self.said:
-            return {"kind": half} | ({"master_weights": True} if half == "bf16" else {})
-        return {"kind": "bf16-sharded" if self.sharded and half == "bf16" else f"{half}-mixed"}
-
-    def _lora(self, adapter: str) -> dict[str, Any]:
-        section, bits = self.group("lora"), self.said.get("run.bits")
-        section.setdefault("alpha", 2 * section["rank"] if type(section.get("rank")) is int else 16)
-        targets = section.get("targets")
-        if isinstance(targets, str):
-            targets = [
-                "linear" if each.strip() in ("all", "all-linear") else each.strip() for each in targets.split(",")
-            ]
-        section["targets"] = ["linear"] if self.said.get("run.linear") or not targets else targets
-        if bits not in (None, 4, 8):
-            self.refuse(self.key_of("run.bits"), bits, "must be 4 or 8", 4)
-        if bits or adapter == "qlora":
-            section["base_format"] = "int8" if bits == 8 else "nf4"
-        return section
+def _model(read: Reading) -> tuple[str, dict[str, Any]]:
+    """The model's name, and its sizes where the file or the program's own list of models has them."""
+    words = [read.said.pop(path) for path in ("run.model", "run.flavor") if path in read.said]
+    known, name = read.table["models"], " ".join(map(str, words))
+    if not all(isinstance(word, str) for word in words):
+        read.refuse(read.key_of("run.model"), str(words[0]), "must name a model")
+    own = known.get(name, name)
+    if isinstance(own, dict):
+        return "", {"name": name.replace(" ", "-").lower()} | own
+    return Path(own).name if own.startswith(("/", "./", "../", "~")) else own, _nested(read.group("model"))
 
 
-def _flat(values: Mapping[Any, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Keys and values, a map's keys with those of the maps around it before them."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value and depth < _DEEPEST:
-            yield from _flat(value, f"{before}{name}.", depth + 1)
-        else:
-            yield f"{before}{name}", value
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by their path as maps in one another."""
+    found: dict[str, Any] = {}
+    for path, value in fields.items():
+        *parts, last = path.split(".")
+        part = found
+        for name in parts:
+            part = part.setdefault(name, {})
+        part[last] = value
+    return found
+
+
+def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, int]:
+    """The ``[layout]``, the devices and the data ranks; data ranks replicate, or shard as DeepSpeed or FSDP does.
+
+    Where nobody says how many devices there are, they are the fewest that the file's sizes take.
+    """
+    said, shards = read.said, "layout.shard" in read.said
+    sizes = {
+        axis: read.count(f"layout.{axis}") for axis in ("tensor", "context", "pipeline", "expert", "shard", "replicate")
+    }
+    shard, replicate = sizes.pop("shard"), sizes.pop("replicate")
+    replica, fewest = sizes["tensor"] * sizes["context"] * sizes["pipeline"], shard * replicate
+    known = {path for path in ("run.devices", "run.per_node", "run.nodes") if path in said}
+    read.devices_said = bool(known)
+    if devices is None and known:
+        devices = read.count("run.devices") if "run.devices" in known else read.count("run.per_node")
+        devices *= 1 if "run.devices" in known else read.count("run.nodes")
+    whole, micro, times = (said.get(path) for path in ("recipe.global_batch", "recipe.micro_batch", "run.accumulation"))
+    if type(whole) is int and type(micro) is int and type(times) is int and micro * times > 0:
+        fewest = max(fewest, whole // (micro * times))
+    count = devices or replica * fewest
+    if count % (size := replica * shard * replicate):
+        rule = f"must be a multiple of the {size} devices that the file's sizes take"
+        read.refuse("cluster.count", count, rule, ceil_div(count, size) * size)
+    data = max(1, count // replica)
+    zero = said.get("run.zero")
+    if zero is not None and zero not in (0, 1, 2, 3):
+        read.refuse(read.key_of("run.zero"), zero, "must be a stage of 0 to 3", 3)
+    read.sharded = zero is None and bool(shards or said.get("run.sharded"))
+    section = {axis: size for axis, size in sizes.items() if size > 1}
+    if zero or read.sharded:
+        section |= {"shard": shard if shards else max(1, data // replicate), "zero": zero or 3}
+        section |= {"replicate": data // section["shard"]} if data > section["shard"] else {}
+        section |= {"reshard_after_forward": False} if said.get("run.reshard") is False and not zero else {}
+    elif section.keys() & {"context", "expert"}:
+        section |= {"shard": data, "zero": 0}
+    else:
+        section |= {"replicate": data}
+    if count == 1 and "expert" not in section:
+        return {}, count, data
+    kinds = {"tensor": ("sequence_parallel",), "pipeline": ("schedule", "virtual_stages"), "context": ("context_kind",)}
+    own = [name for axis, names in kinds.items() if axis in section for name in names] + ["overlap"]
+    return section | {name: value for name, value in read.group("layout").items() if name in own}, count, data
+
+
+def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[str, Any]:
+    """The ``[recipe]``."""
+    said, batch = read.said, _batch(read, data_ranks, pipeline="pipeline" in layout)
+    section = read.group("recipe") | batch
+    if read.epochs:
+        section["steps"] = 1
+    adapter = said.get("run.adapter")
+    section["precision"] = _precision(read, adapter is not None, split="tensor" in layout or "pipeline" in layout)
+    if adapter is not None:
+        section["lora"] = _lora(read, adapter)
+    elif bits := said.get("run.bits"):
+        read.refuse(f"weights in {bits} bits", bits, "need an adapter: quantized weights are not trained")
+    optimizer = read.group("optimizer")
+    if isinstance(betas := optimizer.pop("betas", None), list) and len(betas) == 2:
+        optimizer |= dict(zip(("beta1", "beta2"), betas, strict=True))
+    of_kind = OPTIMIZERS[optimizer.setdefault("kind", "adamw")].__dataclass_fields__
+    section["optimizer"] = {name: each for name, each in optimizer.items() if name in of_kind or name == "kind"}
+    if "tensor" in layout and section.pop("loss", "full") != "full":
+        read.notes.append("tensor ranks: the loss is counted of all logits at once, an upper bound")
+    if section.get("loss") == "fused" and section["precision"]["kind"].endswith("-sharded"):
+        section["loss"] = "chunked"  # whose gradients may be scaled or gathered afterwards
+        read.notes.append("a fused loss of sharded weights is counted as a chunked one")
+    if section.get("grad_clip") in (0, 0.0):
+        section["grad_clip"] = "none"
+    if every := said.get("run.every"):
+        section["activation_checkpointing"] = {"kind": "full", "every": every}
+    schedule = {"kind": "cosine"} | read.group("schedule")
+    of_kind = SCHEDULES[schedule["kind"]].__dataclass_fields__
+    schedule = {name: each for name, each in schedule.items() if name in of_kind or name == "kind"}
+    if not read.epochs:
+        warmup = said.get("run.warmup_steps") or said.get("run.warmup_ratio")
+        if isinstance(warmup, float) and warmup < 1 and isinstance(section.get("steps"), int):
+            warmup = round(warmup * section["steps"])
+        schedule |= {"warmup_steps": warmup} if warmup else {}
+    return section | {"schedule": schedule}
+
+
+def _batch(read: Reading, data_ranks: int, *, pipeline: bool) -> dict[str, Any]:
+    """The batches: a micro-batch is of a device, and data ranks and accumulation make the global batch of it.
+
+    Stages run parts of a micro-batch one after the other where the program says so.
+    """
+    said = read.said
+    whole = read.count("recipe.global_batch") if "recipe.global_batch" in said else None
+    steps = read.count("run.accumulation") if "run.accumulation" in said else None
+    micro = read.count("recipe.micro_batch") if whole is None or "recipe.micro_batch" in said else None
+    part = said.get("run.stage_batch") if pipeline else None
+    times = data_ranks * (steps or 1)
+    if micro is None and whole is not None and whole % times:
+        rule = f"must be a multiple of {times}: data ranks x gradient accumulation"
+        read.refuse(read.key_of("recipe.global_batch"), whole, rule, ceil_div(whole, times) * times)
+    if whole is not None and micro is not None and steps is not None and whole != micro * times:
+        rule = f"must be {micro * times}: micro-batch {micro} x accumulation {steps} x {data_ranks} data ranks"
+        read.refuse(read.key_of("recipe.global_batch"), whole, rule, micro * times)
+    micro = max(1, (whole or 1) // times) if micro is None else micro
+    return {"micro_batch": part or micro, "global_batch": whole or micro * times}
+
+
+def _precision(read: Reading, adapters: bool, *, split: bool) -> dict[str, Any]:
+    said = read.said
+    half, own = said.get("run.half"), read.group("precision")
+    if half is None or own or (said.get("run.of_shards") and split and not read.sharded):
+        return {"kind": "tf32" if said.get("run.tf32") else "fp32"} | own
+    if said.get("run.float8"):
+        return {"kind": f"fp8-{said.get('run.scaling', 'tensorwise')}" + ("-sharded" if read.sharded else "")}
+    zero = "run.zero" in said
+    if adapters or (said.get("run.pure") and not read.sharded and not zero):
+        if adapters:
+            read.notes.append(f"adapters are counted in {half} as the model is; PEFT keeps them in fp32")
+        precision = {"kind": half}
+        if half == "bf16" and said.get("run.moments") == "fp32":
+            precision["moment_dtype"] = "fp32"
+        return precision
+    if zero:
+        return {"kind": half} | ({"master_weights": True} if half == "bf16" else {})
+    return {"kind": "bf16-sharded" if read.sharded and half == "bf16" else f"{half}-mixed"}
+
+
+def _lora(read: Reading, adapter: str) -> dict[str, Any]:
+    section, bits = read.group("lora"), read.said.get("run.bits")
+    section.setdefault("alpha", 2 * section["rank"] if type(section.get("rank")) is int else 16)
+    targets = section.get("targets")
+    names = targets.replace(",", " ").split() if isinstance(targets, str) else targets or []
+    linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
+    section["targets"] = ["linear"] if linear else names
+    if bits not in (None, 4, 8):
+        read.refuse(read.key_of("run.bits"), bits, "must be 4 or 8", 4)
+    if bits or adapter == "qlora":
+        section["base_format"] = "int8" if bits == 8 else "nf4"
+    return section

@@ -1,0 +1,201 @@
+"""Files and launch lines of TRL, Hugging Face's Trainer, Accelerate, DeepSpeed and others as runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainledger.answers.load import resolve
+from trainledger.cli.train import init
+from trainledger.spec.convert.trainers import from_values, tables
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+TRL: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "torch_dtype": "bfloat16",
+    "dataset_name": "d",
+    "max_length": 2048,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 100,
+}
+ACCELERATE: dict[str, Any] = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8}
+DEEPSPEED: dict[str, Any] = {
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}},
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
+}
+
+
+def written(tmp_path: Path, values: Any, name: str = "run.yaml") -> str:
+    file = tmp_path / name
+    text = (
+        values if isinstance(values, str) else json.dumps(values) if name.endswith("json") else yaml.safe_dump(values)
+    )
+    file.write_text(text)
+    return str(file)
+
+
+def told(run: Run, *fields: str) -> tuple[Any, ...]:
+    """Values of fields of a run by their path."""
+    values = []
+    for field in fields:
+        value: Any = run
+        for name in field.split("."):
+            value = getattr(value, name)
+        values.append(value)
+    return tuple(values)
+
+
+MEANINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a model in 16 bits is trained in them": (TRL, {"recipe.precision.kind": "bf16", "recipe.seq_len": 2048}),
+    "a model in fp32 under autocast": (
+        TRL | {"torch_dtype": "float32"},
+        {"recipe.precision.kind": "bf16-mixed", "recipe.loss.kind": "chunked"},
+    ),
+    "defaults of TRL": (
+        {"model_name_or_path": "gpt2", "dataset_name": "d"},
+        {"recipe.micro_batch": 8, "recipe.seq_len": 1024, "recipe.activation_checkpointing.kind": "full"},
+    ),
+    "adapters": (
+        TRL | {"use_peft": True, "lora_r": 8, "load_in_4bit": True},
+        {"recipe.lora.rank": 8, "recipe.lora.targets": ("q_proj", "v_proj"), "recipe.lora.base_format": "nf4"},
+    ),
+    "arguments of the Trainer": (
+        {
+            "model_name_or_path": "gpt2",
+            "per_device_train_batch_size": 2,
+            "output_dir": "o",
+            "fp16": True,
+            "max_steps": -1,
+        },
+        {"recipe.precision.kind": "fp16-mixed", "recipe.seq_len": 1024, "recipe.total_steps": 1},
+    ),
+    "FSDP": (
+        TRL | {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_activation_checkpointing": True}},
+        {"recipe.precision.kind": "bf16-sharded"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEANINGS)
+def test_what_keys_mean(tmp_path: Path, case: str) -> None:
+    values, expected = MEANINGS[case]
+    run = resolve(written(tmp_path, values))
+    assert dict(zip(expected, told(run, *expected), strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [
+        (ACCELERATE, {"shard": 8, "zero": 3}),
+        (ACCELERATE | {"fsdp_config": {"fsdp_reshard_after_forward": False}}, {"reshard_after_forward": False}),
+        (ACCELERATE | {"distributed_type": "MULTI_GPU"}, {"replicate": 8}),
+        (
+            ACCELERATE | {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}},
+            {"shard": 8, "zero": 2},
+        ),
+        (
+            ACCELERATE
+            | {"parallelism_config": {f"parallelism_config_{axis}_size": 2 for axis in ("dp_shard", "cp", "tp")}},
+            {"shard": 2, "context": 2, "tensor": 2},
+        ),
+    ],
+)
+def test_a_launcher_says_how_devices_share_a_run(
+    tmp_path: Path, config: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    script, launcher = written(tmp_path, TRL), written(tmp_path, config, "launcher.yaml")
+    run = resolve(
+        f"accelerate launch --config_file {launcher} sft.py --config {script} --per_device_train_batch_size=2"
+    )
+    assert {name: getattr(run.layout, name) for name in layout} == layout
+    assert (run.cluster.count, run.recipe.micro_batch) == (8, 2)
+    assert resolve(written(tmp_path, TRL | {"accelerate_config": "launcher.yaml"})).layout == run.layout
+
+
+def test_a_deepspeed_file_beside_a_model(tmp_path: Path) -> None:
+    file = written(tmp_path, DEEPSPEED | {"train_batch_size": 32}, "ds.json")
+    run = resolve(file, {"model.preset": "llama-3-8b"})
+    expected = {
+        "cluster.count": 4,
+        "layout.zero": 2,
+        "recipe.seq_len": 8192,
+        "recipe.global_batch": 32,
+        "recipe.precision.master_weights": True,
+        "recipe.optimizer.beta2": 0.95,
+    }
+    assert dict(zip(expected, told(run, *expected), strict=True)) == expected
+    assert "recipe.seq_len" in run.origin.assumed
+    with pytest.raises(
+        InvalidInput, match=r"train_batch_size = 32: must be 16: micro-batch 4 x accumulation 2 x 2 data"
+    ):
+        resolve(file, {"model.preset": "llama-3-8b", "cluster.count": 2})
+    with pytest.raises(InvalidInput, match=r"is not named in a file of DeepSpeed.*model\.preset"):
+        resolve(file)
+
+
+def test_a_file_comes_before_those_that_it_names(tmp_path: Path) -> None:
+    written(tmp_path, DEEPSPEED, "ds.json")
+    run = resolve(written(tmp_path, TRL | {"deepspeed": "ds.json", "gradient_accumulation_steps": 8, "bf16": True}))
+    assert (run.recipe.global_batch, run.recipe.optimizer.beta2) == (32, 0.95)
+    assert any("gradient_accumulation_steps 2 of DeepSpeed is not taken" in note for note in run.origin.notes)
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
+    script = """
+    STAGE=$1
+    if [ "$STAGE" == "" ]; then STAGE=3; fi
+    deepspeed --num_gpus 4 main.py --model_name_or_path facebook/opt-1.3b --data_path d --max_seq_len 512 \\
+        --per_device_train_batch_size 8 --zero_stage $STAGE --deepspeed --gradient_checkpointing
+    """
+    run = resolve(written(tmp_path, script, "run.sh"))
+    assert told(run, "layout.zero", "cluster.count", "recipe.global_batch") == (3, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "rule"),
+    [
+        (TRL | {"beta": 0.1}, "beta", "runs a second model"),
+        (TRL | {"fsdp": "full_shard offload"}, "fsdp", "host memory"),
+        (TRL | {"per_device_train_batch_sise": 2}, "per_device_train_batch_sise", "is no key of TRL"),
+        (DEEPSPEED | {"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "is not accounted for"),
+        (
+            DEEPSPEED | {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "zero_optimization.offload_param.device",
+            "offloads to host memory",
+        ),
+        (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
+    ],
+)
+def test_what_changes_numbers_is_not_passed_over(values: dict[str, Any], field: str, rule: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        from_values(values)
+    assert rule in {each.field: each.rule for each in refused.value.problems}[field]
+
+
+@pytest.mark.parametrize("line", ["trl grpo --model_name_or_path gpt2", "accelerate launch dpo.py --beta 0.1"])
+def test_a_command_that_trains_otherwise_is_refused(line: str) -> None:
+    with pytest.raises(InvalidInput, match="the command of TRL"):
+        resolve(line)
+
+
+@pytest.mark.parametrize("program", tables())
+def test_tables_name_only_what_a_run_has(program: str) -> None:
+    table = tables()[program]
+    said = {*table["fields"].values(), *table["always"], *table["products"]}
+    said |= {path for words in table["words"].values() for meaning in words.values() for path in meaning}
+    parts = ("run", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision")
+    assert all(path in ("note", "refuse") or path.partition(".")[0] in parts for path in said)
+
+
+def test_init_writes_the_same_run(tmp_path: Path) -> None:
+    source, made = written(tmp_path, DEEPSPEED | {"model": "x"}, "ds.json"), str(tmp_path / "run.toml")
+    source = written(tmp_path, TRL | {"deepspeed": source})
+    init(made, source=source, count=8)
+    assert resolve(made) == resolve(source, {"cluster.count": 8})
