@@ -152,13 +152,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (45, 6833, 510),
     "observe": (39, 5523, 605),
     "report": (13, 1667, 143),
-    "spec": (45, 7131, 414),
+    "spec": (45, 7170, 415),
     "tensors": (10, 1937, 108),
     "trace": (50, 9129, 760),
     "web": (26, 3682, 447),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94214, 148, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94258, 148, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 67_909
+MOST_TEST_LINES = 67_977
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -36,7 +36,7 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
     model = found.table.get("model", {})
     if asked := next((given[field] for field in ("model.config", "model.preset") if field in given), None):
         model = {}
-    elif "d_model" not in model:
+    elif not model.keys() & {"d_model", "preset"}:
         preset, notes = _preset(found, where)
         model = {"preset": preset} | model
     if "seq_len" not in own["recipe"]:

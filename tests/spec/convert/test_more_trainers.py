@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import yaml
 
 from trainledger.answers.load import resolve
@@ -30,14 +31,27 @@ DEEPSPEED: dict[str, Any] = {
     "bf16": {"enabled": True},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
 }
+TITAN: dict[str, Any] = {
+    "job": {"dump_folder": "o"},
+    "model": {"name": "llama3", "flavor": "8B"},
+    "optimizer": {"name": "AdamW", "lr": 3e-4},
+    "training": {"local_batch_size": 2, "seq_len": 8192, "steps": 100},
+    "parallelism": {"data_parallel_shard_degree": -1, "tensor_parallel_degree": 2},
+    "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
+}
+TITAN_SAVED: dict[str, Any] = {
+    "model_spec": {"name": "llama3", "flavor": "debugmodel"},
+    "training": {"num_tokens_per_microbatch_per_dp_rank": 8192, "max_context_length": 2048, "steps": 100},
+    "optimizer": {"param_groups": [{"optimizer_name": "AdamW", "optimizer_kwargs": {"betas": [0.9, 0.99]}}]},
+    "activation_checkpoint": {"preserve_rng_state": True, "force_recompute_mm_shapes_by_fqns": ["moe.router.gate"]},
+    "loss": {"num_chunks": 4},
+}
 
 
 def written(tmp_path: Path, values: Any, name: str = "run.yaml") -> str:
     file = tmp_path / name
-    text = (
-        values if isinstance(values, str) else json.dumps(values) if name.endswith("json") else yaml.safe_dump(values)
-    )
-    file.write_text(text)
+    write = {"toml": tomli_w.dumps, "json": json.dumps}.get(name.rpartition(".")[2], yaml.safe_dump)
+    file.write_text(values if isinstance(values, str) else write(values))
     return str(file)
 
 
@@ -140,6 +154,54 @@ def test_a_deepspeed_file_beside_a_model(tmp_path: Path) -> None:
         resolve(file)
 
 
+TITANS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "data ranks shard": (
+        TITAN | {"model": {"name": "llama3", "flavor": "8B", "converters": ["float8"]}},
+        8,
+        {
+            "layout.shard": 4,
+            "layout.sequence_parallel": True,
+            "recipe.global_batch": 8,
+            "recipe.precision.kind": "fp8-tensorwise-sharded",
+            "recipe.activation_checkpointing.kind": "selective",
+        },
+    ),
+    "one device is autocast": (
+        TITAN | {"parallelism": {}, "compile": {"enable": True, "components": ["loss"]}},
+        1,
+        {"recipe.precision.kind": "bf16-mixed", "recipe.compile": False, "recipe.loss.kind": "compiled"},
+    ),
+    "tables of 0.0": (
+        TITAN
+        | {"training": {"batch_size": 2, "seq_len": 2048, "tensor_parallel_degree": 2, "compile": True, "steps": 10}}
+        | {"parallelism": {}, "experimental": {"pipeline_parallel_degree": 2}, "activation_checkpoint": {}},
+        8,
+        {"layout.shard": 2, "layout.pipeline": 2, "recipe.micro_batch": 1, "recipe.activation_checkpointing.every": 2},
+    ),
+    "the JSON that it saves": (
+        TITAN_SAVED,
+        2,
+        {
+            "model.n_layers": 6,
+            "recipe.micro_batch": 4,
+            "recipe.optimizer.beta2": 0.99,
+            "recipe.loss.chunks": 4,
+            "recipe.activation_checkpointing.kind": "selective",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TITANS)
+def test_a_file_of_torchtitan(tmp_path: Path, case: str) -> None:
+    values, count, expected = TITANS[case]
+    run = resolve(
+        written(tmp_path, values, "run.json" if "model_spec" in values else "run.toml"), {"cluster.count": count}
+    )
+    assert dict(zip(expected, told(run, *expected), strict=True)) == expected
+    assert not any("not understood" in note for note in run.origin.notes)
+
+
 def test_a_file_comes_before_those_that_it_names(tmp_path: Path) -> None:
     written(tmp_path, DEEPSPEED, "ds.json")
     run = resolve(written(tmp_path, TRL | {"deepspeed": "ds.json", "gradient_accumulation_steps": 8, "bf16": True}))
@@ -170,6 +232,12 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "zero_optimization.offload_param.device",
             "offloads to host memory",
         ),
+        (
+            TITAN_SAVED | {"activation_checkpoint": {"memory_budget": 0.5}},
+            "activation_checkpoint.memory_budget",
+            "budget",
+        ),
+        (TITAN | {"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload", "host memory"),
         (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
     ],
 )

@@ -30,7 +30,8 @@ _MARKS = {
     "main_training_function rdzv_backend same_network fsdp_config deepspeed_config use_cpu",
     "DeepSpeed": "zero_optimization train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
     "wall_clock_breakdown",
-    "torchtitan": "job training parallelism activation_checkpoint lr_scheduler",
+    "torchtitan's Trainer": "model_spec.name model_spec.flavor training.max_context_length",
+    "torchtitan": "job training parallelism activation_checkpoint lr_scheduler model.flavor training.seq_len",
     "Hugging Face's Trainer": "per_device_train_batch_size output_dir num_train_epochs gradient_accumulation_steps "
     "max_steps save_strategy logging_steps save_steps lr_scheduler_type per_device_eval_batch_size model_name_or_path "
     "gradient_checkpointing deepspeed",

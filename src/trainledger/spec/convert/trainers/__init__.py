@@ -113,6 +113,8 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         devices = read.count("run.devices") if "run.devices" in known else read.count("run.per_node")
         devices *= 1 if "run.devices" in known else read.count("run.nodes")
     whole, micro, times = (said.get(path) for path in ("recipe.global_batch", "recipe.micro_batch", "run.accumulation"))
+    if said.get("run.of_shards"):
+        fewest = max(fewest, sizes["expert"] // sizes["context"])
     if type(whole) is int and type(micro) is int and type(times) is int and micro * times > 0:
         fewest = max(fewest, whole // (micro * times))
     count = devices or replica * fewest
@@ -125,6 +127,13 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         read.refuse(read.key_of("run.zero"), zero, "must be a stage of 0 to 3", 3)
     read.sharded = zero is None and bool(shards or said.get("run.sharded"))
     section = {axis: size for axis, size in sizes.items() if size > 1}
+    if said.get("run.of_shards"):  # data ranks that do not shard are replicas (DDP), and context ranks always shard
+        shard, shards = shard if shards else max(1, data // replicate), True
+        read.sharded = zero is None and shard * sizes["context"] > 1
+    if said.get("run.experts_over_tensor") and {"expert", "tensor"} <= section.keys():
+        read.refuse(
+            read.key_of("layout.expert"), sizes["expert"], "is over tensor ranks too, which is not accounted for", 1
+        )
     if zero or read.sharded:
         section |= {"shard": shard if shards else max(1, data // replicate), "zero": zero or 3}
         section |= {"replicate": data // section["shard"]} if data > section["shard"] else {}
@@ -137,6 +146,9 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         return {}, count, data
     kinds = {"tensor": ("sequence_parallel",), "pipeline": ("schedule", "virtual_stages"), "context": ("context_kind",)}
     own = [name for axis, names in kinds.items() if axis in section for name in names] + ["overlap"]
+    own += ["reshard_after_forward"] if read.sharded else []
+    if "pipeline" in section and said.get("run.lighter_ends"):
+        read.notes.append("layers are divided evenly; the program gives one less to the first and the last stage")
     return section | {name: value for name, value in read.group("layout").items() if name in own}, count, data
 
 
@@ -147,16 +159,18 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     if read.epochs:
         section["steps"] = 1
     adapter = said.get("run.adapter")
-    section["precision"] = _precision(read, adapter is not None, split="tensor" in layout or "pipeline" in layout)
+    precision = _precision(read, adapter is not None, split="tensor" in layout or "pipeline" in layout)
+    section["precision"] = precision | read.group("precision")
     if adapter is not None:
         section["lora"] = _lora(read, adapter)
     elif bits := said.get("run.bits"):
         read.refuse(f"weights in {bits} bits", bits, "need an adapter: quantized weights are not trained")
     optimizer = read.group("optimizer")
-    if isinstance(betas := optimizer.pop("betas", None), list) and len(betas) == 2:
-        optimizer |= dict(zip(("beta1", "beta2"), betas, strict=True))
     of_kind = OPTIMIZERS[optimizer.setdefault("kind", "adamw")].__dataclass_fields__
     section["optimizer"] = {name: each for name, each in optimizer.items() if name in of_kind or name == "kind"}
+    if said.get("run.compiled"):
+        section |= {"compile": "model" in said["run.components"]}
+        section |= {"loss": "compiled"} if "loss" in said["run.components"] else {}
     if "tensor" in layout and section.pop("loss", "full") != "full":
         read.notes.append("tensor ranks: the loss is counted of all logits at once, an upper bound")
     if section.get("loss") == "fused" and section["precision"]["kind"].endswith("-sharded"):
@@ -164,15 +178,21 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
         read.notes.append("a fused loss of sharded weights is counted as a chunked one")
     if section.get("grad_clip") in (0, 0.0):
         section["grad_clip"] = "none"
-    if every := said.get("run.every"):
+    if (chunks := said.get("run.chunks")) and "tensor" not in layout:
+        loss = "chunked" if section["precision"]["kind"].endswith("-sharded") else "fused"
+        section["loss"] = {"kind": loss, "chunks": chunks}
+    if said.get("run.selective") and (every := said.get("run.every")):
         section["activation_checkpointing"] = {"kind": "full", "every": every}
     schedule = {"kind": "cosine"} | read.group("schedule")
+    schedule |= {"kind": "wsd"} if "decay_fraction" in schedule else {}
     of_kind = SCHEDULES[schedule["kind"]].__dataclass_fields__
     schedule = {name: each for name, each in schedule.items() if name in of_kind or name == "kind"}
     if not read.epochs:
         warmup = said.get("run.warmup_steps") or said.get("run.warmup_ratio")
         if isinstance(warmup, float) and warmup < 1 and isinstance(section.get("steps"), int):
             warmup = round(warmup * section["steps"])
+        if isinstance(warmup, int) and isinstance(section.get("steps"), int):
+            warmup = min(warmup, section["steps"])
         schedule |= {"warmup_steps": warmup} if warmup else {}
     return section | {"schedule": schedule}
 
@@ -200,9 +220,9 @@ def _batch(read: Reading, data_ranks: int, *, pipeline: bool) -> dict[str, Any]:
 
 def _precision(read: Reading, adapters: bool, *, split: bool) -> dict[str, Any]:
     said = read.said
-    half, own = said.get("run.half"), read.group("precision")
-    if half is None or own or (said.get("run.of_shards") and split and not read.sharded):
-        return {"kind": "tf32" if said.get("run.tf32") else "fp32"} | own
+    half = said.get("run.half")
+    if half is None or (said.get("run.of_shards") and split and not read.sharded):
+        return {"kind": "tf32" if said.get("run.tf32") else "fp32"}
     if said.get("run.float8"):
         return {"kind": f"fp8-{said.get('run.scaling', 'tensorwise')}" + ("-sharded" if read.sharded else "")}
     zero = "run.zero" in said

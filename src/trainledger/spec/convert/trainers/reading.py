@@ -13,12 +13,13 @@ from typing import Any
 
 from trainledger.spec.convert.trainers.files import map_in
 from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.units import ceil_div
 
 _DEEPEST = 4  # maps in one another
 _UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
 _SLIP = 0.92  # likeness of two names of which one is a slip of the other
 _KINDS = ("always", "defaults", "fields", "words", "refused", "assumed", "unset", "products", "models", "commands")
-_LISTS = ("silent", "split", "opened")
+_LISTS = ("silent", "split", "opened", "alone")
 _OF_LAUNCHERS = {
     "launcher.devices": "run.per_node",
     "launcher.nodes": "run.nodes",
@@ -71,7 +72,7 @@ class Reading:
         for key in self.table["opened"]:
             if isinstance(values.get(key), str) and isinstance(found := map_in(values[key], where), Mapping):
                 values = {**values, **(found if key in found else {key: found})}
-        given = {key.replace(*self.table["alias"]): value for key, value in _flat(values)}
+        given = {key.replace(*self.table["alias"]): value for key, value in _flat(values, self.table["alone"])}
         missing = {} if beside else self.table["defaults"]
         always = {"run.zero": 0} if beside and program == "DeepSpeed" else {} if beside else self.table["always"]
         self.said: dict[str, Any] = {}
@@ -82,14 +83,13 @@ class Reading:
         for meaning, other in _BESIDE.items():
             if (named := self.said.pop(meaning, None)) is not None:
                 self._join(other, self.key_of(meaning), named)
+        for path, factors in self.table["products"].items():
+            if path not in self.said:
+                self._multiply(path, factors, defaults | self.said)
         self.supplied = {key: missing[key] for key, paths in meant.items() if paths - self.said.keys()}
         self.said = defaults | self.said
         if "run.adapter" not in self.said:
             self.supplied = {key: value for key, value in self.supplied.items() if not key.startswith("lora_")}
-        for path, factors in self.table["products"].items():
-            values_of_them = [self.said.get(factor, factor) for factor in factors]
-            if path not in self.said and all(isinstance(value, int) for value in values_of_them):
-                self.said[path] = prod(values_of_them)
         self.epochs = "recipe.steps" not in self.said
 
     def _take(self, given: Mapping[str, Any]) -> Iterator[str]:
@@ -110,12 +110,15 @@ class Reading:
             return True
         elif key in table["words"]:
             words = value.replace(",", " ").split() if isinstance(value, str) and key in table["split"] else value
+            words = "[]" if words == [] else words
             for word in words if isinstance(words, list) else [words]:
                 self._word(key, word)
         elif str(value) in _UNSET:
             return True
         elif key in table["fields"]:
-            self.said[table["fields"][key]] = value
+            path = table["fields"][key]
+            both = value if path == "optimizer.betas" and isinstance(value, list) and len(value) == 2 else None
+            self.said |= {path: value} if both is None else {"optimizer.beta1": both[0], "optimizer.beta2": both[1]}
         elif key in table["refused"]:
             self.refuse(key, value, table["refused"][key], f"{key}: false" if value is True else f"without {key}")
         elif key in table["assumed"]:
@@ -179,6 +182,20 @@ class Reading:
         self.notes += other.notes
         self.strangers += [f"{key}.{stranger}" for stranger in other.strangers]
 
+    def _multiply(self, path: str, factors: list[str | int], said: Mapping[str, Any]) -> None:
+        """A meaning that is the product of others and numbers, over those with a slash before them."""
+        divisors = [factor[1:] for factor in factors if isinstance(factor, str) and factor[0] == "/"]
+        over = [said.get(factor, 0) for factor in divisors]
+        times = [said.get(str(factor), factor) for factor in factors if not str(factor).startswith("/")]
+        if not all(type(value) is int and value > 0 for value in (*over, *times)):
+            return
+        whole, part = prod(map(int, times)), prod(map(int, over))
+        self.said[path] = max(1, whole // part)
+        if whole % part:
+            self.refuse(
+                self.key_of(str(factors[0])), whole, f"must be a multiple of {part}", ceil_div(whole, part) * part
+            )
+
     def refuse(self, key: str, value: Any, rule: str, nearest: Any = None) -> None:
         plain = value if isinstance(value, str | int | float) else str(value)
         self.problems.append(Problem(key, plain, rule, nearest))
@@ -212,10 +229,16 @@ class Reading:
         return {path.removeprefix(begin): value for path, value in self.said.items() if path.startswith(begin)}
 
 
-def _flat(values: Mapping[Any, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Keys and values, a map's keys with those of the maps around it before them."""
+def _flat(values: Mapping[Any, Any], alone: list[str], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Keys and values, a map's keys with those of the maps around it before them.
+
+    A list of one map that stands alone is as the map.
+    """
     for name, value in values.items():
+        key = f"{before}{name}"
+        if key in alone and isinstance(value, list) and len(value) == 1:
+            value = value[0]
         if isinstance(value, Mapping) and value and depth < _DEEPEST:
-            yield from _flat(value, f"{before}{name}.", depth + 1)
+            yield from _flat(value, alone, f"{key}.", depth + 1)
         else:
-            yield f"{before}{name}", value
+            yield key, value
