@@ -25,7 +25,7 @@ from trainledger.ledger.optimizers import update as update_muon
 
 # How long an example takes says more of the machine than of us. A test says how many examples it draws; `make test` and
 # `./check` draw at most `DRAWN` of them, `make test-all` all.
-DRAWN = 100
+DRAWN = 30
 settings.register_profile("here", deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")

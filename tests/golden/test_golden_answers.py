@@ -9,7 +9,10 @@ from golden import answer, frozen, leaves
 
 pytestmark = pytest.mark.sweep
 # Each predicts some hundred runs: in `make test-all`, where shorter answers of the same verbs stay in `make test`.
-LONG = ("advise on a laid out run", "fit of LoRA on a small card", "breaks of 8b as sequences grow")
+LONG = (
+    "advise on 8b", "advise on a laid out run", "breaks of 8b as sequences grow", "fit of 8b on one a100",
+    "fit of LoRA on a small card", "layouts of 8b",
+)  # fmt: skip
 CASES = [pytest.param(name, marks=[pytest.mark.agreement] * (name in LONG)) for name in ANSWERS]
 
 

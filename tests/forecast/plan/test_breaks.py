@@ -412,6 +412,7 @@ def test_longer_sequences_keep_the_tokens_of_a_step() -> None:
     assert kept.recipe.global_batch == run.recipe.global_batch
 
 
+@pytest.mark.agreement
 def test_context_ranks_cure_a_sequence_that_does_not_fit() -> None:
     found = tl.breaks(tl.load(SHARDED), along=["sequence"])
     edge = next(each for each in found.along[0].breaks if each.limit == "device memory")

@@ -253,6 +253,7 @@ def test_the_answers_as_plain_data():
     assert row["answers"]["sequence"]["beyond"]["category"] in row["answers"]["sequence"]["beyond"]["by_category"]
 
 
+@pytest.mark.agreement
 def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_the_largest():
     table = {
         "model": {"preset": "llama-3-8b"},
@@ -274,6 +275,7 @@ def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_
     assert last > 3 * first
 
 
+@pytest.mark.agreement
 def test_adapters_end_with_frozen_weights_in_four_bits() -> None:
     found = tl.fit("llama-3-8b", {"cluster.device": "rtx-4090", "recipe.lora.rank": 16, "recipe.seq_len": 2048},
                    of="micro-batch")  # fmt: skip

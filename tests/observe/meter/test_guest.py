@@ -10,6 +10,7 @@ import torch
 from odd_loops import COMPILED, KINDS, STEPS, Unmetered
 
 import trainledger as tl
+from thinned import thinned
 from trainledger.trace.recorder.storages import Storages
 
 pytestmark = pytest.mark.torch
@@ -46,8 +47,7 @@ SILENT = {  # those of which not each step is written, or something is said
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("deep", [None, 3], ids=["steps", "deep"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "deep"), thinned([(name, deep) for name in KINDS for deep in (3, None)], every=3))
 def test_a_metered_loop_has_the_bits_of_one_without(name, deep, tmp_path):
     expected = bits(KINDS[name], lambda model, optimizer: Unmetered())
     found, said, steps = metered(KINDS[name], tmp_path, **({} if deep is None else {"deep": deep}))
