@@ -348,12 +348,11 @@ def test_a_served_model_on_an_unmeasured_machine_has_no_empty_columns(capsys):
     ]
 
 
-def test_adapters_over_several_devices_are_refused_for_what_they_are(capsys):
-    words = ["plan", "llama-3-8b", "--device", "rtx-4090", "--count", "2", "--set", "layout=auto"]
-    code, out, err = call(capsys, *words, "--set", "recipe.lora.rank=8")
-    assert (code, out) == (2, "")
-    assert "recipe.lora" in err
-    assert "recipe.precision" not in err
+def test_adapters_get_a_layout_over_several_devices(capsys):
+    tuned = ["--set", "recipe.lora.rank=8", "--set", "recipe.seq_len=512", "--set", "recipe.global_batch=8"]
+    code, out, _ = call(capsys, "plan", "llama-3.2-1b", "--device", "rtx-4090", "--count", "2", *tuned, "--json")
+    layout = json.loads(out)["run"]["layout"]
+    assert (code, layout["replicate"] * layout["shard"]) == (0, 2)
 
 
 @pytest.mark.parametrize(

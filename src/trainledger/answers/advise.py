@@ -121,7 +121,7 @@ def _remarks(advice: Advice) -> list[str]:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
     if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
         lines.append(_unfit(advice))
-    if advice.run.cluster.count > 1 and advice.run.recipe.lora is None:
+    if advice.run.cluster.count > 1:
         lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
     basis = advice.forecast.basis.get("step_seconds")
@@ -133,11 +133,10 @@ def _unfit(advice: Advice) -> str:
     left = []
     if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
         left.append("changes of what is trained, together (--any-result)")
+    left.append("more devices to shard over (trainledger layouts)")
     if advice.run.recipe.lora is None:
-        left.append("more devices to shard over (trainledger layouts)")
         left.append("adapters in place of all weights (recipe.lora)")
-    ways = f"{', '.join(left)}, or " if left else ""
-    return f"None of these changes makes it fit: it takes {ways}a smaller model (trainledger fit)."
+    return f"None of these changes makes it fit: it takes {', '.join(left)}, or a smaller model (trainledger fit)."
 
 
 def _as_it_is(advice: Advice) -> list[str]:
@@ -155,7 +154,7 @@ def _as_it_is(advice: Advice) -> list[str]:
         parts.append(memory)
     if not parts:
         parts.append("time and memory of this machine are not known")
-    lines = [f"Impossible {impossible(advice.run, forecast)}."] if forecast.impossible else []
+    lines = [f"Impossible {impossible(forecast)}."] if forecast.impossible else []
     lines.append(f"{advice.run.model.name} as planned: {'; '.join(parts)}.")
     if forecast.bottleneck is not None:
         lines.append(sentence(forecast.bottleneck.sentence))

@@ -57,8 +57,7 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
     if found.simplest is None:
         why = why_no_layout(found, fixed, progress=progress)
         fixes = "".join(f" --fix {name}={value}" for name, value in fixed.items())
-        tried = run.recipe.lora is None or run.cluster.count == 1
-        more = f" (trainledger layouts{fixes} --full shows the search)" if tried else ""
+        more = f" (trainledger layouts{fixes} --full shows the search)"
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
     return found.simplest.run
 

@@ -30,7 +30,6 @@ from trainledger.report.table import pasted, sentence
 from trainledger.spec.problem import Problem
 from trainledger.spec.reading import Overrides
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import (
     KILO,
     PETA,
@@ -58,8 +57,7 @@ def why_impossible(plan: Plan) -> Problem | None:
     forecast = plan.forecast
     if forecast.impossible:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
-        near = None if plan.run.recipe.lora is not None else "layout=auto"
-        return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
+        return Problem("layout", None, rule + "; ".join(forecast.impossible), "layout=auto")
     if not (needs := _too_large(forecast)):
         return None
     return Problem("memory", None, f"does not fit: {needs}; trainledger advise ranks changes that need less")
@@ -154,7 +152,7 @@ def verdict(plan: Plan) -> str:
     """Whether the run is possible and fits, and what it takes."""
     forecast = plan.forecast
     if forecast.impossible:
-        return f"Impossible {impossible(plan.run, forecast)}."
+        return f"Impossible {impossible(forecast)}."
     if needs := _too_large(forecast):
         return f"Does NOT fit: {needs}."
     if forecast.fits is None and forecast.step_seconds is None:
@@ -190,7 +188,7 @@ def _heading(plan: Plan) -> list[str]:
 def about(plan: Plan) -> list[str]:
     """What a page of the figures says above them: the run, and whether it is possible and fits."""
     forecast, fits = plan.forecast, _fits(plan)
-    lines = _heading(plan) + ([f"Impossible {impossible(plan.run, forecast)}."] if forecast.impossible else [])
+    lines = _heading(plan) + ([f"Impossible {impossible(forecast)}."] if forecast.impossible else [])
     return lines + ([f"Memory: {fits}."] if fits else [])
 
 
@@ -241,14 +239,11 @@ def _fits(plan: Plan) -> str:
     return f"{fits(forecast.fits, forecast.chance_of_fitting)}: {needs} {device}, of {usable}{room(forecast)}"
 
 
-def impossible(run: Run, forecast: Forecast) -> str:
+def impossible(forecast: Forecast) -> str:
     """Why a run without a layout is not possible as planned, and what to do."""
-    way = "--set layout=auto searches for one that is possible; until then"
-    if run.recipe.lora is not None:
-        way = f"No layout is searched for, as {ONE_DEVICE}:"
     return (
-        f"without a [layout]: {'; '.join(forecast.impossible)}. {way} the whole run has no time and no cost, and what "
-        "follows is for one device"
+        f"without a [layout]: {'; '.join(forecast.impossible)}. --set layout=auto searches for one that is possible; "
+        "until then the whole run has no time and no cost, and what follows is for one device"
     )
 
 

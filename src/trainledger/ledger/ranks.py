@@ -19,6 +19,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import ParameterCount, leaves_of, parameters
 from trainledger.ledger.parallel.context import left_out
+from trainledger.ledger.parallel.fully_sharded import formats
 from trainledger.ledger.parallel.micro_batches import Work, in_flight, rounds_of
 from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, plans_of_stage, rank_plan
 from trainledger.ledger.step import account, follow, follow_places, resident_of
@@ -215,8 +216,8 @@ def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     return StaticMemory(
         resident=resident,
         gradients=sum(_gradients(each) for each in works),
-        gathered=nbytes_in(gathered, precision.arriving) if whole else 0,
-        outside=0 if whole else nbytes_in(outside, precision.arriving),
+        gathered=gathered if whole else 0,
+        outside=0 if whole else outside,
         owned=owned.elements(),
         computed=sum(each.leaves.elements() for each in works),
         experts=sum(leaf.elements * n for group, some in shared if group.axes != rank.group.axes for leaf, n in some),
@@ -235,10 +236,11 @@ def _gradients(work: Work) -> Int:
 
 
 def _gathered(rank: RankPlan, runs: Iterable[tuple[tuple[Leaf, ...], Int]]) -> Int:
-    """Elements of the parameters that several ranks share; experts may be on one rank only."""
+    """Bytes of the parameters that several ranks share, as they are gathered; experts may be on one rank only."""
     return sum(
-        count * sum(leaf.elements * several(rank.group_of(leaf).ranks) for leaf in pattern) for pattern, count in runs
-    )
+        count * several(rank.group_of(leaf).ranks) * nbytes_in(each.elements, sent)
+        for pattern, count in runs for leaf in pattern for each, _, sent in formats(leaf, rank.run.recipe)
+    )  # fmt: skip
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,6 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.compiled_blocks import hooks_of
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.forward import buffers_nbytes
-from trainledger.ledger.ops.linear import frozen_nbytes
 from trainledger.ledger.optimizers.states import (
     adapt_scale,
     main_gradients,
@@ -154,10 +153,9 @@ def _buffers(rank: RankPlan, attention: str) -> Int:
 def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
     """The memory of a rank before a step of so many tokens, by category."""
     recipe, precision = rank.run.recipe, rank.run.recipe.precision
-    base_format = None if recipe.lora is None else recipe.lora.base_format
     resident = [
         ("parameters", sum(each.parameters_nbytes for each in works)),
-        ("frozen weights", frozen_nbytes(owned, base_format, precision.parameters)),
+        ("frozen weights", sum(each.frozen_nbytes for each in works)),
         ("gradients", sum(each.buffers_nbytes for each in works)),
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
         ("batch", batch_nbytes(rank) if recipe.of_megatron else 16 * tokens),

@@ -185,10 +185,6 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv
 MLP = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ("linear", "attention", "mlp", *ATTENTION, *MLP)  # what people name: all, a half, or one
 BASE_FORMATS = ("bf16", "int8", "nf4")
-ONE_DEVICE = (
-    "adapters (recipe.lora) are accounted for on one device only; of your own program `trainledger trace --world-size` "
-    "accounts for a rank"
-)
 BLOCKS_OF = {"int8": "int8", "nf4": "nf4-double"}  # their names among the block formats of `dtypes`
 
 

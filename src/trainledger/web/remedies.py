@@ -40,7 +40,7 @@ def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:
     """What needs less memory in a layout whose axes are given: each change alone, all together, and another layout."""
     if not too_large(forecast) and likely(forecast):
         return ()
-    ranks = 0 if run.recipe.lora else _enough(forecast, run.layout.shard)
+    ranks = _enough(forecast, run.layout.shard)
     spread = {} if not ranks else {f"Shard over {ranks:,} ranks (FSDP)": {"layout.shard": str(ranks)}}
     found = [*_together(dict(_savings(run)) | spread)]
     if run.layout.alone and run.recipe.lora is None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainledger.engine.nn.init import initialize
-from trainledger.engine.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, draw, merge
+from trainledger.engine.nn.init import draw, initialize
+from trainledger.engine.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, merge
 from trainledger.engine.nn.loss import next_token_loss
 from trainledger.engine.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec

@@ -23,13 +23,13 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.answers.load import load
-from trainledger.engine.nn.float8 import use_float8
-from trainledger.engine.nn.transformer import Transformer, build
+from trainledger.engine.nn.init import draw
+from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.parallel.context import spread_tokens
 from trainledger.engine.train.parallel.data_parallel import ShardedUpdate
 from trainledger.engine.train.parallel.mesh import data_rank, mesh_of
 from trainledger.engine.train.parallel.model_on_rank import RanksTogether, optimizer_on_rank
-from trainledger.engine.train.precision import stepped
+from trainledger.engine.train.precision import build_model, stepped
 from trainledger.engine.train.step import optimizer_step
 from trainledger.spec.run import Run
 
@@ -136,9 +136,8 @@ class Witness(TorchDispatchMode):
 
 def model_of(run: Run) -> Transformer:
     """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make."""
-    model, float8 = build(run.model, run.recipe), run.recipe.precision.float8
-    if float8 is not None:
-        use_float8(model, float8)
+    model = build_model(run.model, run.recipe, sharded=True)
+    draw(model, seed=0)
     return model
 
 
@@ -180,8 +179,8 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
         "peak": min(peaks[-2:]),
         "collectives": sorted([*key, times] for key, times in witness.collectives.items()),
         "parameters": storage_nbytes([local(each) for each in model.parameters()]),
-        "elements": sum(local(each).numel() for each in model.parameters()),
-        "gradients": sum(nbytes(local(each.grad)) for each in stepped(model, optimizer)),
+        "elements": sum(local(each).numel() for each in model.parameters() if each.requires_grad),
+        "gradients": sum(nbytes(local(each.grad)) for each in stepped(model, optimizer) if each.grad is not None),
         "optimizer state": sum(nbytes(local(v)) for state in optimizer.state.values() for v in state.values()),
     }
 

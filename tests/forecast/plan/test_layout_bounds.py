@@ -88,6 +88,9 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
         {"tensor": 8, "pipeline": 128, "context": 1, "micro_batch": 16, "schedule": "zero-bubble",
          "activation_checkpointing": "segments"}, 2,
     ),
+    "adapters beside weights in several formats": (
+        "gpt2", 8, {"seq_len": 512, "precision": "bf16-mixed", "lora.rank": 64, "lora.base_format": "int8"}, {}, {}, 12,
+    ),
     "segments": (
         "mistral-7b", 32, {"seq_len": 512, "activation_checkpointing": "segments"}, {},
         {"pipeline": 16, "zero": 3, "context": 1, "activation_checkpointing": "segments"}, 6,

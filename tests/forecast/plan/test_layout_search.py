@@ -109,6 +109,7 @@ def candidates(blocks: Blocks) -> Iterator[Run]:
         (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_mtp_layers": 1}, {}),
         (4, SMALL, {"precision": "fp8-rowwise", "precision.weight_caching": True}),
         (4, SMALL, {"precision": "fp8-rowwise-sharded"}),
+        (4, SMALL, {"lora.rank": 2, "lora.base_format": "nf4", "precision": "bf16-mixed"}),
         (4, SMALL, {"activation_checkpointing": "segments"}), (8, {**SMALL, "n_layers": 3}, {"global_batch": 2}),
     ],
 )  # fmt: skip
@@ -173,6 +174,8 @@ KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
                                                                                "activation_checkpointing": "none"}),
     ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 64, "precision": "fp8-tensorwise",
                         "precision.weight_caching": True}, {"context": 1, "micro_batch": 1}),
+    ("llama-3-8b", 8, {"seq_len": 1024, "global_batch": 64, "precision": "bf16", "lora.rank": 16,
+                       "lora.base_format": "nf4"}, {}),
 ]  # fmt: skip
 
 

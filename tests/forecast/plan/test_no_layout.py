@@ -19,7 +19,6 @@ from trainledger.forecast.plan.layouts.search import NOT_ACCOUNTED, SLOWER
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ONE_DEVICE
 
 pytestmark = pytest.mark.sweep
 
@@ -97,16 +96,6 @@ def test_a_fixed_value_that_is_in_the_way_is_named_with_the_nearest_to_it(
     section = "recipe" if name == "micro_batch" else "layout"
     found = why(run, fixed)
     assert f"{section}.{name}={others[0]}" in str(found.nearest) if others else name not in str(found.nearest)
-
-
-def test_adapters_have_no_account_over_several_devices_and_nothing_is_named_in_its_place() -> None:
-    run = run_for(4, SMALL, precision="bf16-mixed", **{"lora.rank": 4})
-    rule = f"found no layout that fits 4 x h100-sxm: {ONE_DEVICE}"
-    for fixed in ({}, {"tensor": 2}):
-        assert str(why(run, fixed)) == f"layout: {rule}"
-    with pytest.raises(InvalidInput) as answer:
-        tl.load(run, {"layout": "auto"})
-    assert str(answer.value) == f"layout = 'auto': {rule}"
 
 
 def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from trainledger.forecast.predict.forecast import nanoseconds
 from trainledger.report.terminal import text
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
-from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import format_nbytes
 
 pytestmark = pytest.mark.sweep
@@ -197,21 +196,3 @@ def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
     assert "B is impossible without a [layout]: 60 sequences a step cannot be divided evenly among 8 devices" in said
     assert "its step and its tokens/s are of one device alone" in said
     assert "The whole run" not in said
-
-
-def test_adapters_are_sent_to_no_layout() -> None:
-    """Their account is of one device, so that nothing that searches for layouts could find one."""
-    recipe = {"global_batch": 8, "precision": "bf16", "lora.rank": 8}
-    large, small = run_of("llama-3-70b", 8, **recipe), run_of("gpt2", 8, **recipe)
-    few = run_of("llama-3-70b", 8, **{**recipe, "global_batch": 4})
-    why = ONE_DEVICE
-    assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
-    assert not any("without loss" in each for each in tl.predict(large).notes)
-    answers = [*(plan(each) for each in (large, small, few)), tl.advise(large, together=0)]
-    answers += [tl.breaks(each, along=["depth"], reach=2) for each in (large, few)]
-    texts = [text(each.document(), full=True) for each in answers]
-    for words in (" ".join(each.split()) for each in texts):
-        assert "layout=auto" not in words
-        assert "trainledger layouts" not in words
-    assert all(why in " ".join(each.split()) for each in (*texts[:4], texts[-1]))
-    assert f"has 84.98 GB. No layout is searched for, as {why}" in " ".join(texts[0].split())

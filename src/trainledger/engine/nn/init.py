@@ -31,6 +31,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
+from trainledger.engine.nn.lora import AdaptedLinear
 from trainledger.spec.initialization import TRUNCATION, start_of
 from trainledger.spec.model import ModelSpec
 
@@ -54,15 +55,41 @@ def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_fa
     """
     spec: ModelSpec = model.spec  # type: ignore[assignment]
     norms = {id(each.weight) for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)}
+    adapted = adapted_layers(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and not name.endswith("bias"):
+            module, _, part = name.rpartition(".")
+            layer = adapted.get(module)
+            if layer is not None and part not in ("weight", "bias"):
+                continue  # adapters are drawn apart; scales are those of the weight
+            shape = tuple(parameter.shape if layer is None or part == "bias" else layer.shape)
+            if len(shape) > 1 and not name.endswith("bias"):
                 of_name = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(of_name, "big") >> 1)
-                _, wide = start_of(name, parameter.shape[-1], spec, width_factor)
-                put(parameter, normal(tuple(parameter.shape), wide, generator))
+                _, wide = start_of(name, shape[-1], spec, width_factor)
+                values = normal(shape, wide, generator)
+                if layer is None:
+                    put(parameter, values)
+                else:
+                    layer.store(values, put)
             else:
                 parameter.fill_(float(id(parameter) in norms))
+
+
+def draw(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
+    """Give every ``lora_a`` deviation 1 / sqrt(I), so that unit input gives unit output, and every ``lora_b`` zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in adapted_layers(model).values():
+            if layer.lora_a is not None and layer.lora_b is not None:
+                shape = tuple(layer.lora_a.shape)
+                put(layer.lora_a, normal(shape, 1 / math.sqrt(shape[1]), generator))
+                layer.lora_b.zero_()
+
+
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """The frozen linear layers of a model by name."""
+    return {name: each for name, each in model.named_modules() if isinstance(each, AdaptedLinear)}
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:

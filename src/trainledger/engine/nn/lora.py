@@ -11,14 +11,13 @@ Shapes: I input width, O output width, R rank; E elements of a weight in a row, 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainledger.engine.nn.init import fill
 from trainledger.engine.nn.norm import compute_dtype
 from trainledger.spec.savings import Lora, is_linear, is_target
 
@@ -62,7 +61,7 @@ def codes_of(weight: Tensor, base_format: str | None) -> tuple[Tensor, ...]:
     scales = (groups / above[:, None]).to(torch.float8_e4m3fn)
     used_C = (scales.float() * above[:, None]).flatten()[: len(largest_C)]
     scaled = values_CE / used_C.clamp(min=1e-30)[:, None]
-    levels = torch.tensor(NF4)
+    levels = torch.tensor(NF4, device=weight.device)
     between = (levels[1:] + levels[:-1]) / 2
     codes = torch.bucketize(scaled.contiguous(), between).to(torch.uint8).flatten()[: weight.numel()]
     pairs = F.pad(codes, (0, len(codes) % 2)).view(-1, 2)
@@ -99,7 +98,7 @@ class AdaptedLinear(nn.Module):
 
     def __init__(self, frozen: nn.Linear, lora: Lora, *, adapted: bool) -> None:
         super().__init__()
-        self.shape = frozen.weight.shape
+        self.shape, self.dtype = frozen.weight.shape, frozen.weight.dtype
         self.base_format = lora.base_format
         self.weight = nn.Parameter(frozen.weight.detach(), requires_grad=False)
         self.scales: nn.Parameter | None = None
@@ -144,6 +143,14 @@ class AdaptedLinear(nn.Module):
         weight: Tensor = dequantize(stored, self.base_format, d_out, d_in, dtype)
         return weight
 
+    def store(self, whole: Tensor, put: Callable[[nn.Parameter, Tensor], object]) -> None:
+        """Write a weight [O, I] as it is stored; ``put`` writes a tensor into a parameter."""
+        whole = whole.to(self.dtype)
+        codes = (whole,) if self.base_format is None else codes_of(whole, self.base_format)
+        for parameter, values in zip((self.weight, self.scales, self.scales_of_scales), codes, strict=False):
+            assert parameter is not None
+            put(parameter, values)
+
     def merged(self) -> Tensor:
         """The weight [O, I] that does alone what weight and adapter do together, in fp32."""
         with torch.no_grad():
@@ -169,7 +176,7 @@ class _Frozen(torch.autograd.Function):
 def adapt(model: nn.Module, lora: Lora | None) -> None:
     """Freeze a model in place and add adapters to the linear layers that LoRA targets; nothing without it.
 
-    ``lora_b`` is zero, so that the model computes what it did; ``lora_a`` is not yet drawn (`draw`).
+    ``lora_b`` is zero, so that the model computes what it did; ``lora_a`` is not yet drawn (`init.draw`).
     """
     if lora is None:
         return
@@ -180,17 +187,6 @@ def adapt(model: nn.Module, lora: Lora | None) -> None:
             name = path.rpartition(".")[2]
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, name, AdaptedLinear(module, lora, adapted=is_target(f"{path}.weight", lora.targets)))
-
-
-def draw(model: nn.Module, *, seed: int) -> None:
-    """Give every ``lora_a`` deviation 1 / sqrt(I), so that unit input gives unit output, and every ``lora_b`` zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, each in model.named_parameters():
-            if name.endswith(".lora_a"):
-                fill(each, 1 / math.sqrt(each.shape[1]), generator)
-            elif name.endswith(".lora_b"):
-                each.zero_()
 
 
 def merge(model: nn.Module) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.engine.data.loader import open_loader
-from trainledger.engine.nn.init import initialize
-from trainledger.engine.nn.lora import adapt, draw
+from trainledger.engine.nn.init import draw, initialize
+from trainledger.engine.nn.lora import adapt
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.remarks import unheard
 from trainledger.engine.train import run_directory
@@ -233,9 +233,12 @@ def _model(
 ) -> tuple[Transformer, Together, dict[str, str] | None]:
     """The model as this rank holds it, how its ranks take a step together, and the weights that it begins with."""
     seed = derive(run.recipe.seed, "init")
-    if mesh is not None:
-        return *model_on_rank(run, mesh, ranks.device, seed=seed if fresh else None), None
     initial_weights = None
+    if mesh is not None:
+        model, together = model_on_rank(run, mesh, ranks.device, seed=seed if fresh else None)
+        if fresh and run.recipe.initial_weights is not None:
+            initial_weights = ranks.together(lambda: start_from(run, model, say))[0]
+        return model, together, initial_weights
     with ranks.device:
         model = build_model(run.model, run.recipe, adapted=False)
     if fresh and run.recipe.initial_weights is None:

@@ -4,16 +4,16 @@ directory; to sample from, to export, or to start a run from."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
+from trainledger.engine.nn.init import adapted_layers
 from trainledger.engine.nn.lora import merge
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
@@ -33,6 +33,7 @@ from trainledger.engine.nn.weights import (
 )
 from trainledger.engine.train.checkpoint_contents import unlike
 from trainledger.engine.train.optimizer import AVERAGE
+from trainledger.engine.train.parallel.mesh import put
 from trainledger.engine.train.precision import TORCH, build_model, hold_in
 from trainledger.engine.train.quantized import (
     SOURCE_RUN,
@@ -136,9 +137,14 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
         say(f"{file}: weights alone; optimizer state is new, data from the first batch (--resume continues a run)")
     for each in _other_settings(spec, run.model):
         say(f"{file}: {each}")
+    adapted = adapted_layers(model)
     with torch.no_grad():
         for name, tensor in held(model).items():
-            tensor.copy_(stored[name].read())
+            module, _, part = name.rpartition(".")
+            if module not in adapted or part == "bias":
+                put(tensor, stored[name].read())
+            elif part == "weight":
+                adapted[module].store(stored[name].read(), put)
     return {"file": str(file.resolve()), "sha256": sha256(file)}
 
 
@@ -253,7 +259,7 @@ def _of_run(run_dir: Path, checkpoint: Path, *, averaged: bool) -> Trained:
     run, files = read(run_dir / RUN_FILE), model_files(checkpoint)
     averages = _averages(checkpoint) if averaged else {}
     if run.recipe.lora is not None:
-        model = with_adapters_merged(run.model, run.recipe, files[0], averages)
+        model = with_adapters_merged(run.model, run.recipe, files, averages)
     else:
         model = read_weights(run.model, *files)
         _take(averages, held(model))
@@ -286,7 +292,7 @@ def _take(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
 
 
 def with_adapters_merged(
-    spec: ModelSpec, recipe: Recipe, file: Path, averages: Mapping[str, Tensor] | None = None
+    spec: ModelSpec, recipe: Recipe, files: Sequence[Path], averages: Mapping[str, Tensor] | None = None
 ) -> Transformer:
     """The model of a run with adapters, in fp32 and without them: what they add is in the weights.
 
@@ -295,9 +301,9 @@ def with_adapters_merged(
     model = build_model(spec, replace(recipe, documents=None))  # each document is read by itself
     own = dict(model.named_parameters())
     with torch.no_grad():
-        for name, value in load_file(file).items():
+        for name, value in stored_in(files).items():
             if name in own:
-                own[name].copy_(value)
+                own[name].copy_(value.read())
     _take(averages or {}, own)
     merge(model)
     hold_in(model, torch.float32)

@@ -31,7 +31,6 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import found_layout, layout_overrides, overrides
-from trainledger.spec.savings import ONE_DEVICE
 
 REACH = 64
 MOST = 3
@@ -161,7 +160,7 @@ def breaks(
     return Breaks(
         run=run,
         along=tuple(along),
-        already=tuple(broken if few is None else [_not_spread(run, few), *broken]),
+        already=tuple(broken if few is None else [_not_spread(few), *broken]),
         warnings=tuple(each for each in passed if each.warns),
         unknown=tuple(each.name for each in LIMITS if planned[each.name] is None),
     )
@@ -341,8 +340,6 @@ def _of_limit(limit: Limit, reading: Reading, why: str, remedy: str) -> Break:
     )  # fmt: skip
 
 
-def _not_spread(run: Run, why: str) -> Break:
+def _not_spread(why: str) -> Break:
     """What is broken already where devices without a layout cannot share a step."""
-    alone = run.recipe.lora is not None
-    remedy = f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout"
-    return Break(why=why, remedy=remedy)
+    return Break(why=why, remedy="--set layout=auto looks for a layout")

@@ -258,8 +258,8 @@ _ADAPTERS = Change("adapters alone trained", (("recipe.lora.rank", 16), ("recipe
 
 
 def adapter_recipes(recipe: Recipe) -> tuple[Recipe, ...]:
-    """A recipe of one device with adapters in place of all weights, and then with frozen weights in 4 bits."""
-    if recipe.run.recipe.lora is not None or recipe.run.layout.devices > 1:
+    """A recipe with adapters in place of all weights, and then with frozen weights in 4 bits."""
+    if recipe.run.recipe.lora is not None:
         return ()
     return tuple(more for adapters in _further(recipe, _ADAPTERS) for more in (adapters, *_further(adapters, _NF4)))
 

@@ -144,7 +144,6 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
 
 
 _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
-_SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
 _ASYNC = "recipe.checkpoints.asynchronous=true or "
 _DALY = ", or checkpoints at Daly's interval (recipe.checkpoints.every=none)"
 _STEP = "the predicted step, and the acceptable share that was set"
@@ -154,7 +153,7 @@ LIMITS = (
         unit="nbytes",
         what="memory of the peak rank, compared with usable memory",
         remedy="`trainledger advise` ranks what saves memory: activation checkpointing, a smaller "
-        f"micro-batch{_SPREAD}",
+        "micro-batch, more sharding; --set layout=auto finds a layout that fits, if there is one",
         source="ledger at its peak, overheads of the catalog",
         needs_forecast=True,
         read=_memory,
@@ -265,7 +264,6 @@ def remedy(limit: Limit, run: Run) -> str:
     """What to do where a limit is passed, without what the run does already or has no account of."""
     recipe, words = run.recipe, limit.remedy
     for each, useless in (
-        (_SPREAD, recipe.lora is not None),
         (_ASYNC, recipe.checkpoints.asynchronous),
         (_DALY, recipe.checkpoints.every is None),
     ):

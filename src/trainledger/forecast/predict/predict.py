@@ -21,7 +21,7 @@ from trainledger.forecast.predict.forecast import (
 )
 from trainledger.forecast.predict.interval import of_forecast
 from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, matmul_dtype, mfu, peak_rate
-from trainledger.forecast.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
+from trainledger.forecast.predict.run import SHARED, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.model.parameters import parameters
@@ -29,7 +29,6 @@ from trainledger.ledger.ranks import RunAccount, account_run
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
 
 COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
@@ -102,9 +101,9 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
         who = ALONE if unspread else "a device"
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, account.peak.by_category, who=who)
         if unspread:
-            way = "a [layout] spreads it (--set layout=auto looks for one)"
-            way = way if run.recipe.lora is None else ONE_DEVICE
-            limit = replace(limit, sentence=f"{limit.sentence}; {way}")
+            limit = replace(
+                limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto looks for one)"
+            )
         facts["bottleneck"] = limit
     if isinstance(machine, Device) and machine.errors is not None:
         facts |= of_forecast(run, facts, memory, machine.errors)
@@ -151,7 +150,7 @@ def _alone(run: Run, found: Forecast) -> Forecast:
     """The forecast of a step on the one device that does all of it."""
     short = of_one_step(run, found)
     rate = None if found.step_seconds is None else run.recipe.tokens_per_step / found.step_seconds
-    notes = tuple(each for each in short.notes if not each.endswith((SHARED, UNSPREAD, NEVER)))
+    notes = tuple(each for each in short.notes if not each.endswith((SHARED, NEVER)))
     return replace(short, tokens_per_second=rate, run_step_seconds=None, run_tokens_per_second=None, notes=notes)
 
 

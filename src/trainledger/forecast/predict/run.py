@@ -15,7 +15,6 @@ from trainledger.spec.device import Device, Published
 from trainledger.spec.dtypes import TOKEN_NBYTES, token_dtype
 from trainledger.spec.frozen import frozen
 from trainledger.spec.run import Run
-from trainledger.spec.savings import ONE_DEVICE
 from trainledger.spec.units import SECONDS_PER_HOUR, counted, format_nbytes, format_seconds
 
 LONGEST = 2.0**100  # seconds; what takes longer counts as never ending
@@ -153,7 +152,6 @@ def _said(name: str, value: float) -> str:
 
 
 SHARED = "the run has no [layout]; --set layout=auto looks for one"
-UNSPREAD = f"the run has no [layout], and {ONE_DEVICE}"
 
 
 @frozen
@@ -327,8 +325,7 @@ def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: f
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
-        why = SHARED if recipe.lora is None else UNSPREAD
-        yield f"assuming that {count:,} devices share the work without loss: {why}"
+        yield f"assuming that {count:,} devices share the work without loss: {SHARED}"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
                 f"micro_batch is not given: assuming that each device holds all {recipe.global_batch:,} sequences at "

@@ -5,7 +5,7 @@ Sizes: N rows of tokens, I inputs, O outputs, R rank of an adapter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from operator import mul
 
@@ -236,7 +236,8 @@ def blocks(size: Int) -> Int:
 # has no gradient and its matmul none of its own, about 4 N FLOPs per token instead of 6 N.
 
 
-CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a weight's codes are held in
+# The format that a weight's codes are held in, and 8-bit scales.
+CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8", "fp8": "e4m3"}
 
 
 def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
@@ -316,16 +317,33 @@ def base_nbytes(elements: Int, base_format: str) -> Int:
     return BLOCK_FORMATS[BLOCKS_OF[base_format]].nbytes_for(elements)
 
 
+def stored(leaf: Leaf, base_format: str | None, dtype: str) -> Iterator[tuple[Leaf, str]]:
+    """The tensors that a parameter is stored in, with their formats: itself, or codes and scales in rows.
+
+    >>> leaf = Leaf("mlp.up_proj.weight", (64, 65), trained=False)
+    >>> leaf.linear = linear
+    >>> [(each.shape, dtype) for each, dtype in stored(leaf, "nf4", "bf16")]
+    [((2080,), 'uint8'), ((65,), 'e4m3'), ((1,), 'fp32')]
+    """
+    if leaf.trained or leaf.linear is None or base_format in (None, "bf16"):
+        yield leaf, dtype if leaf.trained or leaf.linear is None else base_format or dtype
+        return
+    assert base_format is not None
+    form = BLOCK_FORMATS[BLOCKS_OF[base_format]]
+    scales = ceil_div(leaf.elements, form.block)
+    rows = [(ceil_div(leaf.elements * form.bits, 8), CODES[base_format]), (scales, CODES.get(form.scale, form.scale))]
+    if form.scale_block is not None:
+        rows.append((ceil_div(scales, form.scale_block), "fp32"))
+    for elements, format in rows:
+        yield Leaf(leaf.path, (elements,), trained=False), format
+
+
 def frozen_nbytes(leaves: ModelLeaves, base_format: str | None, dtype: str) -> Int:
     """Bytes of all frozen parameters: linear layers in ``base_format`` where it is given, the rest in ``dtype``."""
 
-    def nbytes(pattern: Iterable[Leaf]) -> Int:
-        return sum(
-            base_nbytes(each.elements, base_format)
-            if base_format is not None and each.linear is not None
-            else nbytes_in(each.elements, dtype)
-            for each in pattern
-            if not each.trained
-        )
+    def nbytes(leaf: Leaf) -> Int:
+        return sum(nbytes_in(each.elements, format) for each, format in stored(leaf, base_format, dtype))
 
-    return sum(count * nbytes(pattern) for pattern, count in leaves.in_order())
+    return sum(
+        count * sum(nbytes(leaf) for leaf in pattern if not leaf.trained) for pattern, count in leaves.in_order()
+    )

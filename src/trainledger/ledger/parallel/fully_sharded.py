@@ -8,25 +8,51 @@ reduced block by block all the same (DeepSpeed and Megatron-LM reduce buckets, w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trainledger.ledger.core.graph import Array, BlockLeaves, Leaf, ModelLeaves, component_of
 from trainledger.ledger.core.recording import Hook
 from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
+from trainledger.ledger.ops.linear import stored
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.parallel.reduction import sum_over_tensor
+from trainledger.spec.dtypes import nbytes_in
+from trainledger.spec.recipe import Recipe
+
+
+def formats(leaf: Leaf, recipe: Recipe) -> Iterator[tuple[Leaf, str, str]]:
+    """The tensors that a parameter is stored in, each with the format of it and that in which FSDP2 gathers it."""
+    precision, base_format = recipe.precision, None if recipe.lora is None else recipe.lora.base_format
+    for each, dtype in stored(leaf, base_format, precision.parameters):
+        yield each, dtype, precision.arriving if precision.copies == "gathered" else dtype
 
 
 class Part:
-    """The parameters of a unit that go over the same ranks; ``own`` are the elements of this rank's padded pieces."""
+    """The parameters of a unit that go over the same ranks; ``own`` are the trained elements of this rank's padded
+    pieces, ``sent`` is what it sends of all pieces, of which ``narrowed`` bytes are copies in another format.
+    """
 
     def __init__(self, rank: RankPlan, group: Group, leaves: Sequence[Leaf]) -> None:
         self.group = group
         self.leaves = tuple(leaves)
-        self.own: Int = sum(rank.piece(each) for each in leaves)
+        self.own: Int = sum(rank.piece(each) for each in leaves if each.trained)
         self.gradient: Array | None = None
+        self.frozen_nbytes: Int = 0
+        self.narrowed: Int = 0
+        pieces: list[Array] = []
+        for leaf in leaves:
+            for each, dtype, sent in formats(leaf, rank.run.recipe):
+                own = rank.piece(each)
+                self.frozen_nbytes += 0 if leaf.trained else nbytes_in(own, dtype)
+                pieces.append(Array(own, sent, None))
+                self.narrowed += pieces[-1].nbytes if sent != dtype else 0
+        # FSDP2 gathers parameters of several formats as bytes (torch 2.13, ``_get_all_gather_input_metadatas``).
+        dtypes = {each.dtype for each in pieces}
+        alike = len(dtypes) == 1
+        sizes = (each.elements if alike else each.nbytes for each in pieces)
+        self.sent = Array(sum(sizes), dtypes.pop() if alike else "uint8", None)
 
     @property
     def padded(self) -> Int:
@@ -93,24 +119,20 @@ class FullySharded(Hook):
                 self.tape.collective(
                     "all_gather",
                     each.group,
-                    Array(each.padded, self.dtype, None).nbytes,
-                    reads=[Array(each.own, self.dtype, None)],
+                    each.sent.nbytes * each.group.ranks,
+                    reads=[each.sent],
                     overlap="compute",
                     category=COMMUNICATION,
-                    makes=[(each.padded * several(each.group.ranks), self.dtype)],
-                    scratch=self._narrowed(each),
+                    makes=[(each.sent.elements * each.group.ranks * several(each.group.ranks), each.sent.dtype)],
+                    scratch=each.narrowed,
                 )[0]
                 for each in unit.gathered
             ]
 
-    def _narrowed(self, part: Part) -> Int:
-        """Bytes of this rank's piece in the format that is gathered, where it is stored in another."""
-        return 0 if self.dtype == self.tape.precision.parameters else Array(part.own, self.dtype, None).nbytes
-
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
         with self.tape.at(unit.path):
             for each, buffer in zip(unit.gathered, flat, strict=True):
-                elements = each.padded * several(each.group.ranks)
+                elements = each.sent.elements * each.group.ranks * several(each.group.ranks)
                 # Out of the flat buffer into one of the unsharded parameters (fsdp::split_with_sizes_copy).
                 copied = self.tape.make(
                     "split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION
@@ -118,12 +140,17 @@ class FullySharded(Hook):
                 unit.full.append(copied)
                 del copied
 
-    def own_elements(self) -> Int:
-        """Elements of this rank's pieces, padding included."""
-        total: Int = 0 if self.root is None else sum(each.own for each in self.root.parts)
+    def total(self, amount: Callable[[Part], Int]) -> Int:
+        """An amount of each unit's parts, added up."""
+        total: Int = 0 if self.root is None else sum(amount(each) for each in self.root.parts)
         for segment in self.leaves.segments:
-            total += segment.count * sum(part.own for each in segment.blocks for part in self.units[id(each)].parts)
-        return total + sum(leaf.elements * count for leaf, count in self.whole)
+            parts = (part for each in segment.blocks for part in self.units[id(each)].parts)
+            total += segment.count * sum(amount(part) for part in parts)
+        return total
+
+    def own_elements(self) -> Int:
+        """Trained elements of this rank's pieces, padding included."""
+        return self.total(lambda part: part.own) + sum(leaf.elements * count for leaf, count in self.whole)
 
     def drop_gradients(self) -> None:
         """Free all gradients."""
@@ -256,12 +283,15 @@ class FullySharded(Hook):
         if self.once:
             return
         with self.tape.during("backward"):
+            if self.root is not None:
+                self._after_backward(self.root)
             self._everywhere(self._finish)
         self.reduced = []
 
     def _finish(self, unit: Unit) -> None:
-        """Reductions that no input gradient starts: of the root, and of blocks before which nothing is trained."""
-        if unit is self.root or any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
+        """Reductions that no input gradient starts, of blocks before which nothing is trained; the root's come first
+        (torch 2.13, ``_root_post_backward_final_callback``)."""
+        if any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
             self._after_backward(unit)
 
     # The graph

@@ -14,7 +14,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import COMMUNICATION, Group, Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.linear import cast_weights, copies_nbytes
+from trainledger.ledger.ops.linear import cast_weights, copies_nbytes, frozen_nbytes
 from trainledger.ledger.optimizers.states import empty_buffers, set_formats
 from trainledger.ledger.parallel.expert import finish_gradients
 from trainledger.ledger.parallel.fully_sharded import FullySharded
@@ -117,6 +117,16 @@ class Work:
             groups = self.rank.by_group(self.leaves)
             return nbytes_in(sum(self.rank.pieces(some) * group.ranks for group, some in groups), dtype)
         return nbytes_in(self.leaves.elements(), dtype)
+
+    @property
+    def frozen_nbytes(self) -> Int:
+        """Bytes of the weights that are not trained: pieces of them where they are gathered, else whole."""
+        recipe = self.rank.run.recipe
+        if recipe.lora is None:
+            return 0
+        if self.sharded is not None and self.rank.gathers:
+            return self.sharded.total(lambda part: part.frozen_nbytes)
+        return frozen_nbytes(self.leaves, recipe.lora.base_format, recipe.precision.parameters)
 
     @property
     def copies_nbytes(self) -> Int:

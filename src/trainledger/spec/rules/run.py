@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from trainledger.spec.layout import AXES
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import STEPS_OF_OWN_SIZE
 from trainledger.spec.precision import TILE
@@ -140,9 +139,17 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if spec.n_mtp_layers:
         rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
         yield Problem("recipe.lora.rank", lora.rank, rule)
-    if any(getattr(run.layout, axis) != 1 for axis in AXES):
-        rule = "is accounted for on one device only: leave [layout] out, or train all weights with recipe.lora = none"
-        yield Problem("recipe.lora.rank", lora.rank, rule)
+    layout, precision = run.layout, run.recipe.precision
+    for axis in ("tensor", "context", "pipeline"):
+        if getattr(layout, axis) != 1:
+            rule = "is not accounted for with adapters (recipe.lora), which layout.replicate and layout.shard spread"
+            yield Problem(f"layout.{axis}", getattr(layout, axis), rule, 1)
+    coded = lora.base_format in ("int8", "nf4")
+    if precision.copies == "gathered" and (coded or not (layout.auto or (layout.shard > 1 and layout.zero == 3))):
+        rule = "is not accounted for with frozen weights, but gathered by FSDP (layout.shard above 1, zero = 3)"
+        if coded:
+            rule = f"would gather the scales of {lora.base_format} weights in another format"
+        yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
 
 
 def _linear_layers(spec: ModelSpec) -> list[str]:
@@ -239,7 +246,7 @@ def _adapter_recipe(recipe: Recipe) -> Iterator[Problem]:
             rule = f"must be of {', '.join(TARGETS)}"
             yield Problem("recipe.lora.targets", target, rule, nearest_text(target, TARGETS))
     precision = recipe.precision
-    if precision.copies == "gathered" or precision.float8 is not None or precision.loss_scaling or precision.master:
+    if precision.float8 is not None or precision.loss_scaling or precision.master:
         rule = "is not accounted for with frozen weights"
         yield Problem("recipe.precision", precision.kind, rule, "bf16-mixed" if precision.low else "fp32")
     if recipe.compile:

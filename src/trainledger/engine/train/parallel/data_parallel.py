@@ -92,7 +92,11 @@ _BUFFERS: dict[str, Any] = {_NEW if _NEW in _DDP else _OLD: False}
 # The process group must end after DDP does: rank 1 once ended it while DDP still held it, gloo's thread waited for
 # Python's lock, and the test hung for 500 s (torch 2.13).
 def replicate(model: nn.Module, mesh: DeviceMesh) -> nn.parallel.DistributedDataParallel:
-    """The model wrapped in DDP over the mesh's replicas."""
+    """The model wrapped in DDP over the mesh's replicas; frozen weights, which are the same on all, are not sent."""
+    # gloo sends no 8-bit floats, which scales of frozen weights are (torch 2.13).
+    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+    ignore: Any = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, frozen)
     return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("replicate"), **_BUFFERS)
 
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from trainledger.engine.nn.init import initialize
+from trainledger.engine.nn.init import draw, initialize
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.train.optimizer import build_optimizer
 from trainledger.engine.train.parallel.context import own_part, spread_tokens
@@ -31,7 +31,7 @@ from trainledger.engine.train.parallel.mesh import expert_mesh, local, put
 from trainledger.engine.train.parallel.pipeline import Pipeline, Stage, stages_of
 from trainledger.engine.train.parallel.tensor import finish_gradients, refuse_to_split, split
 from trainledger.engine.train.precision import build_model
-from trainledger.engine.train.step import Batch, Clock
+from trainledger.engine.train.step import Batch, Clock, derive
 from trainledger.spec.layout import Layout
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
@@ -218,6 +218,7 @@ def model_on_rank(
         _give_memory(part, device)
     if seed is not None:
         initialize(model, seed=seed, put=put, width_factor=run.width_factor)
+        draw(model, seed=derive(run.recipe.seed, "adapters"), put=put)
     if stages := [each for each in parts if isinstance(each, Stage)]:
         return model, RanksTogether(run.layout, mesh, pipeline=Pipeline(run, stages, mesh, device))
     replicas = update = None

@@ -26,7 +26,6 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
-from trainledger.spec.savings import ONE_DEVICE
 
 _RECIPE = ("micro_batch", "activation_checkpointing")
 _MOST_DEVICES = 10**7
@@ -57,12 +56,9 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
 
     Where the rules allow layouts it is memory: then more devices are tried, from ``least_devices``.
-    Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch. With adapters
-    there is no account over several devices, and nothing to name.
+    Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch.
     """
     run, devices = found.run, found.devices
-    if run.recipe.lora is not None and devices > 1:
-        return Diagnosis(ONE_DEVICE, ())
     if found.allowed:
         return Diagnosis(_memory(found), tuple(_more(devices, fits, least_devices)))
     named = [name for name in fixed if name not in SENDING]
