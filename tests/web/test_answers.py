@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from math import isclose
 
 import pytest
 
@@ -29,6 +31,23 @@ def test_the_default_query_and_each_preset_are_answered_with_formulas_and_tables
             assert each["svg"].startswith("<svg")
             assert "<table" in each["table"]
         json.dumps(seen, allow_nan=False)
+
+
+def numbers(data: object) -> Iterator[float]:
+    if isinstance(data, dict | list):
+        for each in data.values() if isinstance(data, dict) else data:
+            yield from numbers(each)
+    elif isinstance(data, int | float) and not isinstance(data, bool):
+        yield float(data)
+
+
+@pytest.mark.parametrize("name", [name for name in EACH if not CALCULATORS[name].patient])
+def test_each_number_of_a_card_is_in_the_json(name: str) -> None:
+    for query in ({}, *CALCULATORS[name].presets.values()):
+        found = answers.answer(name, query)
+        known = list(numbers(found["data"]))
+        for card in found["headlines"]:
+            assert card["value"] is None or any(isclose(card["value"], each, rel_tol=1e-12) for each in known), card
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -12,7 +12,7 @@ from trainledger.answers.pages.envelope import envelope_document
 from trainledger.answers.pages.heading import heading
 from trainledger.answers.pages.initialization import initialization_page
 from trainledger.answers.pages.interval import fits, of_memory, of_steps
-from trainledger.answers.pages.model import components_table
+from trainledger.answers.pages.model import components_table, forward_totals
 from trainledger.answers.pages.optimizer import optimizer_page, recipe_of
 from trainledger.answers.pages.plain_data import plain, run_data
 from trainledger.answers.question import Progress, count, nbytes, question, silent, text, word
@@ -198,9 +198,13 @@ def page(
     whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
     letters = tuple((name, value, means) for name, (value, means) in symbols.items())
     legend = Table("symbols", ("symbol", "value", "meaning"), letters, units=("", "integer"))
-    forward, by_component = {}, None
+    forward, totals, by_component = {}, {}, None
     if what == "flops":
         forward = forward_flops(run.model, run.recipe.seq_len, attention=run.recipe.attention)
+        totals = {
+            "flops": sum(part.total for part in parts),
+            **forward_totals(run.model, forward, run.recipe.seq_len),
+        }
         of_model = components_table(parameters(run.model).by_component, forward)
         by_component = section(f"Of the model, and of a forward of {run.recipe.seq_len:,} tokens", of_model)
     return Document(
@@ -222,7 +226,7 @@ def page(
             "run": run_data(run),
             "symbols": {name: value for name, (value, _) in symbols.items()},
             "parts": _parts_data(what, parts),
-            **({"forward_flops": forward} if forward else {}),
+            **({"forward_flops": forward, "totals": totals} if forward else {}),
         },
     )
 

@@ -172,6 +172,7 @@ def _data(answer: Napkin) -> dict[str, Any]:
         "devices_for_static",
     )
     return {name: getattr(answer, name) for name in names} | {
+        "tokens_per_parameter": answer.tokens / answer.params,
         "device": answer.device.name,
         "bytes_per_parameter": {name: each.bytes_per_parameter for name, each in STATES.items()},
         "formulas": {each.name: vars(each) for each in answer.formulas},

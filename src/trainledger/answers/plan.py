@@ -347,9 +347,11 @@ def _napkin(plan: Plan) -> tuple[str, ...]:
 
 
 def _data(plan: Plan, found: tuple[Resemblance, ...]) -> dict[str, Any]:
-    forecast = plain(plan.forecast, more={Bar: ("seconds",)})
+    forecast = plain(plan.forecast, more={Bar: ("seconds",), Forecast: ("headroom_nbytes",)})
     forecast["device_title"] = forecast.pop("device")
-    napkin = None if plan.napkin is None else plain(plan.napkin)
+    mfu, flops = plan.forecast.mfu, plan.forecast.model_flops
+    forecast["mfu_with_attention"] = mfu and flops and mfu * plan.ledger.model_flops / flops
+    napkin = plain(plan.napkin, more={type(plan.napkin): ("flops", "tokens_per_parameter")})
     if napkin is not None:
         napkin["count"] = napkin.pop("devices")
     return {

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from trainledger.ledger.model.parameters import MTP, SCORES
 from trainledger.report.chart import COLOURS, GREY, Area, Axis, Band, Chart, bar_chart, stacked
 from trainledger.report.document import Cell, Table
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.units import format_count
 
 # In the order in which a token meets them, those at both ends of the model at the ends.
@@ -26,6 +27,21 @@ def ordered(*amounts: Mapping[str, float]) -> list[str]:
     """The components that have any of the amounts."""
     found = {name for each in amounts for name, amount in each.items() if amount}
     return [each for each in COMPONENTS if each in found]
+
+
+def forward_totals(spec: ModelSpec, flops: Mapping[str, int], tokens: int) -> dict[str, float | None]:
+    """FLOPs of a forward of so many tokens, those of a token, the share of scores, and the tokens at which it is half.
+
+    The last is None where scores do not grow with the square of the tokens alone.
+    """
+    forward, scores = sum(flops.values()), flops[SCORES]
+    squared = spec.attention.window is None and not spec.n_mtp_layers
+    return {
+        "forward": forward,
+        "per_token": forward / tokens,
+        "scores_share": scores / forward,
+        "half_at": tokens * (forward - scores) // scores if squared else None,
+    }
 
 
 def components_table(parameters: Mapping[str, int], flops: Mapping[str, int]) -> Table:

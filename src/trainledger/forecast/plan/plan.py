@@ -226,6 +226,14 @@ class Napkin:
     devices: int
     days: float
 
+    @property
+    def flops(self) -> int:
+        return int(training_flops(self.parameters, self.tokens))
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
     def __repr__(self) -> str:
         return f"Napkin({self.days:.4g} days at {format_percent(self.mfu)} of the {self.dtype} peak)"
 

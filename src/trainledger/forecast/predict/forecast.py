@@ -131,6 +131,13 @@ class Forecast(StepFigures):
         return f"Forecast({', '.join([*shown, *limit, *cannot])})"
 
     @property
+    def headroom_nbytes(self) -> int | None:
+        """Usable memory that the peak rank leaves."""
+        if self.usable_nbytes is None or self.device_nbytes is None:
+            return None
+        return self.usable_nbytes - self.device_nbytes
+
+    @property
     def waits(self) -> bool:
         """Whether steps of the run wait for their tokens."""
         if self.run_tokens_per_second is None or self.tokens_per_second is None:

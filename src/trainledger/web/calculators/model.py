@@ -11,6 +11,7 @@ from trainledger.answers.load import resolve
 from trainledger.answers.pages.model import (
     components_chart,
     components_table,
+    forward_totals,
     ordered,
     shares_chart,
     shares_table,
@@ -114,6 +115,7 @@ def _values(run: Run, query: Query) -> dict[str, str]:
 def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Ledger) -> list[Headline]:
     spec, tokens, forward = run.model, run.recipe.seq_len, sum(flops.values())
     scores, parts = flops[SCORES], ordered(count.by_component)
+    totals = forward_totals(spec, flops, tokens)
     found = [
         Headline(
             name="total", title="parameters", value=count.total, unit="count", basis="exact", asked=True,
@@ -137,23 +139,23 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
             source="2 m n k for each matmul, attention counted dense (ledger.rules)", asked=True,
         ),
         Headline(
-            name="per_token", title="forward FLOPs of a token", value=forward / tokens, unit="flops", basis="exact",
+            name="per_token", title="forward FLOPs of a token", value=totals["per_token"], unit="flops", basis="exact",
             formula=f"{format_flops(forward)} / {tokens:,}; 2 N = {format_flops(2 * count.active)}",
             source="2 N for each token is the rule of thumb (Kaplan et al. 2020)",
         ),
         _backward(ledger),
         Headline(
-            name="scores_share", title="share of attention scores", value=scores / forward, unit="share", asked=True,
-            formula=f"scores / all = {format_flops(scores)} / {format_flops(forward)}", basis="exact",
+            name="scores_share", title="share of attention scores", value=totals["scores_share"], unit="share",
+            formula=f"scores / all = {format_flops(scores)} / {format_flops(forward)}", basis="exact", asked=True,
             source="queries times keys and probabilities times values grow with the square of the tokens",
         ),
     ]  # fmt: skip
-    if spec.attention.window is None and not spec.n_mtp_layers:
+    if totals["half_at"] is not None:
         found.append(
             Headline(
                 name="half_at",
                 title="tokens at which scores are half",
-                value=tokens * (forward - scores) // scores,
+                value=totals["half_at"],
                 unit="integer",
                 formula=f"T x rest / scores = {tokens:,} x {format_flops(forward - scores)} / {format_flops(scores)}",
                 basis="exact",
@@ -193,6 +195,7 @@ def _document(run: Run, count: ParameterCount, flops: dict[str, int], ledger: Le
             "parameters": plain(count),
             "tokens": run.recipe.seq_len,
             "forward_flops": flops,
+            "totals": forward_totals(run.model, flops, run.recipe.seq_len),
             "matmul_flops": _matmuls(ledger),
             "model_flops": ledger.by("phase", "model_flops"),
         },
