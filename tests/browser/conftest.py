@@ -47,10 +47,9 @@ def fresh(base: str, browser: object) -> Iterator[object]:
     """
     pages: list[Page] = []
 
-    def open_page(query: str = "", width: int = 1280, theme: str = "light", **more: object) -> Page:
-        context = browser.new_context(  # type: ignore[attr-defined]
-            viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce", **more
-        )
+    def open_page(query: str = "", width: int = 1280, height: int = 900, theme: str = "light", **more: object) -> Page:
+        look = {"viewport": {"width": width, "height": height}, "color_scheme": theme, "reduced_motion": "reduce"}
+        context = browser.new_context(**look | more)  # type: ignore[attr-defined]
         pages.append(Page(context, base))
         pages[-1].go(query)
         return pages[-1]

@@ -24,6 +24,7 @@ from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 Calculators = Mapping[str, Calculator]
 _CLOSE = 0.05  # relative: an answer of an exercise that is right
 _TRIES = 20  # draws of an exercise
+_TELEPHONE = 480  # pixels: the first drawing of a page as narrow leaves room for the form
 _NEAR = 2.0  # a factor: the right order of magnitude
 _PARSERS = {
     "nbytes": parse_nbytes,
@@ -100,14 +101,14 @@ def view(
         "sections": [_section_data(each) for each in _sections(reply)],
         "drawings": [
             {
-                "title": each.chart.title, "svg": svg(each.chart, width), "table": table_html(each.table),
-                "key": list(each.chart.key),
+                "title": each.chart.title, "table": table_html(each.table), "key": list(each.chart.key),
+                "svg": svg(each.chart, width, low=at == 0 and width <= _TELEPHONE),
             }
-            for each in reply.drawings
+            for at, each in enumerate(reply.drawings)
         ],
         "fields": {name: _value_data(field, query, reply) for name, field in query.fields.items()},
         "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
-        "remedies": [_remedy_data(each) for each in reply.remedies],
+        "remedies": None if reply.remedies is None else [_remedy_data(each) for each in reply.remedies],
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
 
@@ -209,7 +210,7 @@ def _headline_data(each: Headline) -> dict[str, Any]:
     return {
         "name": each.name, "title": each.title, "text": each.text, "value": finite(each.value), "unit": each.unit,
         "formula": each.formula, "basis": each.basis, "source": each.source, "asked": each.asked,
-        "in_full": each.in_full,
+        "in_full": each.in_full, "interval": each.interval,
     }  # fmt: skip
 
 

@@ -21,7 +21,8 @@ _LONGEST = 40  # characters of a binary fraction that is written as a decimal nu
 class Headline:
     """A number that answers, with its unit (of `document.UNITS`), formula with numbers put in, basis and source.
 
-    ``name`` is that of the number in the answer's JSON. ``asked`` says that an exercise may ask for it.
+    ``name`` is that of the number in the answer's JSON. ``asked`` says that an exercise may ask for it; ``interval``
+    is the one that holds four of five published runs, in words.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Headline:
     source: str
     asked: bool = False
     said: str = ""
+    interval: str = ""
 
     @property
     def text(self) -> str:
@@ -106,9 +108,9 @@ class Reply:
 
     ``values`` are the texts of fields that the query leaves open and the answer decides, such as the sizes of a
     preset; ``solved`` names those that cannot be given. ``unused`` has the fields that do not count in this question,
-    with the reason. ``choices`` replace those of fields. ``remedies`` may mend what is wrong. ``words`` are those of
-    the command line after ``trainledger``; ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set,
-    the answer changes by itself: ask again.
+    with the reason. ``choices`` replace those of fields. ``remedies`` may mend what is wrong; None where a question
+    has none, whatever its answer. ``words`` are those of the command line after ``trainledger``; ``python`` and
+    ``run_file`` say the same. Where ``again_seconds`` is set, the answer changes by itself: ask again.
     """
 
     document: Document
@@ -120,7 +122,7 @@ class Reply:
     solved: tuple[str, ...] = ()
     unused: Mapping[str, str] | None = None
     choices: Mapping[str, tuple[tuple[str, str], ...]] | None = None
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[Remedy, ...] | None = None
     words: tuple[str, ...] = ()
     python: str = ""
     run_file: str = ""

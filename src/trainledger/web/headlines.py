@@ -27,7 +27,8 @@ def of_memory(plan: Plan) -> list[Headline]:
             unit="nbytes",
             asked=True,
             formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}"
-            f"{between(forecast, 'device_nbytes', format_nbytes)}",
+            f"{(within := between(forecast, 'device_nbytes', format_nbytes))}",
+            interval=within.strip(),
             basis=forecast.basis.get("device_nbytes", "exact"),
             source="live bytes at each operation of a step (ledger.memory.timeline), and predict.device_memory",
         )
@@ -76,7 +77,8 @@ def of_time(plan: Plan) -> list[Headline]:
             value=forecast.step_seconds,
             unit="seconds",
             basis=basis,
-            formula=f"{shown}{less}{between(forecast, 'step_seconds', format_seconds)}",
+            formula=f"{shown}{less}{(within := between(forecast, 'step_seconds', format_seconds))}",
+            interval=within.strip(),
             source="predict.step: kernels and collectives on their streams",
         )
     ]

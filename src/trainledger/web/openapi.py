@@ -48,7 +48,9 @@ class Working:
 
 @dataclass
 class Headline:
-    """A number of an answer; an exercise may ask for it (``asked``); ``in_full`` has all digits of an exact one."""
+    """A number of an answer; an exercise may ask for it (``asked``); ``in_full`` has all digits of an exact one.
+
+    ``interval`` is the one that holds four of five published runs, in words."""
 
     name: str
     title: str
@@ -60,6 +62,7 @@ class Headline:
     source: str
     asked: bool
     in_full: str
+    interval: str
 
 
 @dataclass
@@ -83,7 +86,7 @@ class View(_Said):
     sections: list[Any]
     drawings: list[Any]
     fields: dict[str, Any]
-    remedies: list[Any]
+    remedies: list[Any] | None
 
 
 @dataclass

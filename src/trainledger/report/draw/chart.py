@@ -30,6 +30,7 @@ __all__ = ["STYLE", "WIDTH", "drawing", "fragment", "standalone", "svg"]
 
 WIDTH, NARROW = 960, 380  # pixels of a drawing for a screen, for a telephone
 _HEIGHT, _ROW, _ABOVE = 270, 34, 44  # pixels of a plot, of a row, of a row and its name above it
+_LOW_HEIGHT, _LOW_ROW = 170, 17  # of a low plot, of its rows
 _EDGE, _TICK, _TITLE = 6, 6, 20  # pixels around all; from an axis to its ticks; of the title of an upright axis
 # After the browser's own: fonts of Windows and macOS, and those that Linux distributions have.
 _FONTS = "system-ui, Arial, Helvetica, DejaVu Sans, Liberation Sans, Noto Sans, sans-serif"
@@ -38,14 +39,16 @@ _SIGN, _NAMES_APART, _LEGEND_LINE = 26, 20, 20  # of a legend: a sign and its sp
 _APART = 2.0  # pixels between neighbouring words
 
 
-def svg(chart: Chart, width: int = WIDTH) -> str:
+def svg(chart: Chart, width: int = WIDTH, *, low: bool = False) -> str:
     """The chart as one SVG element of ``width`` pixels that scales with its page, without scripts, styles or ids.
+
+    A ``low`` one has a plot of fewer pixels.
 
     Each bar and point has a title that says what it is; colours have classes, which `STYLE` changes on a dark page.
     The title names the drawing to a screen reader and is not drawn, nor is the key of its numbers: both are text of
     the page, as `drawing` has them.
     """
-    body, height = _drawn(chart, width)
+    body, height = _drawn(chart, width, low)
     return _whole(chart, body, width, height, width="100%")
 
 
@@ -89,14 +92,15 @@ def _whole(chart: Chart, body: str, across: float, down: float, **size: object) 
     )  # fmt: skip
 
 
-def _drawn(chart: Chart, width: int) -> tuple[str, float]:
+def _drawn(chart: Chart, width: int, low: bool = False) -> tuple[str, float]:
     """The elements of a drawing, and its height."""
     legend, top = _legend(chart.marks, width)
     rows = chart.y.names if chart.y.above else ()
     names = [folded_to(row, width - 24, SMALL) for row in rows]
     spare = LINE * max((len(lines) - 1 for lines in names), default=0)  # of each row, as its name takes several lines
-    row = _ABOVE + spare if rows else _ROW
-    height = chart.height or (row * len(chart.y.names) + (0 if rows else 20) if chart.y.names else _HEIGHT)
+    row = _ABOVE + spare if rows else _LOW_ROW if low else _ROW
+    usual = row * len(chart.y.names) + (0 if rows else 20) if chart.y.names else _LOW_HEIGHT if low else _HEIGHT
+    height = usual if low else chart.height or usual
     named = any(isinstance(mark, Band) and mark.end is not None and mark.text for mark in chart.marks)
     top += 12 + spare / 2 + LINE * named
     y = scale_of(chart, "y", top + height, top)

@@ -50,6 +50,7 @@ def _reply(query: Query, progress: Progress) -> Reply:
         document=Document("", ()),
         values={},
         unused=of_pasted(query),
+        remedies=(),
         words=words_of("layouts", free, *flags),
         python=python_of("layouts", free, **more),
     )

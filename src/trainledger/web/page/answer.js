@@ -4,28 +4,33 @@ import { drawing, redraw } from "./drawing.js";
 
 const TONES = { good: "✓", bad: "✕", unknown: "–" };
 const SAID = { bad: "Problem: ", unknown: "Unknown: " };
+const STEP = 40; // pixels
 const BASES = { exact: "●", bound: "◐", assumed: "○", measured: "◆" };
 
-/** The empty parts of an answer, in the order in which they are read. */
-export function drawAnswer(root) {
+/** The empty parts of an answer, in the order in which they are read: what a first screen shows, and the details. */
+export function drawAnswer(root, details) {
   const parts = {
     verdict: element("p", { class: "verdict", id: "verdict" }),
-    tools: element("div", { class: "tools", id: "tools" }),
     standing: element("p", { class: "standing", id: "standing", hidden: true }),
     exercise: element("div", { id: "exercise" }),
+    lead: element("div", { class: "lead" }),
+    number: element("div", { class: "number-first" }),
+    picture: element("div", { class: "picture-first" }),
     body: element("div", { class: "body" }),
-    remedies: element("div", { class: "remedies", hidden: true }),
     headlines: element("div", { class: "headlines", role: "group", "aria-label": "Numbers" }),
-    notes: element("ul", { class: "notes", "aria-label": "Notes" }),
+    remedies: element("div", { class: "remedies", hidden: true }),
     drawings: element("div", { class: "drawings" }),
+    notes: element("ul", { class: "notes", "aria-label": "Notes" }),
     sections: element("div", { class: "sections" }),
     terminal: element("div", { class: "terminal", hidden: true }),
   };
   parts.verdict.append(element("span", { class: "tone", "aria-hidden": "true" }), element("span", { class: "unseen" }), element("span", { class: "said" }));
   parts.terminal.append(element("h2", { text: "The same from a terminal" }), element("pre", { tabindex: "0" }, element("code")));
-  parts.body.append(parts.remedies, parts.headlines, parts.notes, parts.drawings, parts.sections, parts.terminal);
+  parts.lead.append(parts.number, parts.picture);
+  parts.body.append(parts.headlines, parts.remedies, parts.drawings, parts.notes, parts.sections, parts.terminal);
   byId("loading")?.remove();
-  root.append(parts.tools, parts.standing, parts.verdict, parts.exercise, parts.body);
+  root.append(element("div", { class: "said-first" }, parts.standing, parts.verdict), parts.exercise, parts.lead);
+  details.append(parts.body);
   return parts;
 }
 
@@ -37,13 +42,36 @@ export function showAnswer(parts, view) {
   put(tone, TONES[view.tone] ?? "");
   put(spoken, SAID[view.tone] ?? "");
   say(said, view.verdict);
-  keep(parts.headlines, view.headlines, (each) => each.name, card, fill);
+  const [number, ...numbers] = view.headlines, [picture, ...pictures] = view.drawings;
+  keep(parts.number, number ? [number] : [], (each) => each.name, card, fill);
+  keep(parts.headlines, numbers, (each) => each.name, card, fill);
   keep(parts.notes, view.notes, (each) => each, () => element("li"), say);
   parts.notes.hidden = !view.notes.length;
-  keep(parts.drawings, view.drawings, (_, at) => String(at), drawing, redraw);
+  keep(parts.picture, picture ? [picture] : [], () => "0", drawing, redraw);
+  keep(parts.drawings, pictures, (_, at) => String(at), drawing, redraw);
   keep(parts.sections, view.sections, sectionKey, fold, unfold);
   parts.terminal.hidden = !view.paste.command;
   putCommand(parts.terminal.querySelector("code"), view.paste.command ?? "");
+  for (const each of document.querySelectorAll(".picture, .notes, div.section")) hold(each);
+}
+
+/** Room for the highest that a part has been at its width, and for a line more: what is below it stays. */
+function hold(part) {
+  if (part.wide !== part.clientWidth) {
+    Object.assign(part, { wide: part.clientWidth, high: 0 });
+    part.style.setProperty("min-height", "0");
+  }
+  if (part.scrollHeight <= part.high) return;
+  part.high = STEP * Math.ceil((part.scrollHeight + 4) / STEP);
+  part.style.setProperty("min-height", `${part.high}px`);
+}
+
+/** Forgets the parts of another calculator. */
+export function clear(parts) {
+  for (const each of [parts.picture, parts.drawings, parts.remedies.querySelector("ul"), parts.notes, parts.sections]) {
+    each.replaceChildren();
+    each.wide = undefined;
+  }
 }
 
 /** Says how the answer below stands to the question, with a button that acts on it; an empty sentence says nothing. */
@@ -66,19 +94,20 @@ export function showWorking(what) {
 function card() {
   const text = element("span", { class: "number" }, element("span"), element("small"));
   const title = element("span", { class: "title" });
-  const basis = element("span", { class: "basis" });
+  const basis = element("span", { class: "basis" }), interval = element("span", { class: "interval" });
   const formula = element("code", { class: "formula" });
   const full = element("p", { class: "full" });
   const source = element("p", { class: "source" });
-  return element("details", { class: "headline" }, element("summary", {}, title, text, basis), full, formula, source);
+  return element("details", { class: "headline" }, element("summary", {}, title, text, interval, basis), full, formula, source);
 }
 
 function fill(child, each) {
-  const [title, text, basis] = child.firstChild.children;
+  const [title, text, interval, basis] = child.firstChild.children;
   const [number, ...unit] = each.text.split(" ");
   say(title, each.title);
   put(text.firstChild, number);
   put(text.lastChild, unit.length ? ` ${unit.join(" ")}` : "");
+  put(interval, each.interval);
   put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}${each.in_full ? ", rounded here" : ""}`);
   basis.dataset.basis = each.basis;
   const full = child.querySelector(".full");

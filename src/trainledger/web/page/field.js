@@ -66,7 +66,7 @@ export function control(field, changed) {
   const count = (reason) => {
     main.disabled = Boolean(reason);
     main.dataset.unused = reason;
-    inputs.hidden = Boolean(reason) && !field.long;
+    box.classList.toggle("uncounted", Boolean(reason) && !field.long);
     why.hidden = !reason;
     why.textContent = reason ? `not counted: ${reason}` : "";
   };

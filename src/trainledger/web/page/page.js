@@ -1,6 +1,6 @@
 // The page: what is asked (the address), the form, and the newest answer.
 import { confirm, say } from "./announce.js";
-import { drawAnswer, showAnswer, showWorking, stand } from "./answer.js";
+import { clear, drawAnswer, showAnswer, showWorking, stand } from "./answer.js";
 import { Asking, Later } from "./asking.js";
 import { copyMenu } from "./copy.js";
 import { byId, element } from "./element.js";
@@ -19,7 +19,7 @@ const MOST_PASSED = 10; // exercises one after another that ask for nothing
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
 const trail = new Trail();
-const parts = drawAnswer(root);
+const parts = drawAnswer(root, byId("details"));
 const form = new Form(byId("form"), changed);
 const asking = new Asking(
   ({ state, width }, how) => transport.view(state.calculator.name, state.given, width, how),
@@ -61,6 +61,7 @@ function follow() {
     page.view = page.answered = null;
     stand(parts, "");
     root.classList.add("fresh");
+    clear(parts);
     form.draw(calculator);
     byId("name").textContent = calculator.title;
     byId("question").textContent = calculator.question;
@@ -89,7 +90,7 @@ function restore() {
 
 function ask() {
   later.stop();
-  const measured = Math.round(parts.drawings.clientWidth / 20) * 20;
+  const measured = Math.round(parts.picture.clientWidth / 20) * 20;
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
   remedies.stop();
@@ -118,7 +119,7 @@ async function arrive() {
 
 /** The answer is seen, and the form can be changed, unless an exercise asks for it. */
 function reveal() {
-  parts.body.hidden = parts.verdict.hidden = page.hidden;
+  parts.body.hidden = parts.lead.hidden = parts.verdict.hidden = page.hidden;
   byId("form").inert = page.hidden;
 }
 
@@ -148,7 +149,6 @@ function shown({ state, at }, view) {
   exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
   document.title = `${state.calculator.title}: ${verdict} · trainledger`;
-  Object.assign(byId("peek"), { textContent: page.hidden ? "" : view.verdict, className: `peek ${view.tone}` });
   if (!page.hidden) say(view.verdict, 900);
 }
 
@@ -160,6 +160,7 @@ function refused({ state }, error) {
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
   if (page.hidden) return nextExercise();
   form.wrong(problems);
+  if (page.answered) document.querySelector(".problem:not([hidden])")?.scrollIntoView({ block: "nearest" });
   const below = page.answered ? " Below is the answer to the question before." : "";
   stand(parts, `This question has no answer; what is wrong stands at its field.${below}`);
   document.title = `${state.calculator.title}: ${problems[0].sentence} · trainledger`;
@@ -221,7 +222,7 @@ const remedies = new Remedies(parts.remedies, {
   ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), page.width),
   say: confirm,
 });
-parts.tools.append(undo, redo, reset, exerciseButton, copying);
+byId("tools").append(undo, redo, reset, exerciseButton, copying);
 
 function buttons() {
   undo.disabled = trail.at === 0;
@@ -290,7 +291,6 @@ if (config.version) byId("version").textContent = `trainledger ${config.version}
 byId("cancel").addEventListener("click", cancelled);
 addEventListener("popstate", (event) => (trail.went(event), arrive()));
 addEventListener("pagehide", () => trail.write());
-new ResizeObserver(() => page.view && Math.abs(parts.drawings.clientWidth - page.width) >= 20 && ask()).observe(parts.drawings);
-new IntersectionObserver(([seen]) => (byId("peek").hidden = seen.isIntersecting)).observe(parts.verdict);
+new ResizeObserver(() => page.view && Math.abs(parts.picture.clientWidth - page.width) >= 20 && ask()).observe(parts.picture);
 if (location.hash.startsWith("#field-")) focusOn(location.hash.slice(7));
 await arrive();

@@ -3,6 +3,7 @@ import { copied } from "./copy.js";
 import { element, keep, put, say } from "./element.js";
 
 const REST = 400; // milliseconds without another answer, after which what each change gives is asked for
+const kind = (each) => each.title.replace(/[\d,]+/g, "#"); // the same change by another number
 const TONES = { good: "✓", bad: "✕" };
 
 export class Remedies {
@@ -10,7 +11,8 @@ export class Remedies {
   constructor(root, { take, ask, say }) {
     Object.assign(this, { take, ask, say, root, views: new Map(), timer: undefined });
     this.list = element("ul", { "aria-label": "What to change" });
-    root.append(element("h2", { text: "What to change" }), this.list);
+    this.none = element("p", { class: "leads", text: "Nothing has to change." });
+    root.append(element("h2", { text: "What to change" }), this.list, this.none);
   }
 
   /** Another question is asked: what the changes of this one lead to is of no use any more. */
@@ -19,25 +21,30 @@ export class Remedies {
     this.views = new Map();
   }
 
-  /** Shows the changes that an answer has; where `looks` is set, also what each of them would lead to. */
-  show(remedies, looks) {
+  /** Shows the changes that an answer has, null where it never has any; with `looks` also what each would lead to. */
+  show(given, looks) {
+    const remedies = given ?? [];
     this.stop();
-    this.root.hidden = !remedies.length;
-    keep(this.list, remedies, (each) => each.title, (each) => this.#line(each), (line, each) => this.#fill(line, each));
+    this.root.hidden = !given;
+    this.none.hidden = remedies.length > 0;
+    const before = [...this.list.children].map((line) => line.dataset.key); // each stays in its place
+    const kinds = [...new Set([...before, ...remedies.map(kind)])];
+    keep(this.list, kinds, (each) => each, () => this.#line(), (line, each) => this.#fill(line, remedies.find((one) => kind(one) === each)));
     const own = remedies.filter((each) => !each.calculator);
     if (looks && own.length) this.timer = setTimeout(() => this.#look(own), REST);
   }
 
-  #line(each) {
-    const take = element("button", { type: "button", class: "button", text: each.title });
-    const outcome = element("span", { class: "leads" });
-    const copy = element("button", { type: "button", class: "quiet", text: "Copy command", "aria-label": `Copy command: ${each.title}` });
-    return element("li", {}, take, copy, outcome);
+  #line() {
+    const copy = element("button", { type: "button", class: "quiet", text: "Copy command" });
+    return element("li", {}, element("button", { type: "button", class: "button" }), copy, element("span", { class: "leads" }));
   }
 
   #fill(line, each) {
     const [take, copy, outcome] = line.children;
-    line.hidden = false;
+    line.classList.toggle("gone", !each);
+    if (!each) return;
+    put(take, each.title);
+    copy.setAttribute("aria-label", `Copy command: ${each.title}`);
     take.onclick = () => this.take(each);
     copy.onclick = () => this.#copy(each);
     put(outcome, "");
@@ -48,11 +55,11 @@ export class Remedies {
   async #look(remedies) {
     const { views } = this;
     for (const each of remedies) {
-      const line = [...this.list.children].find((one) => one.dataset.key === each.title);
+      const line = [...this.list.children].find((one) => one.dataset.key === kind(each));
       const view = await this.ask(each).catch(() => null); // it breaks a rule: no change to offer
       if (views !== this.views) return;
       if (view) views.set(each.title, view);
-      line.hidden = !view;
+      line.classList.toggle("gone", !view);
       if (!view) continue;
       say(line.lastChild, `${TONES[view.tone] ?? ""} ${view.verdict}`.trim());
       line.lastChild.classList.add(view.tone);
