@@ -39,10 +39,16 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
     elif not model.keys() & {"d_model", "preset"}:
         preset, notes = _preset(found, where)
         model = {"preset": preset} | model
-    if "seq_len" not in own["recipe"]:
-        _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
-        own["recipe"]["seq_len"] = min(fields["max_seq_len"], TRAINED_LENGTH)
-        found = replace(found, assumed=("recipe.seq_len", *found.assumed))
+    _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
+    open_fields: dict[str, Any] = {"seq_len": min(fields["max_seq_len"], TRAINED_LENGTH)}
+    if fields.get("attention", {}).keys() & {
+        "softcap",
+        "sinks",
+    }:  # which PyTorch's own fused attention does not compute
+        open_fields["attention"] = "math"
+    assumed = tuple(f"recipe.{name}" for name in open_fields if name not in own["recipe"])
+    own["recipe"] = open_fields | own["recipe"]
+    found = replace(found, assumed=(*assumed, *found.assumed))
     return {"model": model, **own}, replace(found, remarks=(*notes, *found.remarks))
 
 

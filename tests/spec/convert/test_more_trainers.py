@@ -202,6 +202,75 @@ def test_a_file_of_torchtitan(tmp_path: Path, case: str) -> None:
     assert not any("not understood" in note for note in run.origin.notes)
 
 
+NANO = "batch_size = 12\nblock_size = 1024\ngradient_accumulation_steps = 5 * 8\ndropout = 0.1\nmax_iters = 600\n"
+LITGPT: dict[str, Any] = {
+    "checkpoint_dir": "checkpoints/meta-llama/Llama-2-7b-hf",
+    "precision": "bf16-true",
+    "devices": 4,
+    "train": {"global_batch_size": 64, "micro_batch_size": 4, "max_seq_length": 512, "max_steps": 10},
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-4, "betas": [0.9, 0.95]}},
+}
+LITGPT_SIZES = {"n_layer": 6, "n_embd": 288, "n_head": 6, "padded_vocab_size": 32000, "block_size": 256}
+RESEARCH: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "GPT-2 as nanoGPT has it": (
+        "train_gpt2.py",
+        NANO,
+        {
+            "model.vocab_size": 50304,
+            "model.feed_forward.d_ff": 3072,
+            "recipe.global_batch": 480,
+            "recipe.attention_dropout": 0.1,
+            "recipe.precision.kind": "bf16-mixed",
+            "recipe.compile": True,
+        },
+    ),
+    "GPT-2 of another size": (
+        "small.py",
+        NANO + "import time\nwandb_run_name = 'run' + str(time.time())\ndataset = 'mine'\nn_layer = 6\nn_embd = 384",
+        {"model.n_layers": 6, "model.feed_forward.d_ff": 1536, "model.vocab_size": 50304},
+    ),
+    "GPT-2 trained further": (
+        "tune.py",
+        NANO + "init_from = 'gpt2-xl'",
+        {"model.name": "gpt2-xl", "model.n_layers": 48},
+    ),
+    "all weights on several devices": (
+        "full.yaml",
+        LITGPT,
+        {"layout.shard": 4, "recipe.precision.kind": "bf16", "recipe.activation_checkpointing.kind": "full"},
+    ),
+    "adapters on one": (
+        "lora.yaml",
+        LITGPT | {"devices": 1, "quantize": "bnb.nf4", "lora_r": 8, "lora_query": True, "lora_mlp": True},
+        {"recipe.lora.targets": ("q_proj", "mlp"), "recipe.lora.base_format": "nf4", "recipe.global_batch": 64},
+    ),
+    "pretraining": (
+        "pretrain.yaml",
+        {
+            "model_name": "x",
+            "train": {"max_tokens": 10**9, "max_norm": 1.0, "global_batch_size": 8, "micro_batch_size": 8},
+        }
+        | {"model_config": LITGPT_SIZES | {"intermediate_size": 768}},
+        {"model.d_model": 288, "recipe.tokens": 10**9, "recipe.compile": True, "recipe.seq_len": 256},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESEARCH)
+def test_a_file_of_nanogpt_or_litgpt(tmp_path: Path, case: str) -> None:
+    name, values, expected = RESEARCH[case]
+    run = resolve(written(tmp_path, values, name))
+    assert dict(zip(expected, told(run, *expected), strict=True)) == expected
+    assert not any("not understood" in note for note in run.origin.notes)
+
+
+def test_code_is_not_run(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"batch_size = .*int\('12'\).*: is not known until the program runs"):
+        resolve(written(tmp_path, NANO.replace("12", "int('12')"), "config.py"))
+    with pytest.raises(InvalidInput, match="is code, but a run file or a model is expected"):
+        resolve(written(tmp_path, NANO + "def f():\n    pass\n", "train.py"))
+
+
 def test_a_file_comes_before_those_that_it_names(tmp_path: Path) -> None:
     written(tmp_path, DEEPSPEED, "ds.json")
     run = resolve(written(tmp_path, TRL | {"deepspeed": "ds.json", "gradient_accumulation_steps": 8, "bf16": True}))
@@ -258,7 +327,7 @@ def test_tables_name_only_what_a_run_has(program: str) -> None:
     table = tables()[program]
     said = {*table["fields"].values(), *table["always"], *table["products"]}
     said |= {path for words in table["words"].values() for meaning in words.values() for path in meaning}
-    parts = ("run", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision")
+    parts = ("run", "target", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision")
     assert all(path in ("note", "refuse") or path.partition(".")[0] in parts for path in said)
 
 

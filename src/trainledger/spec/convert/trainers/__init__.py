@@ -78,10 +78,15 @@ def _model(read: Reading) -> tuple[str, dict[str, Any]]:
     known, name = read.table["models"], " ".join(map(str, words))
     if not all(isinstance(word, str) for word in words):
         read.refuse(read.key_of("run.model"), str(words[0]), "must name a model")
-    own = known.get(name, name)
+    last, sizes = name.rpartition("/")[2], _nested(read.group("model"))
+    own = known.get(name, known.get(last, name))
     if isinstance(own, dict):
-        return "", {"name": name.replace(" ", "-").lower()} | own
-    return Path(own).name if own.startswith(("/", "./", "../", "~")) else own, _nested(read.group("model"))
+        return "", {"name": last.replace(" ", "-").lower()} | own | sizes
+    if own and "d_model" in sizes:  # which are those of a model without a name, but for those in the file
+        own, sizes = ("", {"name": last} | sizes) if "model.d_model" in read.given else (own, {})
+    if own.startswith(("/", "./", "../", "~", "checkpoints/")):
+        own = own.removeprefix("checkpoints/") if own.startswith("checkpoints/") else Path(own).name
+    return own, sizes
 
 
 def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,12 +183,17 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
         read.notes.append("a fused loss of sharded weights is counted as a chunked one")
     if section.get("grad_clip") in (0, 0.0):
         section["grad_clip"] = "none"
+    if said.get("run.recompute_shards") and layout.get("shard", 1) > 1:
+        section["activation_checkpointing"] = "full"
     if (chunks := said.get("run.chunks")) and "tensor" not in layout:
         loss = "chunked" if section["precision"]["kind"].endswith("-sharded") else "fused"
         section["loss"] = {"kind": loss, "chunks": chunks}
     if said.get("run.selective") and (every := said.get("run.every")):
         section["activation_checkpointing"] = {"kind": "full", "every": every}
     schedule = {"kind": "cosine"} | read.group("schedule")
+    rate, least = section.get("learning_rate"), said.get("run.min_lr")
+    if isinstance(rate, int | float) and isinstance(least, int | float) and 0 < least < rate:
+        schedule["final_ratio"] = least / rate
     schedule |= {"kind": "wsd"} if "decay_fraction" in schedule else {}
     of_kind = SCHEDULES[schedule["kind"]].__dataclass_fields__
     schedule = {name: each for name, each in schedule.items() if name in of_kind or name == "kind"}
@@ -242,6 +252,8 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
     section, bits = read.group("lora"), read.said.get("run.bits")
     section.setdefault("alpha", 2 * section["rank"] if type(section.get("rank")) is int else 16)
     targets = section.get("targets")
+    if chosen := [name for name, on in read.group("target").items() if on]:
+        targets = chosen
     names = targets.replace(",", " ").split() if isinstance(targets, str) else targets or []
     linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
     section["targets"] = ["linear"] if linear else names

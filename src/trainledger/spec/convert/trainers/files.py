@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import operator
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.units import MIB
 
 _LARGEST = MIB  # bytes of a file
-_MAPS = (".yaml", ".yml", ".json", ".toml")
+_MAPS = (".yaml", ".yml", ".json", ".toml", ".py")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OF_MEGATRON = {"--num-layers", "--hidden-size", "--num_layers", "--hidden_size"}
 _LAUNCHERS = {"accelerate", "torchrun", "deepspeed", "python", "python3", "srun", "poetry", "uv"}
@@ -64,7 +66,7 @@ def map_in(named: str, where: str = "") -> Mapping[Any, Any] | str | None:
     kind = path.suffix.lstrip(".").upper().replace("YML", "YAML") or "text"
     try:
         found = _parsed(content_of(path, _LARGEST), path.suffix)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, SyntaxError, RecursionError):
         return f"is not a {kind} file that can be read"
     return found if isinstance(found, Mapping) else "must hold a map"
 
@@ -76,10 +78,46 @@ def _parsed(text: str, suffix: str) -> Any:
         return json.loads(text)
     if suffix == ".toml":
         return tomllib.loads(text)
+    if suffix == ".py":
+        return _assigned(text)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+
+
+def _assigned(text: str) -> dict[str, Any]:
+    """Variables of Python that has assignments alone; those that are no literals, or arithmetic of them, as ``$text``.
+
+    >>> _assigned("batch_size = 5 * 8\\nname = 'run' + str(time())")
+    {'batch_size': 40, 'name': "$'run' + str(time())"}
+    """
+    found: dict[str, Any] = {}
+    for line in ast.parse(text).body:
+        if isinstance(line, ast.Assign) and len(line.targets) == 1 and isinstance(line.targets[0], ast.Name):
+            found[line.targets[0].id] = _literal(line.value)
+        elif not isinstance(line, ast.Import | ast.ImportFrom | ast.Expr):
+            raise ValueError("has more than assignments")
+    return found
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def _literal(value: ast.expr) -> Any:
+    if isinstance(value, ast.BinOp) and type(value.op) in _ARITHMETIC:
+        left, right = _literal(value.left), _literal(value.right)
+        if all(type(side) in (int, float) for side in (left, right)) and (
+            right or not isinstance(value.op, ast.Div | ast.FloorDiv)
+        ):
+            return _ARITHMETIC[type(value.op)](left, right)
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        return f"${ast.unparse(value)}"
 
 
 def _launches(script: Script, tables: Mapping[str, Mapping[str, Any]], where: str) -> Iterator[Launched]:

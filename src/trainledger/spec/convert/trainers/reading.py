@@ -86,11 +86,12 @@ class Reading:
         for path, factors in self.table["products"].items():
             if path not in self.said:
                 self._multiply(path, factors, defaults | self.said)
+        self.given = self.said.keys()
         self.supplied = {key: missing[key] for key, paths in meant.items() if paths - self.said.keys()}
         self.said = defaults | self.said
         if "run.adapter" not in self.said:
             self.supplied = {key: value for key, value in self.supplied.items() if not key.startswith("lora_")}
-        self.epochs = "recipe.steps" not in self.said
+        self.epochs = not self.said.keys() & {"recipe.steps", "recipe.tokens"}
 
     def _take(self, given: Mapping[str, Any]) -> Iterator[str]:
         """Take keys in the order of the table, whatever that of the file is; the meanings that are said since then."""
@@ -105,7 +106,7 @@ class Reading:
         """Take one key: a field of its own, words with a meaning, or what cannot be accounted for; False for others."""
         table = self.table
         if isinstance(value, str) and "$" in value and (key in table["words"] or key in table["fields"]):
-            self.refuse(key, value, "names a variable that the text does not set; give the value")
+            self.refuse(key, value, "is not known until the program runs; give the value")
         elif str(value) in (*table["unset"].get(key, ()), *table["unset"].get("any", ())):
             return True
         elif key in table["words"]:
@@ -142,11 +143,11 @@ class Reading:
     def _word(self, key: str, word: Any) -> None:
         known = self.table["words"][key]
         text = str(word).lower() if isinstance(word, bool) else str(word)
-        if text not in known:
+        if text not in known and "*" not in known:
             if text not in _UNSET:
                 self.refuse(key, word, "is not accounted for", nearest_text(text, known) or next(iter(known)))
             return
-        meaning = dict(known[text])
+        meaning = dict(known[text if text in known else "*"])
         if note := meaning.pop("note", None):
             self.notes.append(f"{key} {text}: {note}")
         if rule := meaning.pop("refuse", None):
@@ -183,7 +184,10 @@ class Reading:
         self.strangers += [f"{key}.{stranger}" for stranger in other.strangers]
 
     def _multiply(self, path: str, factors: list[str | int], said: Mapping[str, Any]) -> None:
-        """A meaning that is the product of others and numbers, over those with a slash before them."""
+        """A meaning that is the product of others and numbers, over those with a slash before them, or one other."""
+        if len(factors) == 1 and factors[0] in said:
+            self.said[path] = said[str(factors[0])]
+            return
         divisors = [factor[1:] for factor in factors if isinstance(factor, str) and factor[0] == "/"]
         over = [said.get(factor, 0) for factor in divisors]
         times = [said.get(str(factor), factor) for factor in factors if not str(factor).startswith("/")]
