@@ -77,6 +77,20 @@ def test_the_precision_is_one_that_the_device_has(device: str, count: int, more:
     assert run_of_model("llama-3.2-1b", {"cluster.device": device}, SERVE).layout.alone
 
 
+def test_a_method_is_a_recipe_that_is_said_and_that_overrides_change() -> None:
+    for given in (["method=qlora", "recipe.lora.rank=8"], {"method": "qlora", "recipe.lora.rank": 8}):
+        run = run_of_model("llama-3.2-1b", given)
+        assert (run.recipe.lora.rank, run.recipe.lora.base_format, run.recipe.steps) == (8, "nf4", 1)
+        assert {"recipe.lora.base_format", "recipe.seq_len", "recipe.global_batch"} <= set(run.origin.assumed)
+        assert "recipe.lora.rank" not in run.origin.assumed
+    spread = run_of_model("gpt2", {"method": "full", "cluster.count": 6, **H100})
+    assert (spread.recipe.seq_len, spread.recipe.global_batch, spread.recipe.lora) == (1024, 18, None)
+    with pytest.raises(InvalidInput, match="must be one of full, lora, qlora; nearest that works: lora"):
+        load("gpt2", method="loar")
+    with pytest.raises(InvalidInput, match="is of a model that is named alone"):
+        load(run, method="lora")
+
+
 def test_adapters_are_not_trained_on_twenty_tokens_for_each_parameter() -> None:
     assert with_length(run_of_model("gpt2", H100)).recipe.tokens == 20 * 124_439_808
     assert with_length(run_of_model("gpt2", {**H100, "recipe.lora.rank": 8})).recipe.steps == 1

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.answers.machine import THIS_MACHINE, kernels_of
-from trainledger.answers.source import Overrides, by_field, config_notes, known_device, model_section, parsed
+from trainledger.answers.source import METHOD, Overrides, by_field, config_notes, known_device, model_section, parsed
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
@@ -24,11 +24,11 @@ from trainledger.spec.device import fused_attention
 from trainledger.spec.layout import AXES, NOT_SEARCHED
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
-from trainledger.spec.problem import InvalidInput
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.reading import AUTO
 from trainledger.spec.run import Origin, Run
 from trainledger.spec.run_text import as_override
-from trainledger.spec.units import NotAQuantity, format_count, parse_count
+from trainledger.spec.units import NotAQuantity, format_count, parse_count, round_up
 
 BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
 FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M tokens with 0.1M to 0.5M in a batch
@@ -36,6 +36,16 @@ FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M 
 # arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
 TRAINED_LENGTH = 8192
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
+# What people who tune a model begin with: 16 sequences of 2,048 tokens in a step, one at a time on a device, blocks
+# recomputed (the examples of TRL, axolotl and LLaMA-Factory); adapters of rank 16 and alpha 32 on all linear layers
+# (Dettmers et al. 2023, arXiv 2305.14314, section 4 and table 9 for the learning rate).
+_TUNED = {"seq_len": 2048, "global_batch": 16, "micro_batch": 1, "activation_checkpointing": "full"}
+_LORA = {**_TUNED, "lora.rank": 16, "lora.alpha": 32.0, "learning_rate": 2e-4}
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {**_TUNED, "learning_rate": 1e-5},
+    "lora": _LORA,
+    "qlora": {**_LORA, "lora.base_format": "nf4"},
+}
 PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
 
 
@@ -44,9 +54,10 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
 
     Its layout may be left to be searched for (``layout.auto``). Raises `InvalidInput`.
     """
-    given = by_field(overrides)
     section, fields = model_section(named)
     cluster = _cluster(overrides)
+    overrides, preset = _with_method(overrides, cluster.count, fields["max_seq_len"])
+    given = by_field(overrides)
     layout = _layout(given, cluster, purpose)
     auto = layout.get("auto", False)
     small = purpose == FIT and not auto
@@ -77,10 +88,28 @@ def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PL
     origin = Origin(
         source=named.name if isinstance(named, ModelSpec) else named,
         explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
-        assumed=tuple(each for each in assumed if each not in given),
+        assumed=(*preset, *(each for each in assumed if each not in given)),
         notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
     )
     return replace(run, origin=origin)
+
+
+def _with_method(overrides: Overrides, devices: int, longest: int) -> tuple[Overrides, tuple[str, ...]]:
+    """Overrides with the recipe of a method (`METHODS`) before them in its place, and the fields that it gives."""
+    given = by_field(overrides)
+    if METHOD not in given:
+        return overrides, ()
+    if (method := str(given[METHOD])) not in METHODS:
+        rule = f"must be one of {', '.join(METHODS)}"
+        raise InvalidInput([Problem(METHOD, method, rule, nearest_text(method, METHODS))])
+    preset = {f"recipe.{name}": value for name, value in METHODS[method].items()}
+    batch = round_up(preset["recipe.global_batch"], devices)
+    preset |= {"recipe.global_batch": batch, "recipe.seq_len": min(preset["recipe.seq_len"], longest)}
+    preset = {name: value for name, value in preset.items() if name not in given}
+    if isinstance(overrides, Mapping):
+        return {**preset, **{name: value for name, value in overrides.items() if name != METHOD}}, tuple(preset)
+    rest = (each for each in overrides if each.partition("=")[0].strip() != METHOD)
+    return [*(f"{name}={value}" for name, value in preset.items()), *rest], tuple(preset)
 
 
 def _precision(cluster: Cluster, adapters: bool, *, sharded: bool) -> str:

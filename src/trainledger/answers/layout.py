@@ -113,7 +113,7 @@ def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progres
 
     def fits(count: int) -> bool:
         asked = replace(run, cluster=replace(run.cluster, count=count))
-        if "recipe.global_batch" in run.origin.assumed:
+        if "recipe.global_batch" in {*run.origin.assumed} - run.origin.explicit:
             asked = replace(asked, recipe=replace(asked.recipe, global_batch=default_batch(asked)))
         try:
             more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, progress=progress)

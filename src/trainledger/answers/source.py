@@ -61,6 +61,9 @@ def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, 
 
 def parsed(table: Mapping[str, Any], overrides: AnyOverrides, where: str = "") -> Run:
     """The run of a table of sections, its device by the catalog's name; raises `InvalidInput`."""
+    if (method := by_field(listed(overrides)).get(METHOD)) is not None:
+        rule = "is of a model that is named alone; a run says its recipe itself, such as --set recipe.lora.rank=16"
+        raise InvalidInput([Problem(METHOD, method, rule)])
     try:
         run = _checked(table, overrides, where)
     except InvalidInput as error:
@@ -120,11 +123,16 @@ def also(overrides: AnyOverrides, more: Mapping[str, Any]) -> Overrides:
     return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
 
 
+METHOD = "method"
+
+
 class OfCluster(TypedDict, total=False):
-    """The cluster in the words of the command line: short for overrides of its fields."""
+    """The cluster in the words of the command line: short for overrides of its fields. ``method`` is the recipe of a
+    model that is named alone: full, lora or qlora (`defaults.METHODS`)."""
 
     device: str | Device | None
     count: int | str | None
+    method: str | None
 
 
 def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overrides:
@@ -139,7 +147,8 @@ def with_cluster(overrides: AnyOverrides, **cluster: Unpack[OfCluster]) -> Overr
             rule = "is not as in the catalog, and a run names a device of it; trainledger.on_device takes any Device"
             raise InvalidInput([Problem("device", device.name, rule)])
         device = device.name
-    return also(overrides, {"cluster.device": device, "cluster.count": cluster.get("count")})
+    more = {"cluster.device": device, "cluster.count": cluster.get("count"), METHOD: cluster.get("method")}
+    return also(overrides, more)
 
 
 def by_field(overrides: Overrides) -> dict[str, Any]:

@@ -129,13 +129,16 @@ class _Override(argparse.Action):
         namespace.overrides = [*namespace.overrides, f"{self.const}={values}"]
 
 
-def add_overrides(to: argparse._ActionsContainer, *, cluster: bool) -> None:
-    """Add ``--set``, by ``args.overrides``, and what is short for fields of the cluster."""
+def add_overrides(to: argparse._ActionsContainer, *, cluster: bool, method: bool = False) -> None:
+    """Add ``--set``, by ``args.overrides``, and what is short for fields of the cluster and for a whole recipe."""
     help = "change one field, such as recipe.micro_batch=2; may be repeated; an empty value removes the field"
     to.add_argument("--set", metavar="SECTION.FIELD=VALUE", dest="overrides", help=help, action="append", default=[])
     for name, help in (("device", "a device of the catalog"), ("count", "how many devices")) if cluster else ():
         says = f"{help}; short for --set cluster.{name}="
         to.add_argument(f"--{name}", metavar=name.upper(), help=says, action=_Override, const=f"cluster.{name}")
+    if method:
+        says = "what tunes a model that is named alone (full, lora or qlora), with the recipe that people begin with"
+        to.add_argument("--method", metavar="METHOD", help=says, action=_Override, const="method")
 
 
 def parser_of(name: str, question: Question) -> Parser:
@@ -155,7 +158,8 @@ def parser_of(name: str, question: Question) -> Parser:
         elif parameter == "run":
             parser.add_argument("run", metavar="RUN", help=RUN_OR_MODEL, nargs="?", default="run.toml")
     if "overrides" in question.takes:
-        add_overrides(parser, cluster=not {"run", "device"} & options.keys())
+        ours = not {"run", "device"} & options.keys()
+        add_overrides(parser, cluster=ours, method=ours and question.trains and "run" in question.takes)
     if question.plots:
         help = "write the figures to out.html, .png or .svg"
         parser.add_argument("--plot", help=help, action=Output, suffix=".html", check=check_plot)

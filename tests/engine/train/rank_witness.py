@@ -134,18 +134,24 @@ class Witness(TorchDispatchMode):
         self.collectives[self.phase, kind, payload, size] += 1
 
 
-def model_of(run: Run) -> Transformer:
-    """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make."""
-    model = build_model(run.model, run.recipe, sharded=True)
+def model_of(run: Run, *, peft: bool = False) -> Transformer:
+    """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make, adapters ``peft``'s."""
+    model = build_model(run.model, run.recipe, adapted=not peft, sharded=True)
+    if peft and run.recipe.lora is not None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        inject_adapter_in_model(LoraConfig(r=run.recipe.lora.rank, target_modules="all-linear"), model.layers)
+        for each in (model.embed_tokens, model.norm, model.lm_head):
+            each.requires_grad_(False)
     draw(model, seed=0)
     return model
 
 
-def run_case(run: Run, rank: int) -> dict[str, Any]:
+def run_case(run: Run, rank: int, *, peft: bool = False) -> dict[str, Any]:
     """Some steps of a run on this rank; facts of the last one, and the lower peak of the last two."""
     layout = run.layout
     torch.manual_seed(0)
-    model: nn.Module = model_of(run)
+    model: nn.Module = model_of(run, peft=peft)
     mesh = mesh_of(layout)
     if layout.context > 1:
         spread_tokens(model, layout, mesh, run.recipe.seq_len)
@@ -210,7 +216,7 @@ def main(cases: str, rank: str, out: str) -> None:
     else:
         where = f"file://{Path(cases).resolve()}.meet"
         dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=told["world"])
-    facts = {name: run_case(load(run), int(rank)) for name, run in told["cases"].items()}
+    facts = {name: run_case(load(run), int(rank), peft=told["peft"]) for name, run in told["cases"].items()}
     Path(out).write_text(json.dumps(facts))
     dist.barrier()
     dist.destroy_process_group()

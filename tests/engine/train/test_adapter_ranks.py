@@ -62,6 +62,15 @@ FOUR: dict[str, Case] = {
 }
 
 
+OF_PEFT = ("ddp", "zero 2", "fsdp", "fsdp, checkpointed", "fsdp, bf16", "fsdp, gathered in bf16")
+
+
+def test_adapters_of_peft_are_what_the_ledger_says(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    for name, ranks in run_for_real({name: TWO[name] for name in OF_PEFT}, 2, tmp_path, peft=True).items():
+        check(load(tables(TWO[name])), ranks)
+
+
 @pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
     for name, ranks in run_for_real(FOUR, 4, tmp_path).items():

@@ -137,12 +137,12 @@ def tables(case: Case) -> dict[str, Any]:
 
 
 def run_for_real(
-    cases: dict[str, Case], world: int, folder: Path, *, fake: bool = False
+    cases: dict[str, Case], world: int, folder: Path, *, fake: bool = False, peft: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """The facts of every case, rank by rank; in a ``fake`` world those of the first rank only."""
     told = folder / "cases.json"
     by_name = {name: tables(case) for name, case in cases.items()}
-    told.write_text(json.dumps({"world": world, "fake": fake, "cases": by_name}))
+    told.write_text(json.dumps({"world": world, "fake": fake, "peft": peft, "cases": by_name}))
     outs = [folder / f"rank{rank}.json" for rank in range(1 if fake else world)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
