@@ -135,7 +135,7 @@ class Witness(TorchDispatchMode):
 
 
 def model_of(run: Run, *, peft: bool = False) -> Transformer:
-    """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make, adapters ``peft``'s."""
+    """The whole model of a run, before it is spread; FSDP2 makes copies in low precision, ``peft`` adapters."""
     model = build_model(run.model, run.recipe, adapted=not peft, sharded=True)
     if peft and run.recipe.lora is not None:
         from peft import LoraConfig, inject_adapter_in_model
