@@ -278,6 +278,38 @@ def test_a_file_comes_before_those_that_it_names(tmp_path: Path) -> None:
     assert any("gradient_accumulation_steps 2 of DeepSpeed is not taken" in note for note in run.origin.notes)
 
 
+SWIFT = """
+nproc_per_node=2
+CUDA_VISIBLE_DEVICES=0,1 \\
+NPROC_PER_NODE=$nproc_per_node \\
+swift sft --model Qwen/Qwen2.5-7B-Instruct --torch_dtype bfloat16 --max_length 2048 --target_modules all-linear \\
+    --gradient_accumulation_steps $(expr 16 / $nproc_per_node) --system 'Be brief.' --deepspeed zero3 --tuner_type TYPE
+"""
+
+
+def test_a_script_of_ms_swift(tmp_path: Path) -> None:
+    run = resolve(written(tmp_path, SWIFT.replace("TYPE", "full"), "train.sh"))
+    fields = ("model.name", "cluster.count", "layout.zero", "recipe.global_batch", "recipe.precision.master_weights")
+    assert told(run, *fields) == ("qwen2.5-7b", 2, 3, 16, True)
+    adapters = resolve(written(tmp_path, SWIFT.replace("TYPE", "lora").replace("--deepspeed zero3", ""), "lora.sh"))
+    assert told(adapters, "recipe.lora.rank", "recipe.lora.alpha", "layout.replicate") == (8, 32.0, 2)
+    assert not any("not understood" in note for note in (*run.origin.notes, *adapters.origin.notes))
+
+
+@pytest.mark.parametrize(
+    ("script", "rule"),
+    [
+        (SWIFT.replace("NPROC_PER_NODE=$nproc_per_node", ""), "puts layers on them in turn"),
+        (SWIFT.replace("swift sft", "swift rlhf"), "the command of ms-swift: trains on preferences"),
+        (SWIFT.replace("swift sft", "swift sft sft.yaml"), "names sft.yaml, which is no file here"),
+        ("swift infer --model m", "trains nothing"),
+    ],
+)
+def test_a_script_of_ms_swift_that_is_refused(tmp_path: Path, script: str, rule: str) -> None:
+    with pytest.raises(InvalidInput, match=rule):
+        resolve(written(tmp_path, script.replace("TYPE", "full"), "train.sh"))
+
+
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
     script = """
     STAGE=$1

@@ -196,6 +196,9 @@ def _inside(text: str, at: int) -> tuple[str, int]:
         return text[at + 1 : at + 2].replace("\n", "").replace("$", QUOTED), at + 2
     if text[at] == "`":
         return "$(...)", text.find("`", at + 1) + 1 or len(text) + 1
+    if text.startswith("$(expr ", at):  # whose words are those of $(( )), but for a * that the shell would expand
+        end = closing(text, at + 1)
+        return f"$(({text[at + len('$(expr ') : end - 1]}))".replace("\\*", "*"), end
     if text.startswith("$(", at) and not text.startswith("$((", at):
         return "$(...)", closing(text, at + 1)
     if text.startswith(("$(", "${"), at):

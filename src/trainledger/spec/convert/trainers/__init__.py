@@ -163,7 +163,7 @@ def _recipe(read: Reading, layout: Mapping[str, Any], data_ranks: int) -> dict[s
     section = read.group("recipe") | batch
     if read.epochs:
         section["steps"] = 1
-    adapter = said.get("run.adapter")
+    adapter = said.get("run.adapter") or None
     precision = _precision(read, adapter is not None, split="tensor" in layout or "pipeline" in layout)
     section["precision"] = precision | read.group("precision")
     if adapter is not None:
@@ -217,6 +217,9 @@ def _batch(read: Reading, data_ranks: int, *, pipeline: bool) -> dict[str, Any]:
     steps = read.count("run.accumulation") if "run.accumulation" in said else None
     micro = read.count("recipe.micro_batch") if whole is None or "recipe.micro_batch" in said else None
     part = said.get("run.stage_batch") if pipeline else None
+    if steps is None and whole is None and (aim := said.get("run.batch_aim")):
+        steps = max(1, ceil_div(aim, (micro or 1) * data_ranks))
+        read.notes.append(f"assuming {steps} micro-batches, as the program does for a batch of about {aim}")
     times = data_ranks * (steps or 1)
     if micro is None and whole is not None and whole % times:
         rule = f"must be a multiple of {times}: data ranks x gradient accumulation"

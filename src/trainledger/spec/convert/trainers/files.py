@@ -137,6 +137,8 @@ def _launches(script: Script, tables: Mapping[str, Mapping[str, Any]], where: st
             found = map_in(named, where) if named.endswith(_MAPS) else None
             if isinstance(found, Mapping):
                 values |= found
+            elif found is None and named.endswith(_MAPS[:-1]):
+                refused = refused or f"names {named}, which is no file here"
         values |= flags
         program = program or foreign_program(values)
         if program in tables:
@@ -186,11 +188,17 @@ def _of_launcher(words: Sequence[str], variables: Mapping[str, str]) -> dict[str
     found: dict[str, Any] = {}
     if program == "accelerate" and isinstance(config := flags.get("config_file"), str):
         found["launcher.config_file"] = config
-    own = {"nproc_per_node": "devices", "num_gpus": "devices", "nnodes": "nodes", "num_nodes": "nodes"}
-    own |= {"num_processes": "processes", "NPROC_PER_NODE": "devices", "NNODES": "nodes"}
-    for name, value in {**{name: _scalar(text) for name, text in variables.items()}, **flags}.items():
-        if name in own and type(value) is int and value > 0:
-            found[f"launcher.{own[name]}"] = value
-    if not found and len(variables.get("CUDA_VISIBLE_DEVICES", "").split(",")) > 1:
-        found["launcher.one_process"] = variables["CUDA_VISIBLE_DEVICES"]
+    said = [("devices", variables.get("NPROC_PER_NODE")), ("nodes", variables.get("NNODES"))]
+    said += [("devices", flags.get("nproc_per_node")), ("devices", flags.get("num_gpus"))]
+    said += [
+        ("nodes", flags.get("nnodes")),
+        ("nodes", flags.get("num_nodes")),
+        ("processes", flags.get("num_processes")),
+    ]
+    for name, value in said:
+        if type(number := _scalar(str(value))) is int and number > 0:
+            found[f"launcher.{name}"] = number
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    if not words and len(visible.split(",")) > found.get("launcher.devices", 1):
+        found["launcher.one_process"] = visible
     return found

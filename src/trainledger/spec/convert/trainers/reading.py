@@ -89,8 +89,12 @@ class Reading:
         self.given = self.said.keys()
         self.supplied = {key: missing[key] for key, paths in meant.items() if paths - self.said.keys()}
         self.said = defaults | self.said
-        if "run.adapter" not in self.said:
-            self.supplied = {key: value for key, value in self.supplied.items() if not key.startswith("lora_")}
+        if not self.said.get("run.adapter"):
+            self.supplied = {
+                key: value
+                for key, value in self.supplied.items()
+                if not (key.startswith("lora_") or key == "target_modules")
+            }
         self.epochs = not self.said.keys() & {"recipe.steps", "recipe.tokens"}
 
     def _take(self, given: Mapping[str, Any]) -> Iterator[str]:
