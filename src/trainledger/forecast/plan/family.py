@@ -3,7 +3,7 @@
 The usual ways: the width of a head stays, width and number of heads grow together, the MLP keeps its ratio to the
 width and its multiple, key-value heads are unchanged (Llama 3 has 8 from 8B to 405B; smaller models keep the
 ratio), and depth follows width: d_model / n_layers stays within a quarter of the base model's. Published models keep
-that within bounds (Llama 3 8B, 70B, 405B: 128, 102, 130; GPT-3 175B: 128; four of five dense models of the catalog lie
+that within bounds (Llama 3 8B, 70B, 405B: 128, 102, 130; GPT-3 175B: 128; three of four dense models of the catalog lie
 between 40 and 140), and Kaplan et al. 2020 (arXiv 2001.08361, section 3.1) find that the loss depends on it weakly.
 """
 
