@@ -12,7 +12,8 @@ How quickly the page answers in a browser: opened, dragged, and with Python in t
     python bench page --pyodide node_modules/pyodide   # also the exported site, some minutes
 
 The browser is a Chromium of this machine driven by playwright. A drag moves the first slider of a calculator by one
-position, and ends when the new answer is in the page, or with the frame that shows it.
+position, and ends when the new answer is in the page, or with the frame that shows it. ``bar_frames_most`` are the
+frames from an answer until a bar of its figure has moved.
 """
 
 from __future__ import annotations
@@ -268,17 +269,24 @@ _DRAG = """async ([moves, still]) => {
     watch.observe(root, { attributes: true });
     look();
   });
+  const bars = () => [...document.querySelectorAll("#answer .picture [data-key^=Bars] rect")].map((each) => {
+    const { x, width } = each.getBoundingClientRect();
+    return `${x.toFixed(1)} ${width.toFixed(1)}`;
+  }).join();
   const found = [];
   let at = Number(slider.value);
   for (let move = 0; move < moves; move++) {
     at += at >= Number(slider.max) ? -1 : at <= 0 ? 1 : move % 7 < 4 ? 1 : -1;
-    const began = performance.now();
+    const before = bars(), began = performance.now();
     slider.value = at;
     slider.dispatchEvent(new Event("input", { bubbles: true }));
     await settled();
     const drawn = performance.now() - began;
     await frame();
-    found.push([drawn, performance.now() - began]);
+    const seen = performance.now() - began;
+    let frames = 1;
+    for (; bars() === before && frames < 10; frames++) await frame();
+    found.push([drawn, seen, bars() === before ? 0 : frames]);
     await new Promise((done) => setTimeout(done, still));
   }
   slider.dispatchEvent(new Event("change", { bubbles: true }));
@@ -330,8 +338,13 @@ def drags(browser: Any, url: str, names: tuple[str, ...], count: int) -> list[di
         found = page.evaluate(_DRAG, [count + 3, 30])[3:]  # the first ones import what is used first
         page.context.close()
         if found:
-            answer, frame = (spread([each / 1000 for each in column]) for column in zip(*found, strict=True))
-            frames = {"frame_median_ms": frame["median_ms"], "frame_p95_ms": frame["p95_ms"]}
+            *times, bars = zip(*found, strict=True)
+            answer, frame = (spread([each / 1000 for each in column]) for column in times)
+            frames = {
+                "frame_median_ms": frame["median_ms"],
+                "frame_p95_ms": frame["p95_ms"],
+                "bar_frames_most": max(bars),
+            }
             rows.append({"calculator": name, **answer, **frames})
     return rows
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainledger.report.document import Document, Section, Text
 from trainledger.report.draw.chart import svg
+from trainledger.report.draw.scale import Held
 from trainledger.report.html import parts, table_html
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -92,8 +93,13 @@ def view(
     width: int = 960,
     progress: Progress = _silent,
     calculators: Calculators = CALCULATORS,
+    held: str = "",
 ) -> dict[str, Any]:
-    """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables."""
+    """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables.
+
+    The axes of the first are ``held`` at these ends of x and of y, where its values allow.
+    """
+    ends = _ends(held)
     _, query, reply = _asked(calculators, name, given, progress)
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
@@ -102,7 +108,7 @@ def view(
         "drawings": [
             {
                 "title": each.chart.title, "table": table_html(each.table), "key": list(each.chart.key),
-                "svg": svg(each.chart, width, low=at == 0 and width <= _TELEPHONE),
+                "svg": svg(each.chart, width, low=not at and width <= _TELEPHONE, held=None if at else ends),
             }
             for at, each in enumerate(reply.drawings)
         ],
@@ -111,6 +117,18 @@ def view(
         "remedies": None if reply.remedies is None else [_remedy_data(each) for each in reply.remedies],
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
+
+
+def _ends(held: str) -> Held | None:
+    """The ends of x and of y in a text of four numbers."""
+    if not held:
+        return None
+    try:
+        low, high, lower, higher = map(float, held.split(","))
+    except ValueError:
+        rule = "must be the ends of x and of y: four numbers with commas between them"
+        raise InvalidInput([Problem("held", held[:60], rule)]) from None
+    return {"x": (low, high), "y": (lower, higher)}
 
 
 def check(

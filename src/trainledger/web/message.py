@@ -13,7 +13,9 @@ from trainledger.web.calculator import Progress
 
 _WAYS: dict[str, Callable[[Mapping[str, Any], Progress], object]] = {
     "answer": lambda asked, progress: answers.answer(asked["name"], asked["query"], progress),
-    "view": lambda asked, progress: answers.view(asked["name"], asked["query"], int(asked["width"]), progress),
+    "view": lambda asked, progress: answers.view(
+        asked["name"], asked["query"], int(asked["width"]), progress, held=asked.get("held", "")
+    ),
     "check": lambda asked, progress: answers.check(
         asked["name"], asked["query"], asked["of"], asked["guess"], progress
     ),

@@ -116,7 +116,11 @@ _SEED = {"type": "integer", "minimum": 0, "maximum": LAST_SEED}
 # What each way to ask gives: its summary, its parameters before those of the calculator, and its answer.
 WAYS: dict[str, tuple[str, dict[str, Schema], type]] = {
     "api": ("the answer as data", {}, Answer),
-    "view": ("the answer as a page shows it: sections as HTML, drawings as SVG", {"width": _WIDTH}, View),
+    "view": (
+        "the answer as a page shows it: sections as HTML, drawings as SVG",
+        {"width": _WIDTH, "held": _SHORT},
+        View,
+    ),
     "check": (
         "whether a guess of a headline that an exercise asks for is right, within 5 %",
         {"of": _SHORT, "guess": _SHORT},

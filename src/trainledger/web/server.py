@@ -174,7 +174,8 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
     own = {each: given.pop(each, None) for each in openapi.WAYS[way][1]}
     if way == "view":
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
-        return lambda progress: encoded(answers.view(name, given, width, progress, calculators))
+        held = own["held"] or ""
+        return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held))
     if way == "check":
         wrong = [Problem(each, None, "must be given") for each, text in own.items() if text is None]
         rule = f"must have at most {LONGEST} characters"

@@ -12,7 +12,7 @@ from trainledger.forecast.plan.plan import Plan
 from trainledger.forecast.predict.device_memory import TENSORS_ALONE, DeviceMemory, of_a_device
 from trainledger.ledger.entry import CATEGORIES, Int
 from trainledger.ledger.memory.timeline import peak_nbytes
-from trainledger.report.chart import Chart, bar_chart, stacked, usable_memory
+from trainledger.report.chart import DARK, GREY, PALE, Bars, Chart, bar_chart, stacked, usable_memory
 from trainledger.report.document import Section, Table, section
 from trainledger.report.table import sentence
 from trainledger.spec.units import GIGA, format_nbytes
@@ -71,16 +71,25 @@ def device_table(by_category: Mapping[str, int], device: DeviceMemory | None) ->
 def device_chart(
     by_category: Mapping[str, int], device: DeviceMemory | None, usable_nbytes: int | None, title: str
 ) -> Chart:
-    """One bar of a device's memory at the peak, by category and outside the tensors, and its usable memory."""
+    """One bar of a device's memory at the peak, by category and outside the tensors, in the frame of what is usable."""
     parts = {name: [by_category[name] / GIGA] for name in _ordered(by_category)}
     outside = sum(int(each.nbytes) for each in _outside(device))
     if outside:
         parts[_OUTSIDE] = [outside / GIGA]
-    row = f"{format_nbytes(sum(by_category.values()) + outside)} at the peak"
+    needed = sum(by_category.values()) + outside
+    row = f"{format_nbytes(needed)} at the peak"
     bars = stacked(parts, COLOUR_OF, lambda name, _: f"{parts[name][0]:.2f} GB of {name}")
-    return bar_chart(title, "memory of the peak rank (GB)", [row], [*bars, *usable_memory(usable_nbytes)])
+    frame = []
+    if usable_nbytes is not None:
+        frame.append(Bars([0], [0], [usable_nbytes / GIGA], "", PALE, [], thick=_AROUND, edge=GREY))
+    if usable_nbytes is not None and needed > usable_nbytes:
+        over = [f"{format_nbytes(needed - usable_nbytes)} more than usable"]
+        frame.append(Bars([_UNDER], [usable_nbytes / GIGA], [needed / GIGA], "", DARK, over, thick=_THIN))
+    return bar_chart(title, "memory of the peak rank (GB)", [row], [*frame, *bars, *usable_memory(usable_nbytes)])
 
 
+_AROUND = 0.62  # of a row: the height of the frame
+_UNDER, _THIN = 0.38, 0.12  # the place and the height of the bar of what spills over
 _OUTSIDE = "outside the tensors"
 
 

@@ -24,7 +24,7 @@ from trainledger.report.draw.elements import (
 )
 from trainledger.report.draw.marks import Box, area, bars, sign, strips, symbol_style, symbols
 from trainledger.report.draw.marks import line as curve
-from trainledger.report.draw.scale import Scale, Tick, minor_ticks, scale_of, ticks_of
+from trainledger.report.draw.scale import Held, Scale, Tick, minor_ticks, scale_of, ticks_of
 
 __all__ = ["STYLE", "WIDTH", "drawing", "fragment", "standalone", "svg"]
 
@@ -39,22 +39,24 @@ _SIGN, _NAMES_APART, _LEGEND_LINE = 26, 20, 20  # of a legend: a sign and its sp
 _APART = 2.0  # pixels between neighbouring words
 
 
-def svg(chart: Chart, width: int = WIDTH, *, low: bool = False) -> str:
+def svg(chart: Chart, width: int = WIDTH, *, low: bool = False, held: Held | None = None) -> str:
     """The chart as one SVG element of ``width`` pixels that scales with its page, without scripts, styles or ids.
 
-    A ``low`` one has a plot of fewer pixels.
+    A ``low`` one has a plot of fewer pixels. Groups of marks have keys, and the axes their ends in values and in
+    pixels, by which a page moves what it shows to the next picture, whose axes are ``held`` where its values allow.
 
     Each bar and point has a title that says what it is; colours have classes, which `STYLE` changes on a dark page.
     The title names the drawing to a screen reader and is not drawn, nor is the key of its numbers: both are text of
     the page, as `drawing` has them.
     """
-    body, height = _drawn(chart, width, low)
-    return _whole(chart, body, width, height, width="100%")
+    body, height, scales = _drawn(chart, width, low, held)
+    ends = {f"data_{letter}": f"{s.low:.9g} {s.high:.9g} {s.start:.1f} {s.end:.1f}" for letter, s in scales.items()}
+    return _whole(chart, body, width, height, width="100%", **ends)
 
 
 def standalone(chart: Chart, width: int = WIDTH) -> str:
     """The chart as a file (`Chart.svg`)."""
-    body, height = _drawn(chart, width)
+    body, height, _ = _drawn(chart, width)
     title = folded_to(chart.title, width - 2 * _EDGE, _LARGE)
     top = 12 + 20 * len(title)
     key = [row for at, named in enumerate(chart.key, 1) for row in folded_to(f"{at}. {named}", width - 2 * _EDGE)]
@@ -92,8 +94,10 @@ def _whole(chart: Chart, body: str, across: float, down: float, **size: object) 
     )  # fmt: skip
 
 
-def _drawn(chart: Chart, width: int, low: bool = False) -> tuple[str, float]:
-    """The elements of a drawing, and its height."""
+def _drawn(
+    chart: Chart, width: int, low: bool = False, held: Held | None = None
+) -> tuple[str, float, dict[str, Scale]]:
+    """The elements of a drawing, its height, and its scales by letter."""
     legend, top = _legend(chart.marks, width)
     rows = chart.y.names if chart.y.above else ()
     names = [folded_to(row, width - 24, SMALL) for row in rows]
@@ -103,34 +107,48 @@ def _drawn(chart: Chart, width: int, low: bool = False) -> tuple[str, float]:
     height = usual if low else chart.height or usual
     named = any(isinstance(mark, Band) and mark.end is not None and mark.text for mark in chart.marks)
     top += 12 + spare / 2 + LINE * named
-    y = scale_of(chart, "y", top + height, top)
+    y = scale_of(chart, "y", top + height, top, held)
     upright = [] if rows else ticks_of(chart.y, y, is_x=False)
     room = max((width_of(words) for tick in upright for words in tick.lines), default=0) + _TICK * bool(upright)
     left = _EDGE + room + (_TITLE if chart.y.title else 4)
     right = width - (_EDGE + 34 if width > NARROW else 16)
-    x = scale_of(chart, "x", left, right)
+    x = scale_of(chart, "x", left, right, held)
     flat = ticks_of(chart.x, x, is_x=True)
-    parts = [*legend, *_shades(chart, x, y), *_grid(chart, x, y, flat, upright)]
+    keys = _keys(chart.marks)
+    parts = [
+        element("g", "".join(legend), data_key="legend"),
+        *_shades(chart, x, y),
+        *_grid(chart, x, y, flat, upright),
+    ]
     thickest = abs(y.end - y.start) / (y.high - y.low) - spare if rows else 1e9
-    for mark in chart.marks:
+    for key, mark in zip(keys, chart.marks, strict=True):
         match mark:
             case Bars():
-                parts += bars(mark, chart, x, y, thickest)
+                parts.append(element("g", "".join(bars(mark, chart, x, y, thickest)), data_key=key))
             case Area():
-                parts += area(mark, x, y)
-    parts += [curve(mark, x, y) for mark in chart.marks if isinstance(mark, Line)]
+                parts.append(element("g", "".join(area(mark, x, y)), data_key=key))
+    for key, mark in zip(keys, chart.marks, strict=True):
+        if isinstance(mark, Line) and (drawn := curve(mark, x, y)):
+            parts.append(element("g", drawn, data_key=key))
     parts.append(strips(chart, x, y))
     taken = _Taken(width)
-    for mark in chart.marks:
+    for key, mark in zip(keys, chart.marks, strict=True):
         if isinstance(mark, Line) and mark.symbol:
             shown = list(symbols(mark, chart, x, y))
             taken.boxes += [box for box, _ in shown] if len(shown) < 500 else []
-            parts.append(element("g", "".join(drawn for _, drawn in shown), **symbol_style(mark)))
+            points = "".join(drawn for _, drawn in shown)
+            parts.append(element("g", points, data_key=f"{key} points", **symbol_style(mark)))
     quiet = [*_row_names(names, y, left, taken), *_rules(chart, x, y, taken), *_texts(chart, x, y, taken)]
     parts.append(element("g", "".join(quiet), pointer_events="none") if quiet else "")
     parts += _upright_words(chart.y.title, upright, y, left)
     words, bottom = _flat_words(chart.x.title, flat, x, max(y.start, y.end), width)
-    return "".join([*parts, words]), round(bottom + _EDGE)
+    return "".join([*parts, words]), round(bottom + _EDGE), {"x": x, "y": y}
+
+
+def _keys(marks: Sequence[Mark]) -> list[str]:
+    """A key for each mark: its kind and name, and how many like it came before."""
+    names = [f"{type(mark).__name__} {getattr(mark, 'name', '')}" for mark in marks]
+    return [f"{name} {names[:at].count(name)}" for at, name in enumerate(names)]
 
 
 def _legend(marks: Sequence[Mark], width: int) -> tuple[list[str], float]:
@@ -292,7 +310,7 @@ def _upright_words(title: str, ticks: Sequence[Tick], y: Scale, left: float) -> 
     words = (
         text(left - _TICK, tick.at + 0.35 * SMALL - LINE * (len(tick.lines) - 1) / 2, tick.lines) for tick in ticks
     )
-    yield element("g", "".join(words), text_anchor="end", font_size=SMALL, **paint(GREY))
+    yield element("g", "".join(words), text_anchor="end", font_size=SMALL, data_key="ticks y", **paint(GREY))
     if title:
         middle, at = (y.start + y.end) / 2, _EDGE + SIZE - 2
         lines = folded_to(title, max(abs(y.end - y.start), 100) + 20, SIZE)[:1]
@@ -306,7 +324,8 @@ def _flat_words(title: str, ticks: Sequence[Tick], x: Scale, bottom: float, widt
     parts = []
     if ticks:
         words = (text(tick.at, bottom + _TICK + SMALL, tick.lines) for tick in ticks)
-        parts.append(element("g", "".join(words), text_anchor="middle", font_size=SMALL, **paint(GREY)))
+        style = paint(GREY) | {"text_anchor": "middle", "font_size": SMALL}
+        parts.append(element("g", "".join(words), data_key="ticks x", **style))
         bottom += _TICK + SMALL + 2 + LINE * (max(len(tick.lines) for tick in ticks) - 1)
     if title:
         middle = (x.start + x.end) / 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil, floor, inf, isclose, isfinite, log10
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from trainledger.report.draw.elements import LINE, folded_to, width_of
 from trainledger.spec.frozen import frozen
 
 _ROOM = 0.05  # of an axis beyond its values
+_LEAST, _SPARE = 0.45, 0.35  # of an axis that is held: what its values take at least; room beyond those that outgrew it
 _APART = 10  # pixels between the words of two ticks
 _EACH, _MOST = 45, 8  # at most a tick in so many pixels, and so many in all, of a linear axis
 _DECADES = 8  # of an axis that has minor ticks
@@ -53,16 +54,26 @@ class Scale:
         return self.start if pixel is None else min(max(pixel, low), high)
 
 
-def scale_of(chart: Chart, letter: str, start: float, end: float) -> Scale:
-    """The scale of an axis of the chart between two pixels; rows go down, columns to the right."""
+Held = Mapping[str, tuple[float, float]]  # the ends of axes of the picture before, by letter
+
+
+def scale_of(chart: Chart, letter: str, start: float, end: float, held: Held | None = None) -> Scale:
+    """The scale of an axis of the chart between two pixels; rows go down, columns to the right.
+
+    An axis that is ``held`` changes only where its values leave it, or take less than 45 % of it.
+
+    >>> def high(value, held): return scale_of(Chart("", (Bars([0], [0], [value]),)), "x", 0, 100, {"x": held}).high
+    >>> high(50, (0, 100)), high(100, (0, 100)), high(120, (0, 100)), high(40, (0, 100))
+    (100, 100, 162.0, 42.0)
+    """
     axis = chart.x if letter == "x" else chart.y
     if axis.names:
         low, high = -0.5, len(axis.names) - 0.5
         return Scale(low, high, *((end, start) if letter == "y" else (start, end)))
-    return Scale(*_ends(chart, axis, letter), start, end, axis.log)
+    return Scale(*_ends(chart, axis, letter, (held or {}).get(letter)), start, end, axis.log)
 
 
-def _ends(chart: Chart, axis: Axis, letter: str) -> tuple[float, float]:
+def _ends(chart: Chart, axis: Axis, letter: str, held: tuple[float, float] | None) -> tuple[float, float]:
     known = list(_extents(chart, letter)) if axis.ends is None else [(axis.ends[0], False), (axis.ends[1], False)]
     places = [(log10(value) if axis.log else value, room) for value, room in known]
     if not places:
@@ -71,9 +82,16 @@ def _ends(chart: Chart, axis: Axis, letter: str) -> tuple[float, float]:
     if low == high:
         room = 0.5 if axis.log or not low else abs(low) / 2
         return low - room, high + room
+    spare = (0.0, 0.0)
+    if held is not None and axis.ends is None:
+        first, last = held
+        near = 1e-6 * (last - first)
+        if first - near <= low and high <= last + near and high - (low if first else 0) >= _LEAST * (last - first):
+            return held
+        spare = (_SPARE * (high - low) * (low < first), _SPARE * (high - low) * (high > last))
     room = (high - low) * _ROOM
-    first = low - room * any(has for place, has in places if place < low + room)
-    last = high + room * any(has for place, has in places if place > high - room)
+    first = low - max(spare[0], room * any(has for place, has in places if place < low + room))
+    last = high + max(spare[1], room * any(has for place, has in places if place > high - room))
     if axis.log:
         return first, last
     return (0.0 if low == 0 or (axis.zero and low > 0) else first), (0.0 if high == 0 else last)

@@ -1,5 +1,6 @@
 // A drawing with the table of what it shows beside it, and the sentence of the mark under the pointer.
 import { element, keep, put, reachable, whole } from "./element.js";
+import { become, outline, pictureOf } from "./moving.js";
 
 /** An empty figure with its switch between drawing and table. */
 export function drawing() {
@@ -27,12 +28,21 @@ export function redraw(figure, each) {
   head.lastElementChild.setAttribute("aria-label", `Table of: ${each.title}`);
   keep(key, each.key, (said) => said, () => element("li"), (item, said) => put(item, said));
   key.hidden = !each.key.length;
-  if (put(picture, each.svg ?? "", "innerHTML")) {
-    picture.firstElementChild?.setAttribute("role", "img");
-    picture.firstElementChild?.setAttribute("aria-label", `${each.title}; its numbers are in the table`);
+  if (each.svg !== figure.newest?.svg) {
+    const next = pictureOf(each.svg);
+    next.setAttribute("aria-label", `${each.title}; its numbers are in the table`);
+    if (!picture.firstElementChild) picture.append(next.cloneNode(false));
+    become(picture.firstElementChild, next);
+    if (figure.was) outline(picture.firstElementChild, figure.was, "ghost");
   }
   figure.newest = each;
   fill(table, each);
+}
+
+/** What a figure shows now is what it showed before, once the question is another. */
+export function remember(root) {
+  const figure = root.firstElementChild, svg = figure?.querySelector(".picture > svg");
+  if (svg) figure.was = svg.cloneNode(true);
 }
 
 /** A table is written only while it is shown. */
@@ -45,10 +55,6 @@ function fill(table, each) {
 function hover(picture) {
   const box = element("div", { class: "hover", "aria-hidden": "true", hidden: true });
   const over = (event) => {
-    for (const title of picture.querySelectorAll("title")) {
-      title.parentElement.dataset.said = title.textContent;
-      title.remove(); // our own box shows it at once, also under a finger
-    }
     const mark = event.target.closest?.("[data-said]");
     box.hidden = !mark || !picture.contains(mark);
     if (box.hidden) return;

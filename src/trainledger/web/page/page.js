@@ -5,8 +5,10 @@ import { Asking, Later } from "./asking.js";
 import { copyMenu } from "./copy.js";
 import { byId, element } from "./element.js";
 import { askedOf, drawExercise } from "./exercise.js";
+import { remember } from "./drawing.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
+import { axesOf } from "./moving.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Remedies } from "./remedies.js";
 import { addressOf, different, same, stateOf, Trail, withFields } from "./state.js";
@@ -22,7 +24,7 @@ const trail = new Trail();
 const parts = drawAnswer(root, byId("details"));
 const form = new Form(byId("form"), changed);
 const asking = new Asking(
-  ({ state, width }, how) => transport.view(state.calculator.name, state.given, width, how),
+  ({ state, frame }, how) => transport.view(state.calculator.name, state.given, frame, how),
   { shown, refused, working },
 );
 
@@ -48,7 +50,7 @@ function become(change, name = null, settled = true) {
   state.given = different(state.calculator, state.given);
   page.state = state;
   page.arriving = null;
-  trail.moved(addressOf(state), name, settled);
+  if (trail.moved(addressOf(state), name, settled)) remember(parts.picture);
   follow();
 }
 
@@ -94,7 +96,8 @@ function ask() {
   page.width = Math.min(1200, Math.max(280, measured));
   root.setAttribute("aria-busy", "true");
   remedies.stop();
-  asking.want({ state: page.state, width: page.width, at: trail.at });
+  const shown = parts.picture.querySelector("svg"); // its axes stay where the next one's marks allow
+  asking.want({ state: page.state, frame: { width: page.width, ...(shown && { held: axesOf(shown) }) }, at: trail.at });
 }
 
 /** The state that the address says, at the start and after back and forward. */
@@ -219,7 +222,7 @@ const remedies = new Remedies(parts.remedies, {
     const other = listing.find((each) => each.name === calculator);
     become(other ? { calculator: other, given: { ...fields }, exercise: null } : { given: withFields(page.state.given, fields) });
   },
-  ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), page.width),
+  ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), { width: page.width }),
   say: confirm,
 });
 byId("tools").append(undo, redo, reset, exerciseButton, copying);

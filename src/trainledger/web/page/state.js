@@ -60,7 +60,8 @@ export class Trail {
     history.replaceState({ at: this.at }, "", location.href);
   }
 
-  /** A field has changed, or at once several (`name` null); `settled` where the reader let go of it. */
+  /** A field has changed, or at once several (`name` null); `settled` where the reader let go of it. True where it is
+   * another change than the one before. */
   moved(address, name, settled) {
     const now = performance.now();
     const goesOn = name !== null && this.open?.name === name && (!this.open.settled || now - this.open.settled < SAME);
@@ -75,6 +76,7 @@ export class Trail {
       this.timer ??= setTimeout(() => this.write(), AGAIN);
     }
     this.open = { name, settled: settled && now };
+    return !goesOn;
   }
 
   /** Writes the address that a drag has reached. */

@@ -52,7 +52,7 @@ function overHttp() {
     looksAhead: true,
     listing: () => get("calculators.json"),
     answer: (name, query, how) => get(`api/${name}`, query, how),
-    view: (name, query, width, how) => get(`view/${name}`, { ...query, width }, how),
+    view: (name, query, frame, how) => get(`view/${name}`, { ...query, ...frame }, how),
     check: (name, query, of, guess) => get(`check/${name}`, { ...query, of, guess }),
     exercise: (name, seed) => get(`exercise/${name}`, { seed }),
   };
@@ -120,7 +120,7 @@ function inBrowser() {
     looksAhead: false, // there is one Python: it should be free for what is asked next
     listing: async () => (await fetch("calculators.json")).json(),
     answer: (name, query, how) => call({ call: "answer", name, query }, how),
-    view: (name, query, width, how) => call({ call: "view", name, query, width }, how),
+    view: (name, query, frame, how) => call({ call: "view", name, query, ...frame }, how),
     check: (name, query, of, guess) => call({ call: "check", name, query, of, guess }),
     exercise: (name, seed) => call({ call: "exercise", name, seed }),
   };
