@@ -1,4 +1,4 @@
-"""The index of the lecture runs: every line that docs/learn.md shows of a command is printed by it."""
+"""The index of the lecture and the page on fine-tuning run: every line that they show of a command is printed by it."""
 
 import re
 import shlex
@@ -10,7 +10,9 @@ from trainledger.cli import main
 
 pytestmark = pytest.mark.sweep
 
-INDEX = (Path(__file__).parent.parent / "docs" / "learn.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+INDEX = (DOCS / "learn.md").read_text(encoding="utf-8")
+TUNING = (DOCS / "fine-tuning.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"    \$ trainledger (.*)\n((?:    .*\n)+)", INDEX.replace("\\\n", " "))
 
 
@@ -26,3 +28,11 @@ def test_every_line_of_the_index_is_printed(command: str, said: str, capsys: pyt
 
 def test_the_index_has_a_command_for_each_chapter() -> None:
     assert len(SHOWN) == INDEX.count("    $ ") == 18
+
+
+@pytest.mark.parametrize(("command", "said"), re.findall(r"^\| \[.*\| `(.*?)` \| `(.*?)` \|", TUNING, re.MULTILINE))
+def test_questions_about_fine_tuning_have_the_answers_shown(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(command)) == (2 if said.startswith("Does NOT") or "memory does NOT" in said else 0)
+    assert said in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

@@ -159,7 +159,7 @@ def parser_of(name: str, question: Question) -> Parser:
             parser.add_argument("run", metavar="RUN", help=RUN_OR_MODEL, nargs="?", default="run.toml")
     if "overrides" in question.takes:
         ours = not {"run", "device"} & options.keys()
-        add_overrides(parser, cluster=ours, method=ours and question.trains and "run" in question.takes)
+        add_overrides(parser, cluster=ours, method=ours and question.trains)
     if question.plots:
         help = "write the figures to out.html, .png or .svg"
         parser.add_argument("--plot", help=help, action=Output, suffix=".html", check=check_plot)
