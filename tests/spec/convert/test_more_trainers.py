@@ -10,6 +10,7 @@ import yaml
 
 from trainledger.answers.load import resolve
 from trainledger.cli.train import init
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.convert.trainers import from_values, tables
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
@@ -278,6 +279,61 @@ def test_a_file_comes_before_those_that_it_names(tmp_path: Path) -> None:
     assert any("gradient_accumulation_steps 2 of DeepSpeed is not taken" in note for note in run.origin.notes)
 
 
+MAXTEXT: dict[str, Any] = {
+    "base_config": "base.yml",
+    "per_device_batch_size": 4.0,
+    "max_target_length": 4096,
+    "steps": 30,
+}
+MAXTEXT_SIZES: dict[str, Any] = {
+    "decoder_block": "qwen3_moe",
+    "base_emb_dim": 2048,
+    "base_num_query_heads": 32,
+    "base_num_kv_heads": 4,
+    "base_mlp_dim": 768,
+    "base_moe_mlp_dim": 768,
+    "base_num_decoder_layers": 48,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "a named model of MaxText": (
+        MAXTEXT | {"model_name": "mixtral-8x7b", "base_num_decoder_layers": 4, "remat_policy": "minimal_with_context"},
+        8,
+        {
+            "model.n_layers": 4,
+            "model.d_model": 4096,
+            "layout.shard": 8,
+            "recipe.precision.kind": "bf16-sharded",
+            "recipe.activation_checkpointing.keep": ("mm", "addmm", "attention"),
+        },
+    ),
+    "sizes of MaxText": (
+        MAXTEXT | MAXTEXT_SIZES | {"ici_tensor_parallelism": 2},
+        2,
+        {"recipe.precision.kind": "bf16-mixed", "model.attention.qk_norm": "head", "recipe.seq_len": 4096},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRETRAINERS)
+def test_a_file_of_a_program_that_pretrains(tmp_path: Path, case: str) -> None:
+    values, count, expected = PRETRAINERS[case]
+    run = resolve(written(tmp_path, values), {"cluster.count": count})
+    assert dict(zip(expected, told(run, *expected), strict=True)) == expected
+    assert not any("not understood" in note for note in run.origin.notes)
+
+
+def test_sizes_of_maxtext_are_the_models(tmp_path: Path) -> None:
+    line = (
+        "python3 -m maxtext.trainers.pre_train.train configs/base.yml model_name=qwen3-30b-a3b per_device_batch_size=4"
+    )
+    own, named = resolve(written(tmp_path, MAXTEXT | MAXTEXT_SIZES)).model, resolve(line).model
+    assert parameters(own).total == parameters(named).total == 30532122624
+
+
 SWIFT = """
 nproc_per_node=2
 CUDA_VISIBLE_DEVICES=0,1 \\
@@ -338,6 +394,9 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "activation_checkpoint.memory_budget",
             "budget",
         ),
+        (MAXTEXT | {"remat_policy": "qkv_proj_offloaded"}, "remat_policy", "is not accounted for"),
+        (MAXTEXT | {"sparse_matmul": False}, "sparse_matmul", "computes experts densely"),
+        (MAXTEXT | {"per_device_batch_size": 0.5}, "per_device_batch_size", "must be a whole number"),
         (TITAN | {"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload", "host memory"),
         (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
     ],

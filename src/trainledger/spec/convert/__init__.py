@@ -13,6 +13,8 @@ _MARKS = {
     "LLaMA-Factory": "finetuning_type cutoff_len template lora_target dataset_dir stage preprocessing_num_workers",
     "axolotl": "base_model sequence_len micro_batch_size sample_packing num_epochs val_set_size dataset_prepared_path "
     "adapter load_in_4bit load_in_8bit datasets lora_target_linear pad_to_sequence_len",
+    "MaxText": "base_config per_device_batch_size max_target_length base_emb_dim base_num_decoder_layers decoder_block "
+    "ici_fsdp_parallelism remat_policy use_sft use_dpo use_multimodal train_data_columns",
     "ms-swift": "tuner_type train_type attn_impl quant_bits target_modules sequence_parallel_size lora_rank "
     "split_dataset_ratio model_author",
     "DeepSpeed-Chat": "zero_stage data_split sft_only_data_path actor_model_name_or_path only_optimize_lora lora_dim "

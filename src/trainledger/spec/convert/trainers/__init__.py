@@ -83,7 +83,8 @@ def _model(read: Reading) -> tuple[str, dict[str, Any]]:
     if isinstance(own, dict):
         return "", {"name": last.replace(" ", "-").lower()} | own | sizes
     if own and "d_model" in sizes:  # which are those of a model without a name, but for those in the file
-        own, sizes = ("", {"name": last} | sizes) if "model.d_model" in read.given else (own, {})
+        written = _nested({path: size for path, size in read.group("model").items() if f"model.{path}" in read.given})
+        own, sizes = ("", {"name": last} | sizes) if "d_model" in written else (own, written)
     if own.startswith(("/", "./", "../", "~", "checkpoints/")):
         own = own.removeprefix("checkpoints/") if own.startswith("checkpoints/") else Path(own).name
     return own, sizes
@@ -234,7 +235,7 @@ def _batch(read: Reading, data_ranks: int, *, pipeline: bool) -> dict[str, Any]:
 def _precision(read: Reading, adapters: bool, *, split: bool) -> dict[str, Any]:
     said = read.said
     half = said.get("run.half")
-    if half is None or (said.get("run.of_shards") and split and not read.sharded):
+    if half is None or (said.get("run.mixed_by_shards") and split and not read.sharded):
         return {"kind": "tf32" if said.get("run.tf32") else "fp32"}
     if said.get("run.float8"):
         return {"kind": f"fp8-{said.get('run.scaling', 'tensorwise')}" + ("-sharded" if read.sharded else "")}

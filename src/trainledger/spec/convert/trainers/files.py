@@ -134,6 +134,8 @@ def _launches(script: Script, tables: Mapping[str, Mapping[str, Any]], where: st
         flags, plain = _flags(words)
         values: dict[str, Any] = {}
         for named in [*(str(flags.pop(key)) for key in _CONFIG if key in flags), *plain]:
+            if program and Path(named).name in tables[program]["known"]:
+                continue
             found = map_in(named, where) if named.endswith(_MAPS) else None
             if isinstance(found, Mapping):
                 values |= found

@@ -16,10 +16,11 @@ from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.units import ceil_div
 
 _DEEPEST = 4  # maps in one another
+_NAMED = 40  # keys that a sentence names
 _UNSET = ("None", "False", "none", "false", "", "[]", "{}")  # values, as text, of keys that say nothing
 _SLIP = 0.92  # likeness of two names of which one is a slip of the other
 _KINDS = ("always", "defaults", "fields", "words", "refused", "assumed", "unset", "products", "models", "commands")
-_LISTS = ("silent", "split", "opened", "alone")
+_LISTS = ("silent", "split", "opened", "alone", "known")
 _OF_LAUNCHERS = {
     "launcher.devices": "run.per_node",
     "launcher.nodes": "run.nodes",
@@ -219,15 +220,16 @@ class Reading:
             data = "data" if epochs is None else f"{epochs} epochs of data"
             yield f"assuming one step: {data} of a size that is not known (set recipe.steps or tokens)"
         if self.strangers:
-            yield f"not understood: {', '.join(self.strangers)}"
+            more = f" and {len(self.strangers) - _NAMED} more" if len(self.strangers) > _NAMED else ""
+            yield f"not understood: {', '.join(self.strangers[:_NAMED])}{more}"
         if self.supplied:
             yield f"defaults of {self.program}: " + ", ".join(f"{key} {value}" for key, value in self.supplied.items())
 
     def count(self, meaning: str) -> int:
         """A whole number of at least 1; 1 after a problem, or where nothing is said."""
         value = self.said.pop(meaning, 1)
-        if type(value) is int and value > 0:
-            return value
+        if type(value) in (int, float) and value > 0 and value == int(value):
+            return int(value)
         self.refuse(self.key_of(meaning), value, "must be a whole number of at least 1", 1)
         return 1
 
