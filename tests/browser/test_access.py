@@ -81,7 +81,7 @@ def test_menus_problems_and_exercises_pass_too(fresh, axe: str) -> None:
     exercise = fresh("?calculator=time&exercise=3", width=390)
     exercise.page.locator("#guess").fill("12")
     exercise.page.locator("#guess").press("Enter")
-    exercise.page.locator("#outcome .formula").wait_for()
+    exercise.page.locator("#outcome .verdict").wait_for()
     listed = fresh("?calculator=time")
     listed.field("device").click()
     for page in (problem, exercise, listed):

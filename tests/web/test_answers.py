@@ -1,10 +1,12 @@
 """Every way to ask a calculator, without a server."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from math import isclose
+from string import Formatter
 
 import pytest
 
@@ -76,13 +78,45 @@ def test_nothing_heavy_is_imported() -> None:
     assert not {"torch", "numpy", "fastapi", "rich", "plotly"} & set(found)
 
 
-def test_an_exercise_says_right_close_and_wrong() -> None:
-    query = {"params": "70B", "tokens": "15T", "mfu": "50%", "count": "1024"}  # 143.9 days
-    assert answers.check("time", query, "days", "144")["said"] == "Right: it is 143.9."
-    assert answers.check("time", query, "days", "100")["said"] == "Close: it is 143.9, and 100 is -30.5 % off."
-    assert not answers.check("time", query, "days", "5")["near"]
-    with pytest.raises(InvalidInput, match="is not an amount"):
-        answers.check("time", query, "days", "soon")
+SEEDS = [(name, seed) for name, kinds in answers.kinds_of_exercises().items() for seed in range(3 * len(kinds))]
+# Of a number in the unit of an exercise, that of the card; other units are names of what is counted.
+SCALES = {"GB": 1e9, "MB": 1e6, "GFLOP": 1e9, "µs": 1e-6, "%": 0.01}
+# Numbers that a formula may have beside those of the question: rules, and units.
+RULES = {"0", "0.5", "1", "2", "3", "4", "6", "8", "12", "100", "1000", "3600", "86400", "1e6", "1e9"}
+
+
+@pytest.mark.parametrize(("name", "seed"), SEEDS)
+def test_an_exercise_is_worked_out_by_hand_from_what_it_shows(name: str, seed: int) -> None:
+    row = answers.kinds_of_exercises()[name][seed % len(answers.kinds_of_exercises()[name])]
+    shown = {field for _, field, _, _ in Formatter().parse(row["question"]) if field}
+    needed = set(re.findall(r"\b[a-z_]\w*", row["answer"])) - {"max", "round"}
+    assert needed <= shown
+    assert set(re.findall(r"(?<![\w.])\d[\w.]*", row["answer"])) <= RULES
+    drawn = answers.drawn(name, {each.name for each in CALCULATORS[name].fields}, seed)
+    cards = {each["name"]: each["value"] for each in answers.answer(name, drawn.query)["headlines"]}
+    by_hand = drawn.exercise.answer * SCALES.get(drawn.exercise.unit, 1)
+    assert isclose(by_hand, cards[drawn.asks], rel_tol=drawn.exercise.tolerance / 2), drawn
+
+
+@pytest.mark.parametrize(("name", "seed"), SEEDS)
+def test_a_miss_is_given_a_hint_and_the_next_the_derivation(name: str, seed: int) -> None:
+    exercise = answers.drawn(name, (), seed).exercise
+    for mistake in exercise.mistakes:
+        if isclose(mistake, exercise.answer, rel_tol=exercise.tolerance):
+            continue  # here nothing is left out
+        assert exercise.mistakes[mistake] in answers.check(name, seed, str(mistake), 0)["said"]
+    wrong = str(3 * exercise.answer)
+    first, second = (answers.check(name, seed, wrong, misses) for misses in (0, 1))
+    assert not first["right"] | first["over"]
+    assert first["said"].endswith(f"Hint: {exercise.hint}")
+    assert exercise.derivation not in first["said"]
+    assert second["over"]
+    assert second["said"].endswith(f"The answer: {exercise.shown_answer}")
+    right = answers.check(name, seed, f"{exercise.answer} {exercise.unit}", 1)
+    assert right["right"]
+    assert exercise.derivation in right["said"]
+    with pytest.raises(InvalidInput, match="guess = 'soon': is no number"):
+        answers.check(name, seed, "soon", 0)
 
 
 def test_a_field_follows_where_the_answer_decides_it() -> None:
@@ -96,27 +130,3 @@ def test_the_listing_names_the_other_fields_of_a_run() -> None:
     assert "recipe.dropout" in of["breaks"]["others"]
     assert "recipe.seq_len" not in of["breaks"]["others"]  # which has a slider
     assert of["tensor"]["others"] == []
-
-
-@pytest.mark.parametrize("name", [name for name in EACH if not CALCULATORS[name].patient])
-def test_each_exercise_has_an_answer_to_ask_for(name: str) -> None:
-    for seed in range(6):
-        query = answers.exercise(name, seed)["query"]
-        asked = [each for each in answers.answer(name, query)["headlines"] if each["asked"] and each["value"]]
-        assert asked, query
-        assert answers.check(name, query, asked[0]["name"], "1e30")["right"] is False
-
-
-def test_an_exercise_that_takes_seconds_is_a_run_that_can_be_planned() -> None:
-    calculator = CALCULATORS["breaks"]
-    for seed in range(12):
-        query = answers.exercise("breaks", seed)["query"]
-        tl.plan(query.get("run", "llama-3.1-8b"), [
-            f"{each.name}={query.get(each.name, each.default)}" for each in calculator.fields
-            if "." in each.name and query.get(each.name, each.default)
-        ])  # fmt: skip
-
-
-@pytest.mark.parametrize(("of", "guess"), [("days", "20.6 days"), ("flops", "7.2e23 FLOP"), ("flops", "7.2e23")])
-def test_a_guess_may_have_its_unit(of: str, guess: str) -> None:
-    assert answers.check("time", {}, of, guess)["right"]

@@ -100,7 +100,7 @@ class Exercise:
             return self.check(given)
         if isinstance(self.answer, str):
             return "" if given == self.answer else self.mistakes.get(given, "No.")
-        value = _number(given.strip().removesuffix(self.unit))
+        value = number(given.strip().removesuffix(self.unit))
         if value is None:
             return "This is no number; write it as 12.6, 1.5e3, 80B or 50%."
         if isclose(value, self.answer, rel_tol=self.tolerance):
@@ -158,7 +158,12 @@ def reply(exercise: Exercise, given: str | None) -> str:
         return f"Right. {exercise.derivation}"
     misses = _misses.setdefault(exercise.question, set())
     misses.add(given)
-    if len(misses) == 1 and exercise.hint:
+    return after_miss(exercise, fault, len(misses))
+
+
+def after_miss(exercise: Exercise, fault: str, misses: int) -> str:
+    """What is told after so many wrong answers: the hint after the first, then the derivation."""
+    if misses == 1 and exercise.hint:
         return f"{fault} Hint: {exercise.hint}"
     return f"{fault} {exercise.derivation} The answer: {exercise.shown_answer}"
 
@@ -196,7 +201,7 @@ def against(guess: str | None, value: float, unit: str = "") -> str:
     ('You guessed 100; it is 143.9 days: 1.4 times as much.', 'It is 143.9 days.')
     """
     said = f"{_shown(value)} {unit}".rstrip()
-    guessed = _number(guess or "")
+    guessed = number(guess or "")
     if guessed is None:
         return f"It is {said}."
     if isclose(guessed, value, rel_tol=0.02) or guessed <= 0:
@@ -206,7 +211,8 @@ def against(guess: str | None, value: float, unit: str = "") -> str:
     return f"You guessed {guess}; it is {said}: {far}."
 
 
-def _number(text: str) -> float | None:
+def number(text: str) -> float | None:
+    """The number of a text, which may be a count, a share or bytes; None where it is none."""
     for parse in (parse_amount, parse_number, parse_nbytes):
         try:
             return float(parse(text.strip()))

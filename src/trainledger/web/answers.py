@@ -7,32 +7,30 @@ the browser ask alike.
 from __future__ import annotations
 
 import random
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from trainledger.report.document import Document, Section, Text
 from trainledger.report.draw.chart import svg
 from trainledger.report.draw.scale import Held
 from trainledger.report.html import parts, table_html
+from trainledger.report.lesson import Exercise, after_miss, number
+from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.spec.units import NotAQuantity, format_percent, parse_amount, parse_nbytes, parse_number, parse_seconds
 from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 
 Calculators = Mapping[str, Calculator]
-_CLOSE = 0.05  # relative: an answer of an exercise that is right
-_TRIES = 20  # draws of an exercise
+_TOLERANCE = 0.05  # relative: worked out with rounded numbers
+_LARGEST_WRITTEN = 1e15  # with all its digits
 _TELEPHONE = 480  # pixels: the first drawing of a page as narrow leaves room for the form
-_NEAR = 2.0  # a factor: the right order of magnitude
-_PARSERS = {
-    "nbytes": parse_nbytes,
-    "seconds": parse_seconds,
-    "share": parse_number,
-    "ratio": parse_number,
-}
 
 
 def _silent(what: str, done: int, of: int) -> None:
@@ -46,6 +44,7 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
             "name": each.name, "title": each.title, "question": each.question, "needs": list(each.needs),
             "patient": each.patient, "presets": {title: dict(query) for title, query in each.presets.items()},
             "fields": [_field_data(field) for field in each.fields], "lesson": each.name in LESSON,
+            "exercises": each.name in kinds_of_exercises(),
             "others": paths_of_run(each.fields) if each.any_of_run else [],
         }
         for each in calculators.values()
@@ -131,71 +130,99 @@ def _ends(held: str) -> Held | None:
     return {"x": (low, high), "y": (lower, higher)}
 
 
-def check(
-    name: str,
-    given: Mapping[str, str],
-    of: str,
-    guess: str,
-    progress: Progress = _silent,
-    calculators: Calculators = CALCULATORS,
-) -> dict[str, Any]:
-    """Whether a guess of one headline is right, within 5 %; raises `InvalidInput` where it is no such number.
+def check(name: str, seed: int, guess: str, misses: int, calculators: Calculators = CALCULATORS) -> dict[str, Any]:
+    """Whether a guess of an exercise is right, and what is told after so many ``misses`` before it.
 
-    >>> check("time", {"params": "70B", "tokens": "15T", "mfu": "50%"}, "days", "140")["right"]
-    True
+    That is a hint, then the derivation. Raises `InvalidInput` where the guess is no number, which is no miss.
+
+    >>> check("time", 4, "1", 0)["said"][:40], check("time", 4, "1", 1)["over"]
+    ('Too low. Hint: Forward takes a multiplic', True)
     """
-    _, _, reply = _asked(calculators, name, given, progress)
-    asked = {each.name: each for each in reply.headlines if each.asked and each.value}
-    if of not in asked:
-        rule = f"is no number that is asked for; there are: {', '.join(asked)}"
-        raise InvalidInput([Problem("of", of, rule, nearest_text(of, asked))])
-    right = asked[of]
-    ratio = _guessed(guess, right) / float(right.value or 1)
-    close, near = abs(ratio - 1) <= _CLOSE, 1 / _NEAR <= ratio <= _NEAR
-    said = f"{guess} is {format_percent(ratio - 1, signed=True)} off" if near else f"{guess} is {ratio:.3g} times that"
-    said = f"Right: it is {right.text}" if close else f"{'Close' if near else 'No'}: it is {right.text}, and {said}"
-    return {"right": close, "near": near, "ratio": ratio, "said": f"{said}.", "headline": _headline_data(right)}
+    exercise = _exercise(calculators, name, seed).exercise
+    if number(guess.strip().removesuffix(exercise.unit)) is None:
+        raise InvalidInput([Problem("guess", guess, "is no number; write it as 12.6, 1.5e3, 80B or 50%")])
+    fault = exercise.fault(guess)
+    said = (
+        after_miss(exercise, fault, misses + 1) if fault else f"Right: {exercise.shown_answer}. {exercise.derivation}"
+    )
+    return {"right": not fault, "over": not fault or misses > 0, "said": said}
 
 
 def exercise(name: str, seed: int, calculators: Calculators = CALCULATORS) -> dict[str, Any]:
-    """A query for an exercise: the default one with some sliders elsewhere, the same for the same seed.
-
-    It is one that the calculator answers with a number to ask for, unless finding out would take seconds.
+    """An exercise: its question, the unit of its answer, and the query whose answer has it; the same for a seed.
 
     >>> exercise("time", 1) == exercise("time", 1)
     True
     """
-    drawn = random.Random(seed)
+    made = _exercise(calculators, name, seed)
+    return {"question": made.exercise.question, "unit": made.exercise.unit, "query": dict(made.query)}
+
+
+def _exercise(calculators: Calculators, name: str, seed: int) -> Drawn:
     calculator = _calculator(calculators, name)
-    for _ in range(_TRIES):
-        query = _drawn(calculator, drawn)
-        if _asks(calculator, query):
-            return {"query": query}
-    return {"query": dict(next(iter(calculator.presets.values()), {}))}
+    if name not in kinds_of_exercises():
+        raise InvalidInput([Problem("calculator", name, "has no exercises", next(iter(kinds_of_exercises())))])
+    return drawn(name, {each.name for each in calculator.fields}, seed)
 
 
-def _drawn(calculator: Calculator, drawn: random.Random) -> dict[str, str]:
-    """A preset with two sliders elsewhere."""
-    sliders = [each for each in calculator.fields if each.stops and each.default]
-    query = dict(drawn.choice(list(calculator.presets.values()) or [{}]))
-    for field in drawn.sample(sliders, min(2, len(sliders))):
-        at = place(field, query.get(field.name, field.default))
-        near = field.stops[max(0, at - 6) : at + 7]
-        query[field.name] = drawn.choice(near)
-    return query
+@frozen
+class Drawn:
+    """An exercise, the query of the calculator that it is about, and the number of the answer that it asks for."""
+
+    exercise: Exercise
+    query: Mapping[str, str]
+    asks: str
 
 
-def _asks(calculator: Calculator, given: Mapping[str, str]) -> bool:
-    """Whether a query is answered with a number that an exercise may ask for; of a patient calculator, if it may be."""
-    try:
-        query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
-        if calculator.patient:
-            if calculator.refuse is not None:
-                calculator.refuse(query)
-            return True
-        return any(each.asked and each.value for each in calculator.reply(query, _silent).headlines)
-    except InvalidInput:
-        return False
+@cache
+def kinds_of_exercises() -> Mapping[str, list[dict[str, Any]]]:
+    """The kinds of exercises by calculator."""
+    return tomllib.loads(files("trainledger.web").joinpath("exercises.toml").read_text(encoding="utf-8"))
+
+
+def drawn(name: str, fields: Collection[str], seed: int) -> Drawn:
+    """The exercise of a seed, the same for everybody: kinds in turn, their numbers by chance.
+
+    >>> drawn("tensor", ("shape", "dtype"), 4).exercise.question[:48]
+    'A tensor has the shape [1,024, 4,096] and the dt'
+    """
+    kinds = kinds_of_exercises()[name]
+    row, chance = kinds[seed % len(kinds)], random.Random(f"{name} {seed}")
+    given = {key: chance.choice(texts) for key, texts in row.get("draw", {}).items()}
+    given |= chance.choice(row.get("cases", [{}]))
+    shown = {key.rpartition(".")[2]: text for key, text in given.items()}
+    values = {key: value for key, text in shown.items() if (value := number(text)) is not None}
+    query = {key: text for key, text in given.items() if "." in key or key in fields}
+    query |= {key: text.format(**shown) for key, text in row.get("query", {}).items()}
+    written = {key: f"{int(text):,}" if text.isdecimal() else text for key, text in shown.items()}
+    exercise = Exercise(
+        question=row["question"].format(**written),
+        answer=_rounded(_worth(row["answer"], values)),
+        derivation=f"{_put_in(row['answer'], written)}.",
+        hint=row["hint"],
+        unit=row["unit"],
+        tolerance=row.get("tolerance", _TOLERANCE),
+        mistakes={_worth(wrong, values): remark for wrong, remark in row.get("mistakes", {}).items()},
+    )
+    return Drawn(exercise, query, row["asks"].format(**shown))
+
+
+def _worth(formula: str, values: Mapping[str, float]) -> float:
+    result: float = eval(formula, {"__builtins__": {"max": max, "round": round}}, dict(values))
+    return result
+
+
+def _rounded(value: float) -> float:
+    """A number with four digits, a whole one as it is."""
+    short = value if float(value).is_integer() else float(f"{value:.4g}")
+    return int(short) if float(short).is_integer() and abs(short) < _LARGEST_WRITTEN else short
+
+
+def _put_in(formula: str, written: Mapping[str, str]) -> str:
+    """A formula with its numbers, as people write it."""
+    text = re.sub(r"\b\d{4,}\b", lambda digits: f"{int(digits[0]):,}", formula)
+    text = re.sub(r"\b[a-z_]\w*", lambda name: written.get(name[0], name[0]), text)
+    return text.replace(" ** ", "^").replace("*", "×")
 
 
 def _calculator(calculators: Calculators, name: str) -> Calculator:
@@ -213,21 +240,10 @@ def _asked(
     return calculator, query, calculator.reply(query, progress)
 
 
-def _guessed(guess: str, right: Headline) -> float:
-    """The number of a guess, which may have its unit or its title behind it ("158 TFLOP", "12 days")."""
-    parse = _PARSERS.get(right.unit, parse_amount)
-    for unit in ("", "FLOP/s", "FLOP", right.title):
-        try:
-            return float(parse(guess.strip().removesuffix(unit)))
-        except NotAQuantity as error:
-            wrong = error
-    raise InvalidInput([Problem("guess", guess, wrong.rule, wrong.nearest)])
-
-
 def _headline_data(each: Headline) -> dict[str, Any]:
     return {
         "name": each.name, "title": each.title, "text": each.text, "value": finite(each.value), "unit": each.unit,
-        "formula": each.formula, "basis": each.basis, "source": each.source, "asked": each.asked,
+        "formula": each.formula, "basis": each.basis, "source": each.source,
         "in_full": each.in_full, "interval": each.interval,
     }  # fmt: skip
 

@@ -21,8 +21,8 @@ _LONGEST = 40  # characters of a binary fraction that is written as a decimal nu
 class Headline:
     """A number that answers, with its unit (of `document.UNITS`), formula with numbers put in, basis and source.
 
-    ``name`` is that of the number in the answer's JSON. ``asked`` says that an exercise may ask for it; ``interval``
-    is the one that holds four of five published runs, in words.
+    ``name`` is that of the number in the answer's JSON; ``interval`` is the one that holds four of five published runs,
+    in words.
     """
 
     name: str
@@ -32,7 +32,6 @@ class Headline:
     formula: str
     basis: str
     source: str
-    asked: bool = False
     said: str = ""
     interval: str = ""
 

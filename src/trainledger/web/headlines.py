@@ -25,7 +25,6 @@ def of_memory(plan: Plan) -> list[Headline]:
             title="memory of the peak rank",
             value=needed,
             unit="nbytes",
-            asked=True,
             formula=f"tensors + outside the tensors = {format_nbytes(forecast.peak_nbytes)} + {_nbytes(outside)}"
             f"{(within := between(forecast, 'device_nbytes', format_nbytes))}",
             interval=within.strip(),

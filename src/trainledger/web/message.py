@@ -16,9 +16,7 @@ _WAYS: dict[str, Callable[[Mapping[str, Any], Progress], object]] = {
     "view": lambda asked, progress: answers.view(
         asked["name"], asked["query"], int(asked["width"]), progress, held=asked.get("held", "")
     ),
-    "check": lambda asked, progress: answers.check(
-        asked["name"], asked["query"], asked["of"], asked["guess"], progress
-    ),
+    "check": lambda asked, _: answers.check(asked["name"], int(asked["seed"]), asked["guess"], int(asked["misses"])),
     "exercise": lambda asked, progress: answers.exercise(asked["name"], int(asked["seed"])),
 }
 
@@ -26,9 +24,9 @@ _WAYS: dict[str, Callable[[Mapping[str, Any], Progress], object]] = {
 def replied(message: str, progress: Progress) -> str:
     """The reply to a message ``{"call": "view", "name": ..., "query": {...}, ...}``: a ``result``, or an ``error``.
 
-    >>> asked = {"call": "check", "name": "time", "query": {"mfu": "x"}, "of": "days", "guess": "1"}
+    >>> asked = {"call": "check", "name": "time", "seed": 1, "guess": "soon", "misses": 0}
     >>> json.loads(replied(json.dumps(asked), print))["error"][0]["field"]
-    'mfu'
+    'guess'
     """
     asked = json.loads(message)
     try:

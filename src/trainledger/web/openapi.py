@@ -48,7 +48,7 @@ class Working:
 
 @dataclass
 class Headline:
-    """A number of an answer; an exercise may ask for it (``asked``); ``in_full`` has all digits of an exact one.
+    """A number of an answer; ``in_full`` has all digits of an exact one.
 
     ``interval`` is the one that holds four of five published runs, in words."""
 
@@ -60,7 +60,6 @@ class Headline:
     formula: str
     basis: str
     source: str
-    asked: bool
     in_full: str
     interval: str
 
@@ -92,14 +91,14 @@ class View(_Said):
 @dataclass
 class Check:
     right: bool
-    near: bool
-    ratio: float | None
+    over: bool
     said: str
-    headline: Headline
 
 
 @dataclass
 class Exercise:
+    question: str
+    unit: str
     query: dict[str, str]
 
 
@@ -122,12 +121,13 @@ WAYS: dict[str, tuple[str, dict[str, Schema], type]] = {
         View,
     ),
     "check": (
-        "whether a guess of a headline that an exercise asks for is right, within 5 %",
-        {"of": _SHORT, "guess": _SHORT},
+        "whether a guess of an exercise is right; a hint after the first miss, then the derivation",
+        {"seed": _SEED, "guess": _SHORT, "misses": _SEED},
         Check,
     ),
-    "exercise": ("a query for an exercise, the same for the same seed", {"seed": _SEED}, Exercise),
+    "exercise": ("an exercise with all that its answer needs, the same for a seed", {"seed": _SEED}, Exercise),
 }
+ASKED = ("api", "view")  # with the fields of the calculator
 
 
 def refusals(*, with_token: bool) -> dict[int | str, dict[str, Any]]:
@@ -144,7 +144,7 @@ def operation(way: str, calculator: Calculator) -> dict[str, Any]:
         200: {"model": answer, "description": does},
         422: {"model": Refusal, "description": "what is wrong with the query"},
     }
-    if calculator.patient and way != "exercise":
+    if calculator.patient and way in ASKED:
         responses[202] = {"model": Working, "description": "not there yet: ask again with the same query"}
     return {
         "summary": f"{calculator.title}: {does}",
@@ -157,7 +157,7 @@ def operation(way: str, calculator: Calculator) -> dict[str, Any]:
 def _parameters(way: str, calculator: Calculator) -> Iterator[dict[str, Any]]:
     for name, schema in WAYS[way][1].items():
         yield {"name": name, "in": "query", "required": "default" not in schema, "schema": schema}
-    if way != "exercise":
+    if way in ASKED:
         yield from map(_parameter, calculator.fields)
         if calculator.any_of_run:
             yield _any_of_run()

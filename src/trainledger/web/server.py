@@ -135,7 +135,7 @@ class Desk:
             try:
                 given = _given(request)
                 work = _work(way, calculator.name, given, self.calculators)
-                if calculator.patient and way != "exercise":
+                if calculator.patient and way in openapi.ASKED:
                     read_query(calculator.fields, given, any_of_run=calculator.any_of_run)  # wrong fields do not wait
                     key = (request.url.path, request.url.query)
                     found = await self.jobs.ask(key, work, request.is_disconnected)
@@ -176,19 +176,16 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
         held = own["held"] or ""
         return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held))
-    if way == "check":
-        wrong = [Problem(each, None, "must be given") for each, text in own.items() if text is None]
-        rule = f"must have at most {LONGEST} characters"
-        wrong += [Problem(each, text, rule) for each, text in own.items() if text and len(text) > LONGEST]
-        if wrong:
-            raise InvalidInput(wrong)
-        of, guess = own["of"] or "", own["guess"] or ""
-        return lambda progress: encoded(answers.check(name, given, of, guess, progress, calculators))
-    if way == "exercise":
-        seed = _whole("seed", own["seed"], 0, openapi.LAST_SEED)
+    if way in ("check", "exercise"):
         if given:
             raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])
-        return lambda progress: encoded(answers.exercise(name, seed, calculators))
+        seed = _whole("seed", own["seed"], 0, openapi.LAST_SEED)
+        if way == "exercise":
+            return lambda progress: encoded(answers.exercise(name, seed, calculators))
+        guess, misses = own["guess"], _whole("misses", own["misses"], 0, openapi.LAST_SEED)
+        if guess is None or len(guess) > LONGEST:
+            raise InvalidInput([Problem("guess", guess, f"must be given, in at most {LONGEST} characters")])
+        return lambda progress: encoded(answers.check(name, seed, guess, misses, calculators))
     return lambda progress: encoded(answers.answer(name, given, progress, calculators))
 
 

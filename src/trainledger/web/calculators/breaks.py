@@ -97,7 +97,7 @@ def _headlines(found: Breaks) -> list[Headline]:
         Headline(
             name=each.axis, title=f"largest {each.axis} before {first.limit}", value=first.holds or None,
             unit="integer", said="" if first.holds else "not even as planned", formula=_formula(first),
-            basis=first.basis, source=first.source, asked=bool(first.holds),
+            basis=first.basis, source=first.source,
         )
         for each, first in firsts
     ]  # fmt: skip

@@ -122,7 +122,7 @@ def _headlines(answer: TrainingLoop) -> Iterator[Headline]:
             value, title = value[answer.token_dtype], f"{title} as {answer.token_dtype}"
         yield Headline(
             name=each.name, title=title, value=value, unit=unit, formula=f"{each.formula} = {each.numbers}",
-            basis=basis, source=each.source, asked=basis == "exact", said="" if value is not None else "one at the end",
+            basis=basis, source=each.source, said="" if value is not None else "one at the end",
         )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _becomes(name: str, value: float, formula: str, source: str) -> Headline:
     finite = math.isfinite(value)
     return Headline(
         name=name, title=f"in {name}", value=value if finite else None, unit="", said=f"{value:.9g}", formula=formula,
-        basis="exact", source=source, asked=finite,
+        basis="exact", source=source,
     )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _limits(one: NumberFormat) -> Iterator[Headline]:
         said = f"{value:.9g}" if held else _BEYOND_DOUBLES[name]
         yield Headline(
             name=name, title=f"{_TITLES[name]} {one.name}", value=value if held else None, unit="", said=said,
-            formula=f"{formula} = {said}", basis="exact", source=one.source, asked=held,
+            formula=f"{formula} = {said}", basis="exact", source=one.source,
         )  # fmt: skip
 
 

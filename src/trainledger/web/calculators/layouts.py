@@ -126,7 +126,7 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
         f"{format_seconds(each.seconds)} {each.cause}" for each in forecast.waterfall if each.nanoseconds
     )
     step = Headline(
-        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=found.basis, asked=True,
+        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=found.basis,
         formula=causes or "the slowest rank's operations on its streams", source="predict.parallel_step",
     )  # fmt: skip
     parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
@@ -145,7 +145,7 @@ def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headli
         rate = f"({chosen.seconds:.4g} s x {found.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
         found_lines.append(
             Headline(
-                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=found.basis, asked=True,
+                name="mfu", title=ATTENTION_MFU, value=chosen.mfu, unit="share", basis=found.basis,
                 formula=f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}",
                 source=OF_ATTENTION_MFU,
             )

@@ -89,17 +89,17 @@ def _headlines(one: Einsum, times: Sequence[EinsumTime]) -> Iterator[Headline]:
     if shape is not None:
         numbers = " x ".join(f"{each:,}" for each in (2, *(shape[1:] if shape[0] == 1 else shape)))
     yield Headline(
-        name="flops", title="FLOPs", value=one.flops, unit="flops", basis="exact", source=_COUNTED, asked=True,
+        name="flops", title="FLOPs", value=one.flops, unit="flops", basis="exact", source=_COUNTED,
         formula=f"{terms} = {numbers} = {one.flops:,}",
     )  # fmt: skip
     elements = " + ".join(f"{each.read_elements:,} + {each.written_elements:,}" for each in one.steps)
     yield Headline(
-        name="nbytes", title="bytes moved", value=one.nbytes, unit="nbytes", basis="exact", source=_MOVED, asked=True,
+        name="nbytes", title="bytes moved", value=one.nbytes, unit="nbytes", basis="exact", source=_MOVED,
         formula=f"(elements read + written) in {one.dtype} = {elements} elements = {one.nbytes:,} B",
     )  # fmt: skip
     yield Headline(
         name="intensity", title="FLOPs per byte", value=one.intensity, unit="amount", basis="exact", source=_ROOFLINE,
-        formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}", asked=True,
+        formula=f"FLOPs / bytes = {one.flops:,} / {one.nbytes:,} = {one.intensity:.4g}",
     )  # fmt: skip
     for each in times[:1]:
         yield from _of_device(one, each)
@@ -114,7 +114,7 @@ def _of_device(one: Einsum, time: EinsumTime) -> Iterator[Headline]:
         name="bound_seconds", title=f"at least on {time.device}", value=time.bound_seconds, unit="seconds",
         formula=f"the longer of FLOPs / peak = {short(one.flops)} / {short(peak)} = {compute} and bytes / bandwidth = "
                 f"{short(one.nbytes)} / {short(bandwidth)} = {memory}",
-        basis="bound", source=_ROOFLINE, asked=True,
+        basis="bound", source=_ROOFLINE,
     )  # fmt: skip
     if time.seconds is None or time.flops_per_second is None:
         return

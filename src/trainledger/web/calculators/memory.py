@@ -164,7 +164,7 @@ def _of_account(account: Symbolic) -> list[Headline]:
         Headline(
             name=f"{each.what.replace(' ', '_')}_nbytes", title=each.what, value=each.value, unit="nbytes",
             formula=each.formula if each.numbers == each.formula else f"{each.formula} = {each.numbers}",
-            basis=each.basis, source=each.source, asked=each.what != "frozen weights",
+            basis=each.basis, source=each.source,
         )
         for each in lines
     ]  # fmt: skip

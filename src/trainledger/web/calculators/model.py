@@ -118,7 +118,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
     totals = forward_totals(spec, flops, tokens)
     found = [
         Headline(
-            name="total", title="parameters", value=count.total, unit="count", basis="exact", asked=True,
+            name="total", title="parameters", value=count.total, unit="count", basis="exact",
             formula=" + ".join(f"{format_count(count.by_component[each])} {title_of(each)}" for each in parts),
             source="shapes of all modules (ledger.model.parameters)",
         ),
@@ -129,14 +129,14 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
             Headline(
                 name="active", title="active parameters", value=count.active, unit="count", basis="exact",
                 formula=f"all but {mixture.n_experts - mixture.per_token} of {mixture.n_experts} experts of each layer",
-                source="those that one token passes through (ledger.model.parameters)", asked=True,
+                source="those that one token passes through (ledger.model.parameters)",
             )
         )  # fmt: skip
     found += [
         Headline(
             name="forward", title=f"forward FLOPs of {tokens:,} tokens", value=forward, unit="flops", basis="exact",
             formula=" + ".join(f"{format_flops(flops[each])} {title_of(each)}" for each in ordered(flops)),
-            source="2 m n k for each matmul, attention counted dense (ledger.rules)", asked=True,
+            source="2 m n k for each matmul, attention counted dense (ledger.rules)",
         ),
         Headline(
             name="per_token", title="forward FLOPs of a token", value=totals["per_token"], unit="flops", basis="exact",
@@ -146,7 +146,7 @@ def _headlines(run: Run, count: ParameterCount, flops: dict[str, int], ledger: L
         _backward(ledger),
         Headline(
             name="scores_share", title="share of attention scores", value=totals["scores_share"], unit="share",
-            formula=f"scores / all = {format_flops(scores)} / {format_flops(forward)}", basis="exact", asked=True,
+            formula=f"scores / all = {format_flops(scores)} / {format_flops(forward)}", basis="exact",
             source="queries times keys and probabilities times values grow with the square of the tokens",
         ),
     ]  # fmt: skip

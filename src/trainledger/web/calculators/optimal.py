@@ -84,11 +84,11 @@ def _headlines(answer: Optimal) -> list[Headline]:
     n, d = chosen.parameters.value, chosen.tokens
     found = [
         Headline(
-            name="parameters", title="parameters N", value=answer.parameters, unit="count", basis="assumed", asked=True,
+            name="parameters", title="parameters N", value=answer.parameters, unit="count", basis="assumed",
             formula=f"{chosen.law.title}, at C = {budget.flops:.3g} FLOP{_range(chosen)}", source=chosen.law.source,
         ),
         Headline(
-            name="tokens", title="tokens D", value=answer.tokens, unit="count", basis="assumed", asked=True,
+            name="tokens", title="tokens D", value=answer.tokens, unit="count", basis="assumed",
             formula=f"C / 6 N = {budget.flops:.3g} / (6 x {n:.3g})", source=chosen.law.source,
         ),
         Headline(
@@ -99,7 +99,7 @@ def _headlines(answer: Optimal) -> list[Headline]:
         ),
         Headline(
             name="flops", title="budget C", value=budget.flops, unit="flops", basis="assumed", formula=budget.formula,
-            source="6 N D: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1", asked=True,
+            source="6 N D: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1",
         ),
     ]  # fmt: skip
     if (asked := answer.asked) is not None:

@@ -85,11 +85,10 @@ def _headlines(served: Inference) -> list[Headline]:
     found = [
         Headline(
             name="weights_nbytes", title="weights of a device", value=weights.nbytes, unit="nbytes", formula=held,
-            basis="exact", source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales", asked=True,
+            basis="exact", source="ledger.serving.weight_bytes; spec.serving: the format's bits and scales",
         ),
         Headline(
             name="cache_nbytes", title="KV cache of a device", value=served.cache_nbytes, unit="nbytes", basis="exact",
-            asked=True,
             formula=f"{counted(serving.batch, 'sequence')} x {serving.context:,} tokens x {served.token_nbytes:,} "
                     f"bytes a token over {layers} layers" + _windowed(served) + _of_all(served),
             source="ledger.model.attention: keys and values of each layer, or its latent",
@@ -146,7 +145,7 @@ def _speed(served: Inference) -> list[Headline]:
     said = "the sum of all operations at calibrated rates" if expected else f"the {time.limit} bound"
     return [
         Headline(
-            name="latency", title="time of a forward", value=seconds, unit="seconds", asked=True,
+            name="latency", title="time of a forward", value=seconds, unit="seconds",
             formula=f"{said}; the bound is {format_seconds(time.bound_seconds)} ({parts})",
             basis="assumed" if expected else time.basis,
             source="Pope et al. 2022, Efficiently Scaling Transformer Inference (arXiv 2211.05102), section 2.1",

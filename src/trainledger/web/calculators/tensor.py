@@ -114,9 +114,7 @@ def _headlines(chained: Chain, index: Sequence[int], found: Sequence[int | None]
 
 
 def _headline(name: str, title: str, value: int, unit: str, formula: str) -> Headline:
-    return Headline(
-        name=name, title=title, value=value, unit=unit, formula=formula, basis="exact", source=_SOURCE, asked=True
-    )
+    return Headline(name=name, title=title, value=value, unit=unit, formula=formula, basis="exact", source=_SOURCE)
 
 
 def _said_headline(name: str, title: str, said: str, formula: str) -> Headline:

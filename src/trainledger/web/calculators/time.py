@@ -166,7 +166,7 @@ def _of_plan(made: Plan, with_attention: Plan) -> Iterator[Headline]:
     lost = sum(forecast.seconds_by_phase.get(each, 0.0) for each in ("evaluation", "checkpoint", "failures", "warm-up"))
     more = f"evaluation, checkpoints and failures {short(lost)} s"
     yield Headline(
-        name="days", title="days", value=forecast.days, unit="amount", asked=True, basis=basis,
+        name="days", title="days", value=forecast.days, unit="amount", basis=basis,
         formula=f"steps x seconds of a step + the rest = ({run_seconds} + {more}) / 86400 s = {short(forecast.days)}",
         source="closed-form ledger of a step, timed by the device's rates",
     )  # fmt: skip
@@ -201,7 +201,7 @@ def _of_flops(made: Plan) -> Headline:
     flops, rule = training_flops(params, tokens), RULES["training_flops"]
     numbers = f"6 x {short(params)} x {short(tokens)} = {short(flops)} FLOP"
     return Headline(
-        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", asked=True, basis="exact",
+        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", basis="exact",
         formula=f"{rule.formula} = {numbers}", source=rule.source,
     )  # fmt: skip
 
@@ -220,7 +220,7 @@ def _of_mfu(name: str, title: str, counted: str, made: Plan, source: str) -> Hea
         name=name, title=title, value=forecast.mfu, unit="share", basis=forecast.basis["total_seconds"],
         formula=f"{counted} of a step / (seconds x devices x peak) = "
                 f"{flops} / ({seconds} s x {devices} x {peak}) = {format_percent(forecast.mfu or 0)}",
-        source=source, asked=name == "mfu",
+        source=source,
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _of_napkin(answer: Napkin) -> list[Headline]:
             Headline(
                 name=each.name, title=title, value=value, unit=unit, formula=f"{each.formula} = {each.numbers}",
                 basis="assumed" if each.name not in ("flops", "tokens_per_parameter") else "exact",
-                source=each.source, asked=each.name in ("flops", answer.solved),
+                source=each.source,
             )
         )  # fmt: skip
     order = [answer.solved, "device_hours", "money", "kwh", "flops"]

@@ -1,43 +1,63 @@
-// The exercise: the answer is hidden, one of its numbers is asked for, and the guess is checked by the same functions.
+// The exercise: the answer is hidden until its number is found, or shown after two misses; a set of them has a score.
 import { element } from "./element.js";
 
-/** The number that an exercise asks for, by its seed. */
-export function askedOf(headlines, seed) {
-  const asked = headlines.filter((each) => each.asked && each.value);
-  return asked[Number(seed) % asked.length];
-}
+const SET = 5; // exercises
 
-/** Draws the question into `root`; `check(guess)` promises the outcome, `another` and `leave` are its buttons. */
-export function drawExercise(root, { seed, asked, check, another, leave, revealed, say }) {
+/** What became of the exercises of a set, right or not by number, as long as the tab is open. */
+const results = (key) => JSON.parse(sessionStorage.getItem(key) ?? "{}");
+
+/** Draws an exercise into `root`.
+ *
+ * `check(guess, misses)` promises the outcome; `go(seed, set)` and `leave` are its buttons, `revealed` hears of its end,
+ * `start` is the link to its set, and `kept` the name under which the score is remembered. */
+export function drawExercise(root, { question, unit, seed, set, start, kept, check, go, leave, revealed, say }) {
+  const key = set && `${kept} ${set.first}-${set.last}`, of = set ? set.last - set.first + 1 : 0;
+  const score = () => `${Object.values(results(key)).filter(Boolean).length} right`;
+  const name = element("p", { class: "name" });
   const guess = element("input", {
-    type: "text", class: "text", id: "guess", autocomplete: "off", "aria-describedby": "outcome",
-    placeholder: "about how much?",
+    type: "text", class: "text", id: "guess", autocomplete: "off", "aria-describedby": "outcome", placeholder: "such as 12.6 or 80B",
   });
   const outcome = element("div", { id: "outcome", class: "outcome" });
+  const button = (text, onclick, quiet) => element("button", { type: "button", class: quiet ? "quiet" : "button", text, onclick });
+  const next = !set ? [button("Another", () => go(seed + 1))] : seed < set.last ? [button("Next", () => go(seed + 1, set))] : [];
+  const more = set ? element("a", { href: start, text: "Link to this set" }) : button(`A set of ${SET}`, () => go(seed, { first: seed, last: seed + SET - 1 }), true);
   const form = element("form", { class: "guess", "aria-label": "Exercise" },
-    element("p", { class: "name", text: `Exercise ${seed}` }),
-    element("label", { for: "guess" }, "Work it out: ", element("b", { text: asked.title }), "?"),
-    element("div", { class: "row" }, guess, element("button", { class: "button strong", type: "submit", text: "Check" })),
+    name,
+    element("label", { for: "guess", text: question }),
+    element("div", { class: "row" }, guess, element("span", { text: unit }), element("button", { class: "button strong", type: "submit", text: "Check" })),
     outcome,
-    element("div", { class: "row" },
-      element("button", { type: "button", class: "button", text: "Another", onclick: another }),
-      element("button", { type: "button", class: "quiet", text: "Leave the exercise", onclick: leave })),
+    element("div", { class: "row" }, ...next, more, button("Leave the exercise", leave, true)),
   );
+  const named = () => (name.textContent = set ? `Exercise ${seed - set.first + 1} of ${of}: ${score()} so far` : `Exercise ${seed}`);
+  let misses = 0, over = false;
+  const told = ({ right, said }) => {
+    const mark = element("span", { class: "tone", "aria-hidden": "true", text: right ? "✓" : "✕" });
+    outcome.replaceChildren(element("p", { class: `verdict ${right ? "good" : "bad"}` }, mark, said));
+    say(said);
+  };
+  const end = ({ right }) => {
+    over = true;
+    if (set) {
+      const had = results(key); // the first end of an exercise counts
+      sessionStorage.setItem(key, JSON.stringify({ [seed]: right, ...had }));
+      if (Object.keys(results(key)).length === of) outcome.append(element("p", { class: "score", text: `The set is done: ${score()} of ${of}.` }));
+    }
+    named();
+    revealed();
+  };
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {
-      const found = await check(guess.value);
-      const kind = found.right ? "good" : "bad";
-      outcome.replaceChildren(
-        element("p", { class: `verdict ${kind}` }, element("span", { class: "tone", "aria-hidden": "true", text: found.right ? "✓" : "✕" }), found.said),
-        element("code", { class: "formula", text: found.headline.formula }),
-      );
-      say(found.said);
-      revealed();
+      const found = await check(guess.value, misses);
+      told(found);
+      if (!found.right) misses += 1;
+      if (found.over && !over) end(found);
+      else if (!over) guess.select();
     } catch (error) {
       outcome.replaceChildren(element("p", { class: "problem", text: error.message }));
       say(error.message);
     }
   });
+  named();
   root.replaceChildren(form);
 }

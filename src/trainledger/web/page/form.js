@@ -24,7 +24,7 @@ const unfold = (box) => box.closest(".folded")?.querySelector(".fold").click();
 export class Form {
   /** `changed(name, text, settled)` hears of each step of each field. */
   constructor(root, changed) {
-    Object.assign(this, { root, changed, controls: new Map(), calculator: null, given: {} });
+    Object.assign(this, { root, changed, controls: new Map(), calculator: null, given: {}, locked: false });
     root.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -51,6 +51,14 @@ export class Form {
       return group(title || calculator.title, Boolean(title), boxes, folded);
     });
     this.root.replaceChildren(this.general, ...sets, this.others);
+    this.lock(this.locked);
+  }
+
+  /** Where `locked`, fields are seen and scrolled to, and not changed. */
+  lock(locked) {
+    this.locked = locked;
+    this.root.toggleAttribute("data-locked", locked);
+    for (const set of this.root.querySelectorAll("fieldset")) set.disabled = locked;
   }
 
   /** Shows at once what is given, in the fields where that is another text; the answer to it shows the others. */

@@ -4,7 +4,7 @@ import { clear, drawAnswer, showAnswer, showWorking, stand } from "./answer.js";
 import { Asking, Later } from "./asking.js";
 import { copyMenu } from "./copy.js";
 import { byId, element } from "./element.js";
-import { askedOf, drawExercise } from "./exercise.js";
+import { drawExercise } from "./exercise.js";
 import { remember } from "./drawing.js";
 import { focusOn } from "./field.js";
 import { Form } from "./form.js";
@@ -15,8 +15,7 @@ import { addressOf, different, same, stateOf, Trail, withFields } from "./state.
 import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
-const page = { state: null, arriving: null, view: null, answered: null, hidden: false, passed: 0 }; // the question that `view` answers
-const MOST_PASSED = 10; // exercises one after another that ask for nothing
+const page = { state: null, arriving: null, view: null, answered: null, hidden: false }; // the question that `view` answers
 
 const { config, transport } = await connect().catch(stopped);
 const listing = await transport.listing().catch(stopped);
@@ -117,13 +116,14 @@ async function arrive() {
     return leave();
   }
   byId("exercise").replaceChildren();
-  return follow();
+  follow();
+  if (drawn) pose(drawn);
 }
 
 /** The answer is seen, and the form can be changed, unless an exercise asks for it. */
 function reveal() {
   parts.body.hidden = parts.lead.hidden = parts.verdict.hidden = page.hidden;
-  byId("form").inert = page.hidden;
+  form.lock(page.hidden);
 }
 
 /** No question waits any more, and no exercise is being drawn. */
@@ -145,11 +145,7 @@ function shown({ state, at }, view) {
   showAnswer(parts, view);
   remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
   later.answered(view.again_seconds);
-  if (page.hidden && !byId("guess")) {
-    if (!askedOf(view.headlines, state.exercise)) return nextExercise();
-    pose();
-  }
-  exerciseButton.hidden = Boolean(state.exercise) || !view.headlines.some((each) => each.asked && each.value);
+  exerciseButton.hidden = Boolean(state.exercise) || !state.calculator.exercises;
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
   document.title = `${state.calculator.title}: ${verdict} · trainledger`;
   if (!page.hidden) say(view.verdict, 900);
@@ -161,7 +157,6 @@ function refused({ state }, error) {
   root.classList.add("old");
   if (error instanceof Unreachable) return unreachable(error);
   const problems = error.problems ?? [{ field: "", sentence: `no answer: ${error.message}` }];
-  if (page.hidden) return nextExercise();
   form.wrong(problems);
   if (page.answered) document.querySelector(".problem:not([hidden])")?.scrollIntoView({ block: "nearest" });
   const below = page.answered ? " Below is the answer to the question before." : "";
@@ -234,27 +229,13 @@ function buttons() {
   reset.hidden = copying.hidden = Boolean(page.state.exercise) && page.hidden;
 }
 
-function exercise(seed) {
-  trail.moved(addressOf({ ...page.state, exercise: String(seed) }), null, true);
+function exercise(seed, set = null) {
+  trail.moved(addressOf({ ...page.state, exercise: String(seed), set }), null, true);
   arrive();
-}
-
-/** Passes over an exercise that has no number to ask for; gives up where many have none. */
-function nextExercise() {
-  const seed = String(Number(page.state.exercise) + 1);
-  page.passed += 1;
-  if (page.passed > MOST_PASSED) {
-    confirm("There is no exercise now.");
-    page.state = { ...page.state, given: {} };
-    return leave();
-  }
-  trail.write(addressOf({ ...page.state, exercise: seed }));
-  return arrive();
 }
 
 /** The answer is seen again, and there is no exercise. */
 function unhide() {
-  page.passed = 0;
   page.hidden = false;
   reveal();
   byId("exercise").replaceChildren();
@@ -265,19 +246,16 @@ function leave() {
   become({ exercise: null });
 }
 
-function pose() {
-  const { calculator, given, exercise: seed } = page.state;
-  const asked = askedOf(page.view.headlines, seed);
-  page.passed = 0;
+function pose(posed) {
+  const { calculator, exercise: seed, set } = page.state;
   drawExercise(byId("exercise"), {
-    seed, asked, say,
-    check: (guess) => transport.check(calculator.name, given, asked.name, guess),
-    another: () => exercise(Number(seed) + 1),
-    leave,
+    ...posed, seed: Number(seed), set, say, leave, go: exercise, kept: `set of ${calculator.name}`,
+    start: set && addressOf({ calculator, exercise: String(set.first), set }),
+    check: (guess, misses) => transport.check(calculator.name, seed, guess, misses),
     revealed: () => {
       page.hidden = false;
       reveal();
-      form.show(given, page.view);
+      form.show(page.state.given, page.view);
       buttons();
     },
   });

@@ -53,7 +53,7 @@ function overHttp() {
     listing: () => get("calculators.json"),
     answer: (name, query, how) => get(`api/${name}`, query, how),
     view: (name, query, frame, how) => get(`view/${name}`, { ...query, ...frame }, how),
-    check: (name, query, of, guess) => get(`check/${name}`, { ...query, of, guess }),
+    check: (name, seed, guess, misses) => get(`check/${name}`, { seed, guess, misses }),
     exercise: (name, seed) => get(`exercise/${name}`, { seed }),
   };
 }
@@ -121,7 +121,7 @@ function inBrowser() {
     listing: async () => (await fetch("calculators.json")).json(),
     answer: (name, query, how) => call({ call: "answer", name, query }, how),
     view: (name, query, frame, how) => call({ call: "view", name, query, ...frame }, how),
-    check: (name, query, of, guess) => call({ call: "check", name, query, of, guess }),
+    check: (name, seed, guess, misses) => call({ call: "check", name, seed, guess, misses }),
     exercise: (name, seed) => call({ call: "exercise", name, seed }),
   };
 }
