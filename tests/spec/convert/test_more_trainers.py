@@ -298,6 +298,26 @@ MAXTEXT_SIZES: dict[str, Any] = {
     "num_experts": 128,
     "num_experts_per_tok": 8,
 }
+NANOTRON: dict[str, Any] = {
+    "general": {"project": "p", "run": "r"},
+    "model": {
+        "dtype": "bfloat16",
+        "model_config": {
+            "is_llama_config": True,
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+            "vocab_size": 1001,
+        },
+    },
+    "optimizer": {"accumulate_grad_in_fp32": True, "zero_stage": 1, "optimizer_factory": {"name": "adamW"}},
+    "parallelism": {"dp": 2, "tp": 2, "pp": 2, "pp_engine": "afab", "tp_mode": "REDUCE_SCATTER"},
+    "tokens": {"micro_batch_size": 2, "batch_accumulation_per_replica": 4, "sequence_length": 256, "train_steps": 10},
+}
 PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "a named model of MaxText": (
         MAXTEXT | {"model_name": "mixtral-8x7b", "base_num_decoder_layers": 4, "remat_policy": "minimal_with_context"},
@@ -308,6 +328,19 @@ PRETRAINERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
             "layout.shard": 8,
             "recipe.precision.kind": "bf16-sharded",
             "recipe.activation_checkpointing.keep": ("mm", "addmm", "attention"),
+        },
+    ),
+    "nanotron": (
+        NANOTRON,
+        8,
+        {
+            "model.padded_vocab": 1002,
+            "layout.zero": 1,
+            "layout.schedule": "gpipe",
+            "layout.sequence_gather": "again",
+            "recipe.global_batch": 16,
+            "recipe.precision.gradients": "fp32",
+            "recipe.precision.master": "fp32",
         },
     ),
     "sizes of MaxText": (
@@ -397,6 +430,11 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
         (MAXTEXT | {"remat_policy": "qkv_proj_offloaded"}, "remat_policy", "is not accounted for"),
         (MAXTEXT | {"sparse_matmul": False}, "sparse_matmul", "computes experts densely"),
         (MAXTEXT | {"per_device_batch_size": 0.5}, "per_device_batch_size", "must be a whole number"),
+        (
+            NANOTRON | {"model": {"model_config": NANOTRON["model"]["model_config"] | {"moe_config": {"top_k": 2}}}},
+            "model.model_config.moe_config",
+            "has experts",
+        ),
         (TITAN | {"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload", "host memory"),
         (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
     ],

@@ -150,7 +150,11 @@ def _layout(read: Reading, devices: int | None) -> tuple[dict[str, Any], int, in
         section |= {"replicate": data}
     if count == 1 and "expert" not in section:
         return {}, count, data
-    kinds = {"tensor": ("sequence_parallel",), "pipeline": ("schedule", "virtual_stages"), "context": ("context_kind",)}
+    kinds = {
+        "tensor": ("sequence_parallel", "sequence_gather"),
+        "pipeline": ("schedule", "virtual_stages"),
+        "context": ("context_kind",),
+    }
     own = [name for axis, names in kinds.items() if axis in section for name in names] + ["overlap"]
     own += ["reshard_after_forward"] if read.sharded else []
     if "pipeline" in section and said.get("run.lighter_ends"):

@@ -135,8 +135,9 @@ class Reading:
 
     def _stranger(self, key: str, value: Any) -> None:
         """List a key that is not known; refuse a part of what is refused, and a slip of what changes the run."""
-        whole = key.partition(".")[0]
-        if whole in self.table["refused"]:
+        parts = key.split(".")
+        wholes = (".".join(parts[:count]) for count in range(1, len(parts)))
+        if whole := next((name for name in wholes if name in self.table["refused"]), ""):
             if all(each.field != whole for each in self.problems):
                 self.refuse(whole, value, self.table["refused"][whole], f"without {whole}")
             return
