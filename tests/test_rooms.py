@@ -151,14 +151,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (53, 9402, 818),
     "ledger": (45, 6872, 513),
     "observe": (39, 5523, 605),
-    "report": (13, 1697, 143),
+    "report": (13, 1695, 143),
     "spec": (45, 7252, 416),
     "tensors": (10, 1937, 108),
     "trace": (50, 9129, 760),
-    "web": (26, 3692, 459),
+    "web": (26, 3718, 455),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94621, 150, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94630, 150, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 68_575
+MOST_TEST_LINES = 68_590
 
 
 def test_tests_keep_below_their_ceiling() -> None:

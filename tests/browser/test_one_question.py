@@ -63,6 +63,24 @@ def test_a_cancel_without_an_answer_says_what_to_do(fresh) -> None:
     assert page.verdict == page.api()["verdict"]
 
 
+def test_another_width_and_a_copy_wait_for_no_second_search(fresh) -> None:
+    page = fresh("?calculator=time", permissions=["clipboard-read", "clipboard-write"])
+    statuses: list[tuple[str, int]] = []
+    page.page.on("response", lambda reply: statuses.append((reply.url, reply.status)))
+    page.page.goto(page.base + "?calculator=breaks&run=gpt2-xl&recipe.seq_len=1024&along=devices")
+    page.settled()
+    assert any(status == 202 for _, status in statuses)  # it takes a while
+    statuses.clear()
+    page.page.set_viewport_size({"width": 700, "height": 900})
+    page.page.wait_for_timeout(200)
+    page.settled()
+    page.button("Copy as").click()
+    page.page.get_by_role("menuitem", name="JSON").click()
+    page.page.wait_for_function("document.querySelector('#said').textContent === 'JSON copied'")
+    assert len(statuses) >= 2
+    assert {status for _, status in statuses} == {200}
+
+
 def test_ask_again_asks_the_question_that_was_cancelled(fresh) -> None:
     page = fresh("?calculator=time")
     page.page.locator("#calculators a", has_text="Layouts").click()

@@ -322,6 +322,22 @@ def test_a_long_answer_is_that_of_its_own_width(port: int) -> None:
     assert b'viewBox=\\"0 0 380' in narrow
 
 
+def test_a_search_is_made_once_for_every_width_and_way_to_ask() -> None:
+    searches = []
+
+    def search(query: Query, progress: Progress) -> Reply:
+        searches.append(query["n"])
+        time.sleep(0.02)
+        return done(query)
+
+    app = make_app({"x": calculator(search, patient=True)})
+    app.state.jobs.wait_seconds = 0.0  # each answer is first one that is worked on
+    with running(app) as port:
+        for path in ("/view/x?n=3", "/view/x?n=3&width=380", "/api/x?n=3", "/view/x?n=4"):
+            until(lambda path=path: ask(port, path).status == 200)  # type: ignore[misc]
+    assert searches == ["3", "4"]
+
+
 def test_work_that_nobody_asks_for_any_more_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainledger.web.server.FORGOTTEN_SECONDS", 0.05)
     ended = threading.Event()

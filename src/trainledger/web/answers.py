@@ -10,7 +10,7 @@ import random
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -30,6 +30,8 @@ from trainledger.web.field import Field, Query, paths_of_run, place, read_query
 Calculators = Mapping[str, Calculator]
 _TOLERANCE = 0.05  # relative: worked out with rounded numbers
 _LARGEST_WRITTEN = 1e15  # with all its digits
+_MOST_KEPT = 32  # replies
+_kept: dict[Hashable, Reply] = {}  # the newest last
 _TELEPHONE = 480  # pixels: the first drawing of a page as narrow leaves room for the form
 
 
@@ -69,7 +71,7 @@ def answer(
     >>> round(found["data"]["days"], 1), found["headlines"][0]["text"]
     (143.9, '143.9')
     """
-    calculator, query, reply = _asked(calculators, name, given, progress)
+    calculator, query, reply = ask(name, given, progress, calculators)
     made: dict[str, Any] = finite(
         {
             "calculator": calculator.name,
@@ -99,7 +101,7 @@ def view(
     The axes of the first are ``held`` at these ends of x and of y, where its values allow.
     """
     ends = _ends(held)
-    _, query, reply = _asked(calculators, name, given, progress)
+    _, query, reply = ask(name, given, progress, calculators)
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
         "headlines": [_headline_data(each) for each in reply.headlines],
@@ -232,12 +234,23 @@ def _calculator(calculators: Calculators, name: str) -> Calculator:
     return calculators[name]
 
 
-def _asked(
-    calculators: Calculators, name: str, given: Mapping[str, str], progress: Progress
+def ask(
+    name: str, given: Mapping[str, str], progress: Progress = _silent, calculators: Calculators = CALCULATORS
 ) -> tuple[Calculator, Query, Reply]:
+    """The reply to a query; that of a patient calculator is kept, for other widths and other ways to ask."""
     calculator = _calculator(calculators, name)
     query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
-    return calculator, query, calculator.reply(query, progress)
+    if not calculator.patient:
+        return calculator, query, calculator.reply(query, progress)
+    key = calculator.reply, frozenset(query.given.items())
+    reply = _kept.pop(key, None)
+    if reply is None:
+        reply = calculator.reply(query, progress)
+        progress("", 0, 0)  # raises where the search was cancelled, and gave what it had so far
+    _kept[key] = reply
+    for oldest in list(_kept)[:-_MOST_KEPT]:
+        _kept.pop(oldest, None)
+    return calculator, query, reply
 
 
 def _headline_data(each: Headline) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -137,8 +138,11 @@ class Desk:
                 work = _work(way, calculator.name, given, self.calculators)
                 if calculator.patient and way in openapi.ASKED:
                     read_query(calculator.fields, given, any_of_run=calculator.any_of_run)  # wrong fields do not wait
-                    key = (request.url.path, request.url.query)
-                    found = await self.jobs.ask(key, work, request.is_disconnected)
+                    reply = partial(answers.ask, calculator.name, given, calculators=self.calculators)
+                    key = calculator.name, frozenset(given.items())
+                    found = await self.jobs.ask(key, reply, request.is_disconnected)
+                    if not isinstance(found, Working):
+                        found = await run_in_threadpool(work, _unseen)
                 else:
                     found = await self._in_turn(request, work)
             except InvalidInput as error:
@@ -164,9 +168,13 @@ class Desk:
             async with self.turn:
                 if await request.is_disconnected():
                     return Response(status_code=204)
-                return await run_in_threadpool(work, lambda what, done, of: None)
+                return await run_in_threadpool(work, _unseen)
         finally:
             self.waiting -= 1
+
+
+def _unseen(what: str, done: int, of: int) -> None:
+    """How far work is that nobody waits for."""
 
 
 def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) -> Callable[[Progress], bytes]:
