@@ -35,15 +35,16 @@ Numbers = Sequence[float]
 class Axis:
     """The title of an axis with its unit, its scale and its ends.
 
-    Without ``ends`` an axis shows all marks, from 0 on where ``zero``. ``ticks`` are words by value. ``names`` are
-    those of rows (from the top) or columns, whose places are 0, 1, 2 ...; ``above`` writes each over the whole width
-    above its row.
+    Without ``ends`` an axis shows all marks, from 0 on where ``zero``, and ``room`` beyond them, as a share of it.
+    ``ticks`` are words by value. ``names`` are those of rows (from the top) or columns, whose places are 0, 1, 2 ...;
+    ``above`` writes each over the whole width above its row.
     """
 
     title: str = ""
     log: bool = False
     ends: tuple[float, float] | None = None
     zero: bool = False
+    room: float = 0.05
     ticks: Mapping[float, str] | None = None
     names: tuple[str, ...] = ()
     above: bool = False

@@ -91,7 +91,7 @@ def waterfall(bars: Sequence[Bar], title: str) -> Chart:
                 ],
             )
         )
-    axis = Axis(unit, ends=(0.0, 1.12 * max(ends)))
+    axis = Axis(unit, room=0.12)
     return bar_chart(title, axis, names, marks)
 
 

@@ -11,7 +11,6 @@ from trainledger.report.chart import Area, Axis, Band, Bars, Chart, Line, signif
 from trainledger.report.draw.elements import LINE, folded_to, width_of
 from trainledger.spec.frozen import frozen
 
-_ROOM = 0.05  # of an axis beyond its values
 _LEAST, _SPARE = 0.45, 0.35  # of an axis that is held: what its values take at least; room beyond those that outgrew it
 _APART = 10  # pixels between the words of two ticks
 _EACH, _MOST = 45, 8  # at most a tick in so many pixels, and so many in all, of a linear axis
@@ -89,7 +88,7 @@ def _ends(chart: Chart, axis: Axis, letter: str, held: tuple[float, float] | Non
         if first - near <= low and high <= last + near and high - (low if first else 0) >= _LEAST * (last - first):
             return held
         spare = (_SPARE * (high - low) * (low < first), _SPARE * (high - low) * (high > last))
-    room = (high - low) * _ROOM
+    room = (high - low) * axis.room
     first = low - max(spare[0], room * any(has for place, has in places if place < low + room))
     last = high + max(spare[1], room * any(has for place, has in places if place > high - room))
     if axis.log:

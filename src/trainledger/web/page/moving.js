@@ -69,7 +69,7 @@ export function outline(svg, before, kind) {
     made.append(...children);
     return made;
   };
-  const marks = before.querySelectorAll(":scope > :is([data-key^=Bars], [data-key^=Line], [data-key^=Area]):not([data-key*=points], [data-key^='Bars  '])");
+  const marks = before.querySelectorAll(":scope > :is([data-key^=Bars], [data-key^=Line], [data-key^=Area]):not([data-key*=points])");
   const transform = `matrix(${x.scale} 0 0 ${y.scale} ${x.shift - x.start} ${y.shift - y.start})`;
   const shapes = make("g", { transform }, ...[...marks].map((each) => each.cloneNode(true)));
   svg.append(make("svg", { class: `outline ${kind}`, x: x.start, y: y.start, width: x.size, height: y.size }, shapes));
