@@ -171,10 +171,21 @@ def export(
     model_type: Annotated[str | None, text("the model type of transformers, where several would do")] = None,
     force: Annotated[bool, text("replace an earlier export in OUT_DIR")] = False,
     averaged: Averaged = False,
+    adapters: Annotated[bool, text("adapters alone (recipe.lora), as PEFT loads them onto their model")] = False,
 ) -> Document:
-    """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
-    from trainledger.engine.nn.huggingface import export_model
-    from trainledger.engine.train.trained import load_trained, tokenizer_text
+    """Write a trained model, adapters merged, as a directory that Hugging Face transformers opens with equal logits."""
+    from trainledger.engine.nn.huggingface import export_adapters, export_model
+    from trainledger.engine.train.trained import adapters_in, load_trained, tokenizer_text
+
+    if adapters:
+        if averaged:
+            raise InvalidInput([Problem("--ema", None, "is of merged weights; leave --adapters out")])
+        run, stored = adapters_in(Path(model), say)
+        assert run.recipe.lora is not None
+        kind = export_adapters(run.model, run.recipe.lora, stored, Path(out), force=force, model_type=model_type)
+        says = f"{out}: adapters of {len(stored) // 2:,} layers of a {kind}\nload them with PEFT:\n"
+        data = {"directory": Path(out), "model_type": kind, "adapters": len(stored)}
+        return lines(f"{says}  PeftModel.from_pretrained(model, {out!r})", data)
 
     trained = load_trained(Path(model), say, averaged=averaged)
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)

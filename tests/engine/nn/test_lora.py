@@ -230,3 +230,34 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
 )
 def test_what_does_not_work_is_reported(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
     assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]
+
+
+def test_exported_adapters_are_those_that_peft_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    from trainledger.answers.load import load
+    from trainledger.cli import main
+    from trainledger.engine.nn.huggingface import export_model
+    from trainledger.engine.train.engine import train
+    from trainledger.engine.train.step import derive
+    from trainledger.engine.train.trained import load_trained
+
+    text, quiet = tmp_path / "text.txt", lambda sentence: None
+    text.write_text("to be or not to be, that is the question. " * 100)
+    recipe = {"seq_len": 16, "global_batch": 4, "steps": 3, "lora.rank": 2, "lora.targets": ["q_proj", "mlp"]}
+    sizes = {k: v for k, v in LLAMA.items() if v is not None} | {"vocab_size": 257, "attention.head_dim": 6}
+    data = {"path": str(text), "tokenizer": "bytes", "validation_fraction": 0.2, "cache": str(tmp_path / "cache")}
+    more = {"schedule.warmup_steps": 1, "learning_rate": 0.05}
+    run = load({"model": sizes, "recipe": recipe | more, "data": data, "cluster": {"backend": "cpu"}})
+    train(run, tmp_path / "run", say=quiet)
+    base = build(run.model, run.recipe)
+    initialize(base, seed=derive(run.recipe.seed, "init"))
+    export_model(base, tmp_path / "base")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "adapters"), "--adapters"]) == 0
+    assert "PeftModel" in capsys.readouterr().out
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapters").eval()
+    ours = load_trained(tmp_path / "run", quiet).model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, ours(IDS), atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(theirs.base_model.model(IDS).logits, base(IDS), atol=1e-3)
+    assert main(["export", str(tmp_path / "base"), str(tmp_path / "none"), "--adapters"]) == 2

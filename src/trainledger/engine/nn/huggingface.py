@@ -33,6 +33,7 @@ from trainledger.spec.convert.huggingface import FAMILIES, from_config, read_jso
 from trainledger.spec.convert.huggingface.family import ExpertNames, Names
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.savings import Lora
 
 Tensors = list[Tensor]
 
@@ -192,6 +193,7 @@ def per_expert(n_experts: int, parts: int) -> Form:
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
+ADAPTER_FILES = frozenset({"adapter_model.safetensors", "adapter_config.json"})
 STACKED = ("experts.gate_up_proj", "experts.up_proj")  # experts as the modules of transformers 5 have them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -238,6 +240,45 @@ def export_model(
             _write_json(partial / TOKENIZER_CONFIG, settings | {"model_max_length": model.spec.max_seq_len})
         _write_json(partial / CONFIG, config)
     return str(config["model_type"])
+
+
+def export_adapters(
+    spec: ModelSpec,
+    lora: Lora,
+    adapters: Mapping[str, Stored],
+    directory: Path,
+    *,
+    force: bool = False,
+    model_type: str | None = None,
+) -> str:
+    """Write adapters as PEFT loads them onto a model of transformers, and give that model's type.
+
+    Raises `InvalidInput` where transformers has a matrix of another form in the place of an adapted layer.
+    """
+    kind: str = to_config(spec.served, "float32", model_type)["model_type"]
+    names = FAMILIES[kind].names.of(spec)
+    alike = {
+        each.ours[0]: _full(each.theirs[0], names)
+        for each in pieces(names, spec, shapes(spec))
+        if each.form is SAME and len(each.ours) == 1
+    }
+    tensors: dict[str, Tensor] = {}
+    for name, stored in adapters.items():
+        module, _, part = name.rpartition(".")
+        if (weight := alike.get(f"{module}.weight")) is None:
+            rule = f"are part of another matrix in {kind}; export without --adapters writes merged weights"
+            raise InvalidInput([Problem("recipe.lora.targets", module.rpartition(".")[2], rule)])
+        letter = part.removeprefix("lora_").upper()
+        tensors[f"base_model.model.{weight.removesuffix('weight')}lora_{letter}.weight"] = stored.read()
+    layers = sorted({name.split(".")[-3] for name in tensors})
+    config: dict[str, object] = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
+        "lora_dropout": lora.dropout, "target_modules": layers, "base_model_name_or_path": spec.name,
+    }  # fmt: skip
+    with whole_directory(directory, force=force, ours=ADAPTER_FILES) as partial:
+        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        _write_json(partial / "adapter_config.json", config)
+    return kind
 
 
 def import_model(directory: Path) -> Transformer:

@@ -25,8 +25,9 @@ OLMo 2 and Gemma 2, so that there the stream's variance does grow with depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ _LEFT = math.sqrt(
 )
 
 
-Put = Callable[[nn.Parameter, Tensor], object]
+Put = Callable[[Any, Tensor], object]
 
 
 def initialize(model: nn.Module, *, seed: int, put: Put = Tensor.copy_, width_factor: float = 1.0) -> None:
@@ -85,6 +86,18 @@ def draw(model: nn.Module, *, seed: int, put: Put = Tensor.copy_) -> None:
                 shape = tuple(layer.lora_a.shape)
                 put(layer.lora_a, normal(shape, 1 / math.sqrt(shape[1]), generator))
                 layer.lora_b.zero_()
+
+
+def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor], put: Put) -> None:
+    """Write weights, read by name, into the tensors of a model; frozen layers store theirs in their format."""
+    adapted = adapted_layers(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            module, _, part = name.rpartition(".")
+            if module not in adapted or part == "bias":
+                put(tensor, read(name))
+            elif part == "weight":
+                adapted[module].store(read(name), put)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from trainledger.engine.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.engine.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
-from trainledger.engine.nn.init import adapted_layers
+from trainledger.engine.nn.init import take_weights
 from trainledger.engine.nn.lora import merge
 from trainledger.engine.nn.transformer import Transformer
 from trainledger.engine.nn.weights import (
     FILE,
     MODEL_FILE,
+    Stored,
     faults,
     held,
     read_spec,
@@ -137,14 +138,7 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
         say(f"{file}: weights alone; optimizer state is new, data from the first batch (--resume continues a run)")
     for each in _other_settings(spec, run.model):
         say(f"{file}: {each}")
-    adapted = adapted_layers(model)
-    with torch.no_grad():
-        for name, tensor in held(model).items():
-            module, _, part = name.rpartition(".")
-            if module not in adapted or part == "bias":
-                put(tensor, stored[name].read())
-            elif part == "weight":
-                adapted[module].store(stored[name].read(), put)
+    take_weights(model, held(model), lambda name: stored[name].read(), put)
     return {"file": str(file.resolve()), "sha256": sha256(file)}
 
 
@@ -273,6 +267,15 @@ def _of_quantized(directory: Path) -> Trained:
     model, weights = read_quantized(directory)
     run = read(directory / SOURCE_RUN) if (directory / SOURCE_RUN).is_file() else None
     return Trained(model, _tokenizer_in(directory, None if run is None else run.data.end_token), weights, run)
+
+
+def adapters_in(path: Path, say: Callable[[str], None]) -> tuple[Run, dict[str, Stored]]:
+    """The run in a directory or of a checkpoint, and where its newest valid checkpoint holds its adapters."""
+    found = _run_and_checkpoint(path, say)
+    if found is None or (run := read(found[0] / RUN_FILE)).recipe.lora is None:
+        raise _refusal(path, "is no run or checkpoint of one that trained adapters (recipe.lora)")
+    stored = stored_in(model_files(found[1]))
+    return run, {name: each for name, each in stored.items() if name.endswith((".lora_a", ".lora_b"))}
 
 
 def _averages(checkpoint: Path) -> dict[str, Tensor]:
