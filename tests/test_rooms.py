@@ -146,8 +146,8 @@ def test_tensors_are_described_without_torch() -> None:
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "answers": (76, 10052, 1189),
     "catalog": (3, 251, 22),
-    "cli": (13, 1835, 303),
-    "engine": (63, 9457, 1006),
+    "cli": (13, 1845, 303),
+    "engine": (63, 9502, 1009),
     "forecast": (53, 9402, 818),
     "ledger": (45, 6872, 513),
     "observe": (39, 5523, 605),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3718, 455),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94630, 150, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 438, 94698, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 68_588
+MOST_TEST_LINES = 68_619
 
 
 def test_tests_keep_below_their_ceiling() -> None:
