@@ -3,7 +3,7 @@
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-MOST_LINES = 3050
+MOST_LINES = 3080
 
 
 def test_pages_hold_verdicts_and_tables_lie_beside_them() -> None:
