@@ -7,7 +7,9 @@ import pytest
 
 import trainledger as tl
 from trainledger import catalog
+from trainledger.forecast.plan.plan import by_causal
 from trainledger.forecast.predict.interval import (
+    AT_THE_PEAK,
     OF_STEPS,
     SURE,
     chance_of_fitting,
@@ -97,6 +99,36 @@ def test_a_bound_on_memory_has_no_interval_and_no_chance() -> None:
     assert "device_nbytes" not in forecast.intervals
     assert forecast.chance_of_fitting is None
     assert forecast.intervals["step_seconds"].high > (forecast.step_seconds or 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "more"),
+    [
+        ("rtx-4090", "llama-3.1-8b", ["recipe.lora.rank=16", "recipe.lora.base_format=nf4"]),
+        ("rtx-3090", "llama-3-8b", ["recipe.lora.rank=16", "recipe.tokens=10M"]),
+        ("h100-sxm", "mixtral-8x7b", ["recipe.seq_len=4096"]),
+        ("l40s", "mixtral-8x7b", []),
+        ("a100-sxm-80gb", "llama-3-8b", []),
+        ("l4", "llama-3-8b", []),
+    ],
+)
+def test_no_interval_begins_below_what_the_data_sheet_allows(device: str, model: str, more: list[str]) -> None:
+    plan = tl.plan(model, [f"cluster.device={device}", *more])
+    forecast, causal = plan.forecast, by_causal(plan)
+    assert forecast.step_seconds is not None
+    assert causal is not None
+    found = forecast.intervals["step_seconds"]
+    at_the_peak = causal.hfu * forecast.step_seconds
+    if forecast.basis["step_seconds"] != "bound":
+        assert found.low <= forecast.step_seconds < found.high
+    assert found.low >= at_the_peak
+    for name in OF_STEPS:
+        if value := getattr(forecast, name):
+            assert forecast.intervals[name].low == pytest.approx(found.low * value / forecast.step_seconds)
+    clipped = AT_THE_PEAK in forecast.notes
+    assert clipped == (of_step(plan.run, catalog.errors(device)).low * forecast.step_seconds < 0.9999 * found.low)
+    assert (" at the peak to " in text(plan.document())) == clipped
+    assert clipped == (device not in ("a100-sxm-80gb", "l4"))
 
 
 def test_one_step_has_no_interval_of_a_run() -> None:

@@ -7,7 +7,16 @@ from math import sqrt
 from string import ascii_letters
 
 from trainledger.forecast.predict.forecast import Forecast
-from trainledger.forecast.predict.interval import LIKELY, SURE, Interval, middle_of_memory, peaks_like, unlike
+from trainledger.forecast.predict.interval import (
+    AT_THE_PEAK,
+    LIKELY,
+    OF_STEPS,
+    SURE,
+    Interval,
+    middle_of_memory,
+    peaks_like,
+    unlike,
+)
 from trainledger.forecast.predict.interval import of_memory as of_peak
 from trainledger.forecast.predict.roofline import Machine
 from trainledger.spec.device import SHARE, Device, ErrorModel, MemoryErrors, StepErrors
@@ -36,6 +45,8 @@ def between(forecast: Forecast, name: str, write: Callable[[float], str]) -> str
     found, value = forecast.intervals.get(name), getattr(forecast, name)
     if found is None:
         return ""
+    if name in OF_STEPS and AT_THE_PEAK in forecast.notes:
+        return f" ({ends(found, write).replace(' to ', ' at the peak to ')})"
     if value is not None and value < found.low:
         return f" counted, likely {_rounded(write(sqrt(found.low * found.high)))} ({ends(found, write)})"
     return f" ({ends(found, write)})"

@@ -135,11 +135,18 @@ def of_ratio(pairs: PairErrors, ratio: float, wider: float = 1.0) -> Interval:
 
 
 OF_STEPS = ("step_seconds", "total_seconds", "days", "device_hours", "money")  # as far off as steps are
+AT_THE_PEAK = "intervals of times begin where matmuls reach the peak and other kernels the bandwidth of the data sheet"
 
 
-def of_forecast(run: Run, facts: Mapping[str, Any], memory: DeviceMemory, errors: ErrorModel) -> dict[str, Any]:
-    """The fields of a forecast that say how sure others are; ``facts`` are those others."""
+def of_forecast(
+    run: Run, facts: Mapping[str, Any], memory: DeviceMemory, errors: ErrorModel, fastest: float
+) -> dict[str, Any]:
+    """The fields of a forecast that say how sure others are; ``facts`` are those others.
+
+    ``fastest`` is the share of a step's seconds below which no device takes it (its data sheet).
+    """
     step = of_step(run, errors)
+    step = Interval(max(step.low, fastest), max(step.high, fastest))
     found = {name: scaled(step, facts[name]) for name in OF_STEPS if facts.get(name)}
     if memory.tensors_alone:
         return {"intervals": found}

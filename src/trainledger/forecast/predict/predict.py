@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,14 @@ from trainledger.forecast.predict.forecast import (
     short_of_memory,
     waterfall,
 )
-from trainledger.forecast.predict.interval import of_forecast
+from trainledger.forecast.predict.interval import AT_THE_PEAK, of_forecast, of_step
 from trainledger.forecast.predict.roofline import Machine, NoRate, hfu, matmul_dtype, mfu, peak_rate
 from trainledger.forecast.predict.run import SHARED, Conditions, RunTime, conditions, run_time, too_few
 from trainledger.forecast.predict.step import StepTime, step_time
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RunAccount, account_run
-from trainledger.ledger.rules_of_thumb import training_flops
+from trainledger.ledger.rules_of_thumb import CONVENTIONS, training_flops
 from trainledger.spec.device import Device, kernels_of_capability
 from trainledger.spec.run import Run
 from trainledger.spec.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, ceil_div, format_nbytes
@@ -106,10 +106,22 @@ def forecast(account: RunAccount, machine: Machine | None) -> Forecast:
             )
         facts["bottleneck"] = limit
     if isinstance(machine, Device) and machine.errors is not None:
-        facts |= of_forecast(run, facts, memory, machine.errors)
+        fastest = _fastest(account, machine, facts)
+        if fastest > of_step(run, machine.errors).low:
+            notes.append(AT_THE_PEAK)
+        facts |= of_forecast(run, facts, memory, machine.errors, fastest)
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
     impossible = tuple(_impossible(run, account.peak.by_category, machine))
     return replace(_alone(run, made), impossible=impossible) if impossible else made
+
+
+def _fastest(account: RunAccount, device: Device, facts: Mapping[str, Any]) -> float:
+    """The share of a step that is left where its kernels reach the peak and the bandwidth of the data sheet."""
+    if facts.get("hfu") is None or device.efficiency is None:
+        return 0.0  # the step is at the peak itself
+    flops = CONVENTIONS["kernels"].flops(account.run, account.ledger) / account.ledger.matmul_flops
+    moved = facts["step_causes"]["memory-bound operations"] / facts["step_seconds"] * device.efficiency.bandwidth_share
+    return min(1.0, facts["hfu"] * flops + moved)
 
 
 def _of_attention(ledger: Ledger, kernels: str) -> Iterator[str]:
