@@ -168,8 +168,8 @@ def verdict(found: Breaks) -> str:
     if not limits:
         return f"No limit along {', '.join(along.axis for along in found.along)}, up to where it was looked."
     nearest = min(limits, key=lambda limit: limit.factor)
-    times = f"{nearest.factor:.4g} times the plan"
-    return f"The first limit is {nearest.limit}, from {nearest.field} = {nearest.breaks:,} on, {times}."
+    works = f"{nearest.field} = {nearest.holds:,} works, {nearest.breaks:,} does not"
+    return f"The first limit is {nearest.limit}: {works} ({nearest.factor:.4g} times the plan)."
 
 
 def _amounts(broken: Break) -> str:

@@ -22,6 +22,7 @@ from trainledger.report.terminal import text
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
+from trainledger.spec.units import parse_count
 
 pytestmark = pytest.mark.sweep
 
@@ -123,6 +124,17 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
     ).affordable.ratio == pytest.approx(80, rel=0.06)
     shown = " ".join(text(found.document(), full=True).split())
     assert "What fits of the requested model, and what its predicted speed affords" in shown
+
+
+@pytest.mark.parametrize("asked", [{}, {"params": "2B"}, {"ratio": 60}, {"mfu": 0.3}])
+def test_the_headline_is_no_dearer_than_the_budget_at_the_predicted_speed(asked):
+    answer = tl.optimal(device="a100-sxm-80gb", count=8, days=3, family="gpt2", **asked)
+    verdict, found = answer.document().verdict, answer.affordable
+    size, tokens = (parse_count(each) for each in re.findall(r"([\d.]+[MBT]) ", verdict))
+    assert "the predicted speed: " in verdict
+    assert verdict.startswith("As asked") == bool(asked.keys() & {"params", "ratio"})
+    assert (size, tokens) == pytest.approx((found.parameters, found.tokens), rel=0.01)
+    assert tokens / found.forecast.tokens_per_second <= 1.01 * answer.budget.seconds
 
 
 def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():

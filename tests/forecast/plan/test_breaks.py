@@ -306,6 +306,16 @@ def found() -> Breaks:
     return tl.breaks(tl.load(SHARDED), along=["sequence", "vocabulary"], unique_tokens=10**12)
 
 
+@pytest.mark.parametrize(("holds", "after"), [(131_072, 131_073), (131_072, 196_608), (4096, 4224)])
+def test_the_headline_has_the_last_that_works_and_the_first_that_does_not(
+    found: Breaks, holds: int, after: int
+) -> None:
+    along = found.along[0]
+    first = replace(along.breaks[0], holds=holds, breaks=after)
+    verdict = page(replace(found, along=(replace(along, breaks=(first,)),), already=())).verdict
+    assert f": recipe.seq_len = {holds:,} works, {after:,} does not ({after / 4096:.4g} times the plan)." in verdict
+
+
 def test_the_text_fits_a_terminal(found: Breaks) -> None:
     answer = text(page(found), full=True)
     assert max(len(line) for line in answer.splitlines()) <= 80

@@ -66,7 +66,12 @@ def page(answer: Optimal) -> Document:
 
 
 def _asked(answer: Optimal) -> str:
-    """The model that was asked for, or that serves best; empty where the law's is the answer."""
+    """The model at the predicted speed, else the one asked for, or that serves best; empty where it is the law's."""
+    found = answer.affordable
+    if answer.served is None and found is not None and found.tokens is not None:
+        size, tokens = (format_count(short(count)) for count in (found.parameters, found.tokens))
+        asked = "As asked, at" if answer.asked is not None else "At"
+        return f"{asked} the predicted speed: {size} parameters on {tokens} tokens"
     for what, model in (("As asked", answer.asked), ("Cheapest to train and serve", answer.served)):
         if model is not None:
             size, tokens = (format_count(short(count)) for count in (model.parameters, model.tokens))
