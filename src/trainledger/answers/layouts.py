@@ -126,12 +126,17 @@ def verdict(found: Layouts) -> str:
         return _none(found)
     best, simplest = found.best, found.simplest or found.best
     cut = "Interrupted: what was accounted for so far is ranked. " if found.interrupted else ""
-    said = f"{cut}Quickest: {layout_name(best.run.layout)}, {format_seconds(best.seconds)} a step"
+    said = f"{cut}Quickest: {_named(best, simplest)}, {format_seconds(best.seconds)} a step"
     if simplest == best:
         return said + "."
-    return (
-        f"{said}. About as quick and simpler: {layout_name(simplest.run.layout)}, {format_seconds(simplest.seconds)}."
-    )
+    return f"{said}. About as quick and simpler: {_named(simplest, best)}, {format_seconds(simplest.seconds)}."
+
+
+def _named(one: ScoredLayout, other: ScoredLayout) -> str:
+    """A layout as people write it, with what tells it from another of that name."""
+    name, other_name = (layout_name(each.run.layout) for each in (one, other))
+    own = [each.partition(".")[2] for each in one.settings if name == other_name and each not in other.settings]
+    return f"{name} ({', '.join(own)})" if own else name
 
 
 def _ranked(found: Layouts) -> Iterator[Section]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.answers.layouts import page
 from trainledger.answers.load import load
 from trainledger.cli import main
 from trainledger.forecast.plan.layouts.grid import divisors, fixed_by
+from trainledger.forecast.plan.layouts.result import Layouts
 from trainledger.spec import runfile
 from trainledger.spec.problem import InvalidInput
 
@@ -161,3 +164,31 @@ def test_the_count_that_is_proposed_is_not_just_a_double() -> None:
     with pytest.raises(InvalidInput, match=r"nearest that works: cluster\.count=3$"):
         load(table)
     assert load(table, {"cluster.count": 3}).layout.devices == 3
+
+
+@pytest.fixture(scope="module")
+def found() -> Layouts:
+    return tl.layouts({**GPT2, "recipe": {**GPT2["recipe"], "global_batch": 4, "seq_len": 64}}, keep=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["layout.shard=4", "layout.reshard_after_forward=false"], ["layout.shard=4"]),
+        (["layout.shard=4", "recipe.micro_batch=2"], ["layout.shard=4", "recipe.micro_batch=4"]),
+        (["layout.shard=4", "recipe.activation_checkpointing=full"], ["layout.shard=4"]),
+        (["layout.context=4", "layout.context_kind=all-to-all"], ["layout.context=4"]),
+        (["layout.shard=4"], ["layout.replicate=4"]),
+    ],
+)
+def test_no_two_layouts_of_a_verdict_have_one_name(found: Layouts, first: list[str], second: list[str]) -> None:
+    assert found.best is not None
+    best, simplest = (
+        replace(found.best, seconds=1.0 + at, run=load({**GPT2, "layout": {}}, ["recipe.micro_batch=1", *words]))
+        for at, words in enumerate((first, second))
+    )
+    verdict = page(replace(found, ranked=(best,), simplest=simplest)).verdict
+    names = re.fullmatch(r"Quickest: (.+), 1 s a step\. About as quick and simpler: (.+), 2 s\.", verdict)
+    assert names is not None
+    assert names[1] != names[2]
+    assert ("(" in verdict) == (first[0] == second[0])
