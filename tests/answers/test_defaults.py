@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from trainledger.answers.defaults import (
     FEWEST_STEPS,
     FIT,
     SERVE,
+    TUNED_TOKENS,
     default_batch,
     run_of_model,
     with_length,
 )
-from trainledger.answers.load import load
+from trainledger.answers.load import load, resolve
 from trainledger.spec.problem import InvalidInput
 
 H100 = {"cluster.device": "h100-sxm"}
@@ -107,3 +109,20 @@ def test_a_small_budget_of_tokens_is_no_single_step(tokens: str, count: int) -> 
     assert recipe.tokens_per_step <= 1.2 * BATCH_TOKENS
     priced = recipe.total_steps * recipe.tokens_per_step
     assert priced + recipe.tokens_beyond_steps == pytest.approx(recipe.tokens, rel=1e-3)
+
+
+def test_adapters_on_several_devices_have_a_step_as_people_tune() -> None:
+    run = resolve("gpt2", ["cluster.device=h100-sxm", "cluster.count=4", "recipe.lora.rank=8"])
+    assert run.recipe.tokens_per_step == TUNED_TOKENS
+
+
+@pytest.mark.parametrize("device", ["l4", "rtx-4090", "a100-pcie-40gb", "l40s"])
+def test_what_joins_devices_of_an_unknown_network_is_proposed(device: str) -> None:
+    given = [f"cluster.device={device}", "cluster.count=16", "recipe.seq_len=64", "recipe.global_batch=16"]
+    given += ["recipe.micro_batch=1", "layout.context=1", "layout.pipeline=1", "layout.tensor=1"]
+    with pytest.raises(InvalidInput) as refused:
+        load("gpt2", given)
+    (problem,) = refused.value.problems
+    (of_a_node,) = re.findall(r"cluster.devices_per_node = \d+", problem.rule)
+    for proposal in (f"{problem.field}={problem.nearest}", of_a_node.replace(" ", "")):
+        assert resolve("gpt2", [*given, proposal]).layout.devices == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -223,12 +224,43 @@ def test_names_that_are_none() -> None:
         optimizer_named("adafactor-fused", linear.parameters())
     with pytest.raises(InvalidInput, match=r"is no loss of torch.nn.functional.*nearest that works: cross_entropy"):
         trace_target(linear, inputs=x, loss="cross_entrpy")
-    with pytest.raises(InvalidInput, match="--label: mse_loss needs one"):
+    with pytest.raises(InvalidInput, match=r"--loss: mse_loss needs a label .* works: --label fp32\[2,4\]"):
         trace_target(linear, inputs=x, loss="mse_loss")
     with pytest.raises(InvalidInput, match=r"no module of the model has such a path; nearest that works: 0\.\*"):
         checkpoint_modules(nn.Sequential(nn.ModuleList([linear])), ["layers.*"])
     with pytest.raises(InvalidInput, match="the model has no parameter to train; nearest that works: forward"):
         optimizer_named("sgd", [])
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.inner, self.wrap = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50)), wrap
+
+    def forward(self, ids):
+        return self.wrap(self.inner(ids))
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), "fp32[32,12]"),
+        (lambda: _Wrapped(lambda logits: logits), "int64[2,16]"),
+        (lambda: _Wrapped(lambda logits: {"logits": logits, "loss": None}), "int64[3,5]"),
+        (lambda: _Wrapped(lambda logits: (logits, None)), "int64[2,16]"),
+        (lambda: nn.Conv2d(3, 10, 3, padding=1), "fp32[4,3,8,8]"),
+    ],
+)
+@pytest.mark.parametrize("loss", [None, "cross_entropy", "mse_loss"])
+def test_a_label_that_is_proposed_fits_the_batch(model, text: str, loss: str | None) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        trace_target(model, inputs=inputs_of([text]), loss=loss)
+    (problem,) = refused.value.problems
+    label = re.search(r"--label (\w+\[[\d,]+\])", str(problem.nearest))
+    assert label is not None
+    ledger = trace_target(model, inputs=inputs_of([text]), loss=loss or "cross_entropy", label=input_of(label[1])[1])
+    assert not ledger.partial
+    assert ledger.total("kept")
 
 
 @pytest.mark.parametrize(

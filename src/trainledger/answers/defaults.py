@@ -32,6 +32,7 @@ from trainledger.spec.units import NotAQuantity, format_count, parse_count, roun
 
 BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
 FEWEST_STEPS = 256  # of a run whose tokens are given: people fine-tune on 100M tokens with 0.1M to 0.5M in a batch
+TUNED_TOKENS = 2**18  # of a step of adapters on several devices
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
 # arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
 TRAINED_LENGTH = 8192
@@ -177,8 +178,9 @@ def default_batch(run: Run) -> int:
     micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
     length, tokens = run.recipe.seq_len, run.recipe.tokens
     whole: int = 2 ** max(0, (BATCH_TOKENS // length).bit_length() - 1)
-    if tokens is not None:
-        few = 2 ** max(0, (tokens // FEWEST_STEPS // length).bit_length() - 1)
+    if tokens is not None or run.recipe.lora is not None:
+        most = TUNED_TOKENS if tokens is None else tokens // FEWEST_STEPS
+        few = 2 ** max(0, (most // length).bit_length() - 1)
         whole = min(whole, max(few, count * micro_batch))
     wanted = max(1, whole // micro_batch)
     if count <= wanted:

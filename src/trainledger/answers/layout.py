@@ -91,9 +91,9 @@ def spread(
     if fabric is not None and fabric.network is None and count > fabric.devices_per_node:
         rule = (
             f"is not known of {name}, and {count:,} devices are more than the {fabric.devices_per_node} of a node; "
-            "name a link (trainledger catalog links) or set cluster.devices_per_node"
+            f"name a link (trainledger catalog links) or, of one node, set cluster.devices_per_node = {count}"
         )
-        raise InvalidInput([Problem("cluster.network", None, rule)])
+        raise InvalidInput([Problem("cluster.network", None, rule, "ethernet-100")])
     try:
         return search(
             run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,

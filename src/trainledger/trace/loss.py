@@ -48,10 +48,12 @@ class NoScalarLossError(ValueError):
 
 
 def _label_of(output: Any) -> str:
-    """The labels of an output of classes, [B, C] or [B, T, C]; "" of any other."""
-    if not isinstance(output, Tensor) or output.dim() not in (2, 3):
+    """The labels of an output of classes, [B, C], [B, T, C] or [B, C, H, W]; "" of any other."""
+    logits = logits_of(output)
+    if not isinstance(logits, Tensor) or logits.dim() < 2:
         return ""
-    return f"int64[{','.join(map(str, output.shape[:-1]))}]"
+    sizes = logits.shape[:-1] if logits.dim() < 4 else (logits.shape[0], *logits.shape[2:])
+    return f"int64[{','.join(map(str, sizes))}]"
 
 
 def loss_of(output: Any, loss: Loss | None = None, label: tuple[Any, ...] = ()) -> Tensor:
@@ -135,23 +137,21 @@ def loss_named(loss: str | Loss | None, label: Any, *, of: str = "--") -> Loss |
         near = nearest_text(loss or "", losses) or "cross_entropy"
         rule = "is no loss of torch.nn.functional, nor mean, sum, or a part of the output such as .loss or .1"
         raise InvalidInput([Problem(f"{of}loss", loss, rule, near)])
-    if label is None:
-        raise InvalidInput(
-            [
-                Problem(
-                    f"{of}label", None, f"{loss} needs one to compare the output with", "int64[8,2048]" if of else None
-                )
-            ]
-        )
+    if label is None and not of:
+        raise InvalidInput([Problem("label", None, f"{loss} needs one to compare the output with")])
     function = getattr(F, loss)
+
+    def unlabelled(output: Any) -> Tensor:  # whose shape says that of the label
+        shape = _label_of(output) if loss == "cross_entropy" else described(logits_of(output))
+        raise NoScalarLossError(f"{loss} needs a label to compare the output with", output, f"--label {shape}")
 
     def compared(output: Any, label: Tensor) -> Tensor:
         x = logits_of(output)
-        flat = loss == "cross_entropy" and x.dim() == label.dim() + 1 and x.dim() > 2
+        flat = loss == "cross_entropy" and x.shape[:-1] == label.shape and x.dim() > 2
         value: Tensor = function(x.flatten(0, -2), label.flatten()) if flat else function(x, label)
         return value
 
-    return compared
+    return unlabelled if label is None else compared
 
 
 def logits_of(output: Any) -> Any:

@@ -121,7 +121,7 @@ def _fastest(account: RunAccount, device: Device, facts: Mapping[str, Any]) -> f
         return 0.0  # the step is at the peak itself
     flops = CONVENTIONS["kernels"].flops(account.run, account.ledger) / account.ledger.matmul_flops
     moved = facts["step_causes"]["memory-bound operations"] / facts["step_seconds"] * device.efficiency.bandwidth_share
-    return min(1.0, facts["hfu"] * flops + moved)
+    return min(1.0, float(facts["hfu"] * flops + moved))
 
 
 def _of_attention(ledger: Ledger, kernels: str) -> Iterator[str]:
