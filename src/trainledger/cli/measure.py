@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Annotated
 
 from trainledger.answers.load import load_file
+from trainledger.answers.pages import log as log_page
 from trainledger.answers.pages import measured
 from trainledger.answers.pages import runs as listing
 from trainledger.answers.pages.reconciliation import page, write_html
 from trainledger.answers.pages.record import is_run, read_run
+from trainledger.answers.plan import plan as plan_of
 from trainledger.answers.question import output, question, text, word
 from trainledger.answers.refit import PastRun, undo_update, update_calibration
 from trainledger.cli.arguments import Outcome, RunFile
 from trainledger.cli.asking import lines, say, while_searching
 from trainledger.ledger.ledger import write_ledger
+from trainledger.observe.logs import read_log
 from trainledger.report.document import Document
 from trainledger.report.html import parts, whole_page
 from trainledger.spec.calibration import Calibration, calibration_path, read_calibration, write_calibration
@@ -151,6 +154,9 @@ def reconcile(
     memory: Annotated[
         str | None, text("instead: a snapshot of CUDA's allocator (torch.cuda.memory)", metavar="SNAPSHOT")
     ] = None,
+    log: Annotated[
+        str | None, text("instead: a program's log, a trainer_state.json or a summary of W&B", metavar="FILE")
+    ] = None,
     update: Annotated[
         bool, text("fit the calibration of this machine to past runs: RUN_DIR ..., or those in --runs")
     ] = False,
@@ -160,33 +166,43 @@ def reconcile(
         str | None, text("another trace, or directory of ranks, that this one is compared with", metavar="OTHER")
     ] = None,
     run: Annotated[
-        str | None, text("with a trace or a snapshot: its run, whose forecast is compared with it", metavar="RUN.toml")
+        str | None, text("with one of these: its run, whose forecast is compared with it", metavar="RUN.toml")
     ] = None,
     html: Html = None,
 ) -> Document | Outcome:
     """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest.
 
-    Of a profiler's trace: where the time of its steps went, of a snapshot of CUDA's allocator its peak, with --run
-    against the forecast. With --update the calibration learns from past runs.
+    Of a profiler's trace: where the time of its steps went, of a snapshot of CUDA's allocator its peak, of a log its
+    speed and when that changed, with --run against the forecast. With --update the calibration learns from past runs.
     """
-    of_file = trace is not None or memory is not None
+    files = {"--trace": trace, "--memory": memory, "--log": log}
+    of_file = any(value is not None for value in files.values())
     given = {"--run": run, "--set": overrides, "--against": against}
     if not of_file and any(given.values()):
-        rule = "is for --trace and --memory"
+        rule = f"is for {', '.join(files)}"
         raise InvalidInput([Problem(name, value, rule) for name, value in given.items() if value])
+    if of_file and overrides and run is None:
+        raise InvalidInput([Problem("--set", next(iter(overrides)), "changes a field of the run; name it with --run")])
     if undo:
         if update or run_dirs or runs is not None:
             raise InvalidInput([Problem("--undo", None, "removes the last fit, and takes no other arguments")])
         path, left = undo_update()
         return lines(f"{path} is as it was before the last fit; fits left: {left}", {"path": str(path), "fits": left})
     if update or runs is not None:
-        for name, value in (("--trace", trace), ("--memory", memory)):
+        for name, value in files.items():
             if value is not None:
                 raise InvalidInput([Problem(name, value, "is no run of this engine; --update takes run directories")])
         return with_html(_refitted(run_dirs, runs, update=update), html)
     if len(run_dirs) > 1:
         raise InvalidInput([Problem("RUN_DIR", run_dirs[1], "is a second run directory; only --update takes several")])
     run_dir = run_dirs[0] if run_dirs else None
+    if log is not None:
+        given = {"RUN_DIR": run_dir, "--trace": trace, "--memory": memory, "--against": against}
+        if other := next((name for name, value in given.items() if value), None):
+            raise InvalidInput([Problem("--log", log, f"cannot be combined with {other}")])
+        return with_html(
+            log_page.page(read_log(log), None if run is None else plan_of(run, overrides), run or ""), html
+        )
     if of_file:
         from trainledger.cli import profile  # brings in numpy
 

@@ -40,10 +40,6 @@ def of_trace(args: File, html: str | None, progress: Progress) -> Document | Out
         raise InvalidInput([Problem("--trace", args.trace, "replaces RUN_DIR; give one of them")])
     if args.run is not None and args.against is not None:
         raise InvalidInput([Problem("--against", args.against, "cannot be combined with --run; give one of them")])
-    if args.overrides and args.run is None:
-        raise InvalidInput(
-            [Problem("--set", next(iter(args.overrides)), "changes a field of the run; name it with --run")]
-        )
     answer = _answer(args, progress)
     found = answer.document()
     if html is None:
@@ -58,10 +54,6 @@ def of_memory(args: File) -> Document:
     for flag, value in (("RUN_DIR", args.run_dir), ("--trace", args.trace), ("--against", args.against)):
         if value:
             raise InvalidInput([Problem("--memory", args.memory, f"cannot be combined with {flag}")])
-    if args.overrides and args.run is None:
-        raise InvalidInput(
-            [Problem("--set", next(iter(args.overrides)), "changes a field of the run; name it with --run")]
-        )
     found = allocator_peak(args.memory)
     if args.run is None:
         return allocator.page(found)

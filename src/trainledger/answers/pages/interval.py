@@ -24,7 +24,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.units import counted, format_nbytes
 
 _SHARE, _SURE = (f"{each:.0%}".replace("%", " %") for each in (SHARE, SURE))
-_UNITS = f" {ascii_letters}"
+_UNITS = f" %{ascii_letters}"
 _DIGITS = 3  # of an end: more would be noise
 _TIMED_BY = {
     "own": "",
