@@ -151,14 +151,14 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "forecast": (53, 9415, 818),
     "ledger": (45, 6872, 513),
     "observe": (40, 5810, 625),
-    "report": (13, 1695, 143),
+    "report": (13, 1704, 143),
     "spec": (45, 7252, 416),
     "tensors": (10, 1937, 108),
     "trace": (50, 9128, 760),
-    "web": (26, 3718, 455),
+    "web": (26, 3726, 455),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95315, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95334, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_005
+MOST_TEST_LINES = 69_031
 
 
 def test_tests_keep_below_their_ceiling() -> None:

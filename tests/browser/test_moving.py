@@ -58,6 +58,32 @@ def test_an_outline_shows_the_state_before_a_change_on_the_axis_of_now(fresh) ->
     assert page.page.locator(_OUTLINE).count() == 0
 
 
+def test_a_pinned_state_stands_in_the_figure_and_in_the_link(fresh) -> None:
+    page = fresh("?calculator=memory&recipe.micro_batch=12")
+    pinned, said = page.page.locator(".outline.pinned"), page.page.locator(".pinned-said")
+    number = page.page.locator(".headline .number").first.inner_text()
+    page.button("Pin").click()
+    pinned.wait_for(state="attached")
+    page.fill("recipe.micro_batch", "1")
+    assert number in said.inner_text()
+    assert axis(page)[1] > 987  # what is pinned is on the axis too
+    assert "pin=recipe.micro_batch%3D12" in page.query
+    there = fresh(page.query)
+    there.page.locator(".outline.pinned").wait_for(state="attached")
+    assert there.page.locator(".pinned-said").inner_text() == said.inner_text()
+    assert there.headlines == page.headlines
+    page.button("Pin").click()
+    pinned.wait_for(state="detached")
+    page.back()
+    pinned.wait_for(state="attached")
+    page.page.locator("#calculators a", has_text="Model").click()
+    page.settled()
+    assert "pin" not in page.query
+    assert said.is_hidden()
+    wrong = fresh("?calculator=time&pin=nothing%3D1")
+    wrong.page.locator(".pinned-said", has_text="is no field").wait_for()
+
+
 # The elements of the first figure in words, and those of an SVG text that is drawn at once.
 _DRAWN = """async (text) => {
   const { pictureOf } = await import('./moving.js');

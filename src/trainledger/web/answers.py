@@ -95,12 +95,13 @@ def view(
     progress: Progress = _silent,
     calculators: Calculators = CALCULATORS,
     held: str = "",
+    pinned: str = "",
 ) -> dict[str, Any]:
     """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables.
 
-    The axes of the first are ``held`` at these ends of x and of y, where its values allow.
+    The axes of the first are ``held`` at these ends of x and of y, where its values allow, and show what is ``pinned``.
     """
-    ends = _ends(held)
+    ends, pins = _ends("held", held), _ends("pinned", pinned)
     _, query, reply = ask(name, given, progress, calculators)
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
@@ -109,7 +110,9 @@ def view(
         "drawings": [
             {
                 "title": each.chart.title, "table": table_html(each.table), "key": list(each.chart.key),
-                "svg": svg(each.chart, width, low=not at and width <= _TELEPHONE, held=None if at else ends),
+                "svg": svg(each.chart, width, low=width <= _TELEPHONE, held=ends, pinned=pins)
+                if at == 0
+                else svg(each.chart, width),
             }
             for at, each in enumerate(reply.drawings)
         ],
@@ -120,15 +123,15 @@ def view(
     }  # fmt: skip
 
 
-def _ends(held: str) -> Held | None:
+def _ends(name: str, text: str) -> Held | None:
     """The ends of x and of y in a text of four numbers."""
-    if not held:
+    if not text:
         return None
     try:
-        low, high, lower, higher = map(float, held.split(","))
+        low, high, lower, higher = map(float, text.split(","))
     except ValueError:
         rule = "must be the ends of x and of y: four numbers with commas between them"
-        raise InvalidInput([Problem("held", held[:60], rule)]) from None
+        raise InvalidInput([Problem(name, text[:60], rule)]) from None
     return {"x": (low, high), "y": (lower, higher)}
 
 

@@ -14,7 +14,12 @@ from trainledger.web.calculator import Progress
 _WAYS: dict[str, Callable[[Mapping[str, Any], Progress], object]] = {
     "answer": lambda asked, progress: answers.answer(asked["name"], asked["query"], progress),
     "view": lambda asked, progress: answers.view(
-        asked["name"], asked["query"], int(asked["width"]), progress, held=asked.get("held", "")
+        asked["name"],
+        asked["query"],
+        int(asked["width"]),
+        progress,
+        held=asked.get("held", ""),
+        pinned=asked.get("pinned", ""),
     ),
     "check": lambda asked, _: answers.check(asked["name"], int(asked["seed"]), asked["guess"], int(asked["misses"])),
     "exercise": lambda asked, progress: answers.exercise(asked["name"], int(asked["seed"])),

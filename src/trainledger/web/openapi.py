@@ -117,7 +117,7 @@ WAYS: dict[str, tuple[str, dict[str, Schema], type]] = {
     "api": ("the answer as data", {}, Answer),
     "view": (
         "the answer as a page shows it: sections as HTML, drawings as SVG",
-        {"width": _WIDTH, "held": _SHORT},
+        {"width": _WIDTH, "held": _SHORT, "pinned": _SHORT},
         View,
     ),
     "check": (

@@ -182,8 +182,8 @@ def _work(way: str, name: str, given: dict[str, str], calculators: Calculators) 
     own = {each: given.pop(each, None) for each in openapi.WAYS[way][1]}
     if way == "view":
         width = _whole("width", own["width"] or "960", openapi.NARROWEST, openapi.WIDEST)
-        held = own["held"] or ""
-        return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held))
+        held, pinned = own["held"] or "", own["pinned"] or ""
+        return lambda progress: encoded(answers.view(name, given, width, progress, calculators, held, pinned))
     if way in ("check", "exercise"):
         if given:
             raise InvalidInput([Problem(next(iter(given))[:60], None, "is no field of an exercise", "seed")])

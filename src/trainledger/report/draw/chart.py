@@ -39,17 +39,20 @@ _SIGN, _NAMES_APART, _LEGEND_LINE = 26, 20, 20  # of a legend: a sign and its sp
 _APART = 2.0  # pixels between neighbouring words
 
 
-def svg(chart: Chart, width: int = WIDTH, *, low: bool = False, held: Held | None = None) -> str:
+def svg(
+    chart: Chart, width: int = WIDTH, *, low: bool = False, held: Held | None = None, pinned: Held | None = None
+) -> str:
     """The chart as one SVG element of ``width`` pixels that scales with its page, without scripts, styles or ids.
 
     A ``low`` one has a plot of fewer pixels. Groups of marks have keys, and the axes their ends in values and in
-    pixels, by which a page moves what it shows to the next picture, whose axes are ``held`` where its values allow.
+    pixels, by which a page moves what it shows to the next picture, whose axes are ``held`` where its values allow, and
+    show those of the picture that is ``pinned``.
 
     Each bar and point has a title that says what it is; colours have classes, which `STYLE` changes on a dark page.
     The title names the drawing to a screen reader and is not drawn, nor is the key of its numbers: both are text of
     the page, as `drawing` has them.
     """
-    body, height, scales = _drawn(chart, width, low, held)
+    body, height, scales = _drawn(chart, width, low, held, pinned)
     ends = {f"data_{letter}": f"{s.low:.9g} {s.high:.9g} {s.start:.1f} {s.end:.1f}" for letter, s in scales.items()}
     return _whole(chart, body, width, height, width="100%", **ends)
 
@@ -95,7 +98,7 @@ def _whole(chart: Chart, body: str, across: float, down: float, **size: object) 
 
 
 def _drawn(
-    chart: Chart, width: int, low: bool = False, held: Held | None = None
+    chart: Chart, width: int, low: bool = False, held: Held | None = None, pinned: Held | None = None
 ) -> tuple[str, float, dict[str, Scale]]:
     """The elements of a drawing, its height, and its scales by letter."""
     legend, top = _legend(chart.marks, width)
@@ -107,12 +110,12 @@ def _drawn(
     height = usual if low else chart.height or usual
     named = any(isinstance(mark, Band) and mark.end is not None and mark.text for mark in chart.marks)
     top += 12 + spare / 2 + LINE * named
-    y = scale_of(chart, "y", top + height, top, held)
+    y = scale_of(chart, "y", top + height, top, held, pinned)
     upright = [] if rows else ticks_of(chart.y, y, is_x=False)
     room = max((width_of(words) for tick in upright for words in tick.lines), default=0) + _TICK * bool(upright)
     left = _EDGE + room + (_TITLE if chart.y.title else 4)
     right = width - (_EDGE + 34 if width > NARROW else 16)
-    x = scale_of(chart, "x", left, right, held)
+    x = scale_of(chart, "x", left, right, held, pinned)
     flat = ticks_of(chart.x, x, is_x=True)
     keys = _keys(chart.marks)
     parts = [

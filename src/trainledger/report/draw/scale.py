@@ -14,6 +14,7 @@ from trainledger.spec.frozen import frozen
 _LEAST, _SPARE = 0.45, 0.35  # of an axis that is held: what its values take at least; room beyond those that outgrew it
 _APART = 10  # pixels between the words of two ticks
 _EACH, _MOST = 45, 8  # at most a tick in so many pixels, and so many in all, of a linear axis
+_DECADE_MOST, _MOST_SHOWN = 300, 1e30  # of what is pinned
 _DECADES = 8  # of an axis that has minor ticks
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _STEPS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
@@ -56,10 +57,13 @@ class Scale:
 Held = Mapping[str, tuple[float, float]]  # the ends of axes of the picture before, by letter
 
 
-def scale_of(chart: Chart, letter: str, start: float, end: float, held: Held | None = None) -> Scale:
+def scale_of(
+    chart: Chart, letter: str, start: float, end: float, held: Held | None = None, pinned: Held | None = None
+) -> Scale:
     """The scale of an axis of the chart between two pixels; rows go down, columns to the right.
 
-    An axis that is ``held`` changes only where its values leave it, or take less than 45 % of it.
+    An axis that is ``held`` changes only where its values leave it, or take less than 45 % of it. What is ``pinned``
+    it shows too.
 
     >>> def high(value, held): return scale_of(Chart("", (Bars([0], [0], [value]),)), "x", 0, 100, {"x": held}).high
     >>> high(50, (0, 100)), high(100, (0, 100)), high(120, (0, 100)), high(40, (0, 100))
@@ -69,14 +73,18 @@ def scale_of(chart: Chart, letter: str, start: float, end: float, held: Held | N
     if axis.names:
         low, high = -0.5, len(axis.names) - 0.5
         return Scale(low, high, *((end, start) if letter == "y" else (start, end)))
-    return Scale(*_ends(chart, axis, letter, (held or {}).get(letter)), start, end, axis.log)
+    pins = (pinned or {}).get(letter, ())
+    return Scale(*_ends(chart, axis, letter, (held or {}).get(letter), pins), start, end, axis.log)
 
 
-def _ends(chart: Chart, axis: Axis, letter: str, held: tuple[float, float] | None) -> tuple[float, float]:
+def _ends(
+    chart: Chart, axis: Axis, letter: str, held: tuple[float, float] | None, pinned: Sequence[float]
+) -> tuple[float, float]:
     known = list(_extents(chart, letter)) if axis.ends is None else [(axis.ends[0], False), (axis.ends[1], False)]
     places = [(log10(value) if axis.log else value, room) for value, room in known]
     if not places:
         return 0.0, 1.0
+    places += [(end, False) for end in pinned if abs(end) < (_DECADE_MOST if axis.log else _MOST_SHOWN)]
     low, high = min(place for place, _ in places), max(place for place, _ in places)
     if low == high:
         room = 0.5 if axis.log or not low else abs(low) / 2

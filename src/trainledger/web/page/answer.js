@@ -15,6 +15,7 @@ export function drawAnswer(root, details) {
     exercise: element("div", { id: "exercise" }),
     lead: element("div", { class: "lead" }),
     number: element("div", { class: "number-first" }),
+    pinned: element("p", { class: "pinned-said", hidden: true }),
     picture: element("div", { class: "picture-first" }),
     body: element("div", { class: "body" }),
     headlines: element("div", { class: "headlines", role: "group", "aria-label": "Numbers" }),
@@ -26,7 +27,7 @@ export function drawAnswer(root, details) {
   };
   parts.verdict.append(element("span", { class: "tone", "aria-hidden": "true" }), element("span", { class: "unseen" }), element("span", { class: "said" }));
   parts.terminal.append(element("h2", { text: "The same from a terminal" }), element("pre", { tabindex: "0" }, element("code")));
-  parts.lead.append(parts.number, parts.picture);
+  parts.lead.append(parts.number, parts.pinned, parts.picture);
   parts.body.append(parts.headlines, parts.remedies, parts.drawings, parts.notes, parts.sections, parts.terminal);
   byId("loading")?.remove();
   root.append(element("div", { class: "said-first" }, parts.standing, parts.verdict), parts.exercise, parts.lead);
@@ -34,8 +35,8 @@ export function drawAnswer(root, details) {
   return parts;
 }
 
-/** Shows an answer in the parts; whatever has not changed is left alone. */
-export function showAnswer(parts, view) {
+/** Shows an answer in the parts, beside what is pinned; whatever has not changed is left alone. */
+export function showAnswer(parts, view, pin) {
   const [tone, spoken, said] = parts.verdict.children;
   parts.verdict.className = `verdict ${view.tone}`;
   tone.hidden = !TONES[view.tone];
@@ -47,7 +48,9 @@ export function showAnswer(parts, view) {
   keep(parts.headlines, numbers, (each) => each.name, card, fill);
   keep(parts.notes, view.notes, (each) => each, () => element("li"), say);
   parts.notes.hidden = !view.notes.length;
-  keep(parts.picture, picture ? [picture] : [], () => "0", drawing, redraw);
+  parts.pinned.hidden = !pin.said;
+  say(parts.pinned, pin.said);
+  keep(parts.picture, picture ? [{ ...picture, pinned: pin.picture }] : [], () => "0", drawing, redraw);
   keep(parts.drawings, pictures, (_, at) => String(at), drawing, redraw);
   keep(parts.sections, view.sections, sectionKey, fold, unfold);
   parts.terminal.hidden = !view.paste.command;

@@ -28,12 +28,13 @@ export function redraw(figure, each) {
   head.lastElementChild.setAttribute("aria-label", `Table of: ${each.title}`);
   keep(key, each.key, (said) => said, () => element("li"), (item, said) => put(item, said));
   key.hidden = !each.key.length;
-  if (each.svg !== figure.newest?.svg) {
+  if (each.svg !== figure.newest?.svg || each.pinned !== figure.newest.pinned) {
     const next = pictureOf(each.svg);
     next.setAttribute("aria-label", `${each.title}; its numbers are in the table`);
     if (!picture.firstElementChild) picture.append(next.cloneNode(false));
     become(picture.firstElementChild, next);
-    if (figure.was) outline(picture.firstElementChild, figure.was, "ghost");
+    const before = each.pinned ?? figure.was;
+    if (before) outline(picture.firstElementChild, before, each.pinned ? "pinned" : "ghost");
   }
   figure.newest = each;
   fill(table, each);

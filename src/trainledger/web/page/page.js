@@ -10,6 +10,7 @@ import { focusOn } from "./field.js";
 import { Form } from "./form.js";
 import { axesOf } from "./moving.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
+import { Pin } from "./pin.js";
 import { Remedies } from "./remedies.js";
 import { addressOf, different, same, stateOf, Trail, withFields } from "./state.js";
 import { connect, Unreachable } from "./transport.js";
@@ -28,6 +29,7 @@ const asking = new Asking(
 );
 
 const later = new Later(ask);
+const pin = new Pin((state) => transport.view(state.calculator.name, state.given, { width: page.width }), ask);
 
 function stopped(error) {
   byId("loading").textContent = `The calculators cannot be loaded: ${error.message}`;
@@ -45,7 +47,7 @@ function changed(name, text, settled) {
 
 /** A new state: the address, the form and the question follow. */
 function become(change, name = null, settled = true) {
-  const state = { ...page.state, ...change };
+  const state = { ...page.state, ...(change.calculator && { pin: null }), ...change };
   state.given = different(state.calculator, state.given);
   page.state = state;
   page.arriving = null;
@@ -77,6 +79,7 @@ function follow() {
   drawPresets(byId("presets"), page.state, (given) => become({ given, exercise: null }));
   buttons();
   if (there) restore();
+  pin.follow(page.state);
 }
 
 /** The answer that is there is that of the question. */
@@ -96,7 +99,7 @@ function ask() {
   root.setAttribute("aria-busy", "true");
   remedies.stop();
   const shown = parts.picture.querySelector("svg"); // its axes stay where the next one's marks allow
-  asking.want({ state: page.state, frame: { width: page.width, ...(shown && { held: axesOf(shown) }) }, at: trail.at });
+  asking.want({ state: page.state, frame: { width: page.width, ...(shown && { held: axesOf(shown) }), ...pin.frame }, at: trail.at });
 }
 
 /** The state that the address says, at the start and after back and forward. */
@@ -142,7 +145,7 @@ function shown({ state, at }, view) {
     form.wrong([]);
     form.show(page.state.given, view, page.hidden);
   }
-  showAnswer(parts, view);
+  showAnswer(parts, view, pin);
   remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
   later.answered(view.again_seconds);
   exerciseButton.hidden = Boolean(state.exercise) || !state.calculator.exercises;
@@ -206,6 +209,7 @@ const button = (text, onclick, more = {}) => element("button", { type: "button",
 const undo = button("Undo", () => history.back());
 const redo = button("Redo", () => history.forward());
 const reset = button("Reset", () => become({ given: {} }));
+const pinning = button("Pin", () => become({ pin: page.state.pin ? null : page.state.given }), { title: "Keep this state as an outline in the figure, and in the link" });
 const exerciseButton = button("Exercise", () => exercise(1 + Math.floor(Math.random() * 9999)), { id: "exercises" });
 const copying = copyMenu({
   texts: () => (page.answered && same(page.answered.state, page.state) ? page.view.paste : {}),
@@ -220,13 +224,14 @@ const remedies = new Remedies(parts.remedies, {
   ask: ({ fields }) => transport.view(page.state.calculator.name, withFields(page.state.given, fields), { width: page.width }),
   say: confirm,
 });
-byId("tools").append(undo, redo, reset, exerciseButton, copying);
+byId("tools").append(undo, redo, reset, pinning, exerciseButton, copying);
 
 function buttons() {
   undo.disabled = trail.at === 0;
   redo.disabled = trail.at >= trail.last;
   reset.disabled = !Object.keys(page.state.given).length;
-  reset.hidden = copying.hidden = Boolean(page.state.exercise) && page.hidden;
+  pinning.setAttribute("aria-pressed", String(Boolean(page.state.pin)));
+  reset.hidden = copying.hidden = pinning.hidden = Boolean(page.state.exercise) && page.hidden;
 }
 
 function exercise(seed, set = null) {

@@ -1,8 +1,8 @@
 // What the page asks, as it stands in the address: only what differs from the defaults.
 
-const OWN = ["calculator", "exercise", "set"];
+const OWN = ["calculator", "exercise", "set", "pin"];
 
-/** The state that an address says: a calculator of the listing, what is given, the number of an exercise and its set.
+/** The state that an address says: a calculator of the listing, what is given, what is pinned, the number of an exercise and its set.
 
  * `left` says what of the address is left out, since no calculator or field has its name. */
 export function stateOf(search, listing) {
@@ -18,19 +18,21 @@ export function stateOf(search, listing) {
   const [, first, last] = /^(\d{1,9})-(\d{1,9})$/.exec(said.get("set") ?? "") ?? [];
   const set = Number(first) <= Number(last) ? { first: Number(first), last: Number(last) } : null;
   const exercise = /^\d{1,9}$/.test(said.get("exercise") ?? "") ? said.get("exercise") : (set && first);
+  const pin = said.has("pin") ? Object.fromEntries(new URLSearchParams(said.get("pin"))) : null;
   const left = [
     ...(wanted && wanted !== calculator.name ? [`There is no calculator ${wanted.slice(0, 60)}; this is ${calculator.title}.`] : []),
     ...(unknown.length ? [`Left out of the address, since no field of ${calculator.title} has this name: ${unknown.join(", ")}.`] : []),
   ].join(" ");
-  return { calculator, given, exercise, set, left };
+  return { calculator, given, exercise, set, pin, left };
 }
 
 /** The address of a state, relative to the page. */
-export function addressOf({ calculator, given, exercise, set }) {
+export function addressOf({ calculator, given, exercise, set, pin }) {
   const said = new URLSearchParams({ calculator: calculator.name });
   if (exercise && set) said.set("set", `${set.first}-${set.last}`);
   if (exercise) said.set("exercise", exercise);
   else for (const [name, text] of Object.entries(given)) said.set(name, text);
+  if (pin && !exercise) said.set("pin", new URLSearchParams(pin));
   return `?${said}`;
 }
 
