@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,12 +41,10 @@ def read_trainer(named: str, overrides: Overrides) -> tuple[dict[str, Any], Trai
         preset, notes = _preset(found, where)
         model = {"preset": preset} | model
     _, fields = model_section(asked or model["preset"]) if asked or "preset" in model else ({}, model)
-    open_fields: dict[str, Any] = {"seq_len": min(fields["max_seq_len"], TRAINED_LENGTH)}
-    if fields.get("attention", {}).keys() & {
-        "softcap",
-        "sinks",
-    }:  # which PyTorch's own fused attention does not compute
-        open_fields["attention"] = "math"
+    length, attention = fields.get("max_seq_len"), fields.get("attention")
+    open_fields: dict[str, Any] = {"seq_len": min(length, TRAINED_LENGTH)} if isinstance(length, int) else {}
+    if isinstance(attention, Mapping) and attention.keys() & {"softcap", "sinks"}:
+        open_fields["attention"] = "math"  # as PyTorch's own fused attention does not compute them
     assumed = tuple(f"recipe.{name}" for name in open_fields if name not in own["recipe"])
     own["recipe"] = open_fields | own["recipe"]
     found = replace(found, assumed=(*assumed, *found.assumed))

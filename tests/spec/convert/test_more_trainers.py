@@ -1,6 +1,7 @@
 """Files and launch lines of TRL, Hugging Face's Trainer, Accelerate, DeepSpeed and others as runs."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +459,33 @@ def test_tables_name_only_what_a_run_has(program: str) -> None:
     said |= {path for words in table["words"].values() for meaning in words.values() for path in meaning}
     parts = ("run", "target", "recipe", "layout", "optimizer", "schedule", "lora", "model", "precision")
     assert all(path in ("note", "refuse") or path.partition(".")[0] in parts for path in said)
+
+
+ODD = ([], {}, -1, float("inf"), True, [1, 2], {"a": 1}, "9" * 400)
+
+
+@pytest.mark.parametrize("program", tables())
+def test_odd_values_raise_nothing_else(program: str) -> None:
+    table = tables()[program]
+    for key in (*table["fields"], *list(table["words"])[:4], "optimizer", "training"):
+        for odd in ODD:
+            with suppress(InvalidInput):
+                from_values({key: odd}, program=program)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.py", "block_size = " + "1 + " * 5000 + "1\nbatch_size = 2\n"),
+        ("large.py", f"block_size = {'9' * 400} / {'7' * 4}\nbatch_size = 2\n"),
+        ("keys.py", "block_size = {[]: 1}\nbatch_size = 2\n"),
+        ("self.yaml", "model_name_or_path: &a\n  x: *a\nlora_r: 2\n"),
+        ("open.sh", "swift sft --model\ntrl sft --config\n"),
+    ],
+)
+def test_odd_files_are_refused_in_words(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        resolve(written(tmp_path, text, name))
 
 
 def test_init_writes_the_same_run(tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def _lora(read: Reading, adapter: str) -> dict[str, Any]:
     if chosen := [name for name, on in read.group("target").items() if on]:
         targets = chosen
     names = targets.replace(",", " ").split() if isinstance(targets, str) else targets or []
+    if not isinstance(names, list):
+        read.refuse(read.key_of("lora.targets"), targets, "must be names of layers", "all-linear")
+        names = []
     linear = read.said.get("run.linear") or not names or {"all", "all-linear"} & set(map(str, names))
     section["targets"] = ["linear"] if linear else names
     if bits not in (None, 4, 8):

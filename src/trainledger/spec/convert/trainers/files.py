@@ -60,13 +60,13 @@ def values_of(named: str, tables: Mapping[str, Mapping[str, Any]]) -> Launched |
 
 def map_in(named: str, where: str = "") -> Mapping[Any, Any] | str | None:
     """The map in a file, from here or from the folder of the file that names it; what is wrong with it, or None."""
-    path = next((path for folder in (Path(), Path(where).parent) if (path := folder / named).is_file()), None)
+    path = next((path for folder in (Path(), Path(where).parent) if os.path.isfile(path := folder / named)), None)
     if path is None:
         return None
     kind = path.suffix.lstrip(".").upper().replace("YML", "YAML") or "text"
     try:
         found = _parsed(content_of(path, _LARGEST), path.suffix)
-    except (OSError, ValueError, SyntaxError, RecursionError):
+    except (OSError, ValueError, TypeError, SyntaxError, ArithmeticError, RecursionError):
         return f"is not a {kind} file that can be read"
     return found if isinstance(found, Mapping) else "must hold a map"
 

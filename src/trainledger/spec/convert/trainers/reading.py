@@ -229,7 +229,7 @@ class Reading:
     def count(self, meaning: str) -> int:
         """A whole number of at least 1; 1 after a problem, or where nothing is said."""
         value = self.said.pop(meaning, 1)
-        if type(value) in (int, float) and value > 0 and value == int(value):
+        if type(value) in (int, float) and value > 0 and float(value).is_integer():
             return int(value)
         self.refuse(self.key_of(meaning), value, "must be a whole number of at least 1", 1)
         return 1
