@@ -144,7 +144,7 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (77, 10226, 1214),
+    "answers": (77, 10225, 1215),
     "catalog": (3, 251, 22),
     "cli": (13, 1853, 306),
     "engine": (63, 9502, 1009),
@@ -152,13 +152,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "ledger": (45, 6872, 513),
     "observe": (40, 5810, 625),
     "report": (13, 1704, 143),
-    "spec": (45, 7252, 416),
+    "spec": (45, 7285, 416),
     "tensors": (10, 1937, 108),
     "trace": (50, 9128, 760),
     "web": (26, 3726, 455),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95334, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95373, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_031
+MOST_TEST_LINES = 69_086
 
 
 def test_tests_keep_below_their_ceiling() -> None:

@@ -360,6 +360,33 @@ def test_a_file_of_a_program_that_pretrains(tmp_path: Path, case: str) -> None:
     assert not any("not understood" in note for note in run.origin.notes)
 
 
+def test_a_config_of_megatron_bridge(tmp_path: Path) -> None:
+    """Llama 3.2 1B on 8 ranks: Megatron-LM's own figure of weights and optimizer is 8,839.72 MiB."""
+    sizes = {"num_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "num_query_groups": 8, "kv_channels": 64}
+    model = sizes | {"ffn_hidden_size": 8192, "vocab_size": 128256, "seq_length": 131072, "normalization": "RMSNorm"}
+    model |= {"activation_func": {"_target_": "torch.nn.functional.silu"}, "gated_linear_unit": True}
+    model |= {"add_bias_linear": False, "share_embeddings_and_output_weights": True, "moe_router_topk": 2}
+    model |= {"position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    values = {
+        "model": model,
+        "train": {"global_batch_size": 512, "micro_batch_size": 1, "train_iters": 10},
+        "dataset": {"sequence_length": 1024},
+        "mixed_precision": {"bf16": True, "grad_reduce_in_fp32": True},
+        "optimizer": {"optimizer": "adam", "lr": 3e-4, "use_distributed_optimizer": True},
+        "ddp": {"use_distributed_optimizer": True},
+        "peft": None,
+    }
+    run = resolve(written(tmp_path, values), {"cluster.count": 8})
+    fields = ("layout.shard", "layout.zero", "recipe.seq_len", "recipe.precision.gradients", "recipe.framework")
+    assert told(run, *fields) == (8, 1, 1024, "fp32", "megatron-core")
+    assert (2 + 4 + 12 / 8) * parameters(run.model).total / 2**20 == pytest.approx(8839.72, rel=1e-4)
+    assert not any("not understood" in note for note in run.origin.notes)
+    with pytest.raises(InvalidInput, match="overrides of a recipe are no run"):
+        resolve(written(tmp_path, values | {"model": {"tensor_model_parallel_size": 2}}))
+    with pytest.raises(InvalidInput, match="peft: trains adapters"):
+        resolve(written(tmp_path, values | {"peft": {"_target_": "LoRA"}}))
+
+
 def test_sizes_of_maxtext_are_the_models(tmp_path: Path) -> None:
     line = (
         "python3 -m maxtext.trainers.pre_train.train configs/base.yml model_name=qwen3-30b-a3b per_device_batch_size=4"

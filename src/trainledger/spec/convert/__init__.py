@@ -24,7 +24,7 @@ _MARKS = {
     "nanoGPT": "n_layer n_head n_embd block_size batch_size max_iters lr_decay_iters eval_iters dataset wandb_log "
     "init_from always_save_checkpoint",
     "litgpt pretrain": "model_name train.max_tokens train.max_norm",
-    "litgpt": "checkpoint_dir train.global_batch_size train.micro_batch_size train.max_seq_length lora_query lora_mlp",
+    "litgpt": "checkpoint_dir train.max_seq_length train.lr_warmup_steps lora_query lora_mlp",
     "torchtune": "model._component_ tokenizer._component_ optimizer._component_ loss._component_ dataset._component_",
     "LLM Foundry": "device_train_microbatch_size max_duration train_loader eval_loader global_train_batch_size",
     "GPT-NeoX": "pipe_parallel_size model_parallel_size attention_config pos_emb no_weight_tying gpt_j_residual "

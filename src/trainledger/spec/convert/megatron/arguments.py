@@ -20,6 +20,7 @@ Value = str | tuple[str, ...]  # several words of one argument are a tuple, a fl
 LARGEST = 4 * MIB  # bytes of a file: a log prints its arguments at the beginning
 SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".log", ".out", ".txt", ".args")
 _LOGGED = re.compile(r"^.*?\s([a-z][a-z0-9_]+) \.{3,} (.*?)\s*$")
+_BRIDGE = {"model", "train", "optimizer", "ddp"}  # sections of Megatron-Bridge's configs
 _LOG_BEGINS = "arguments ----"
 _OF_A_MODEL = ("num-layers", "hidden-size", "micro-batch-size", "num-attention-heads")
 
@@ -196,8 +197,10 @@ def _of_map(text: str, where: str) -> Arguments:
         raise InvalidInput([Problem("", None, f"is not a YAML file that can be read{place}")], where) from None
     if not isinstance(table, Mapping):
         raise InvalidInput([Problem("", None, "must be a map of arguments")], where)
-    if (foreign := foreign_problem(table)) is not None:
+    if (foreign := None if table.keys() >= _BRIDGE else foreign_problem(table)) is not None:
         raise InvalidInput([foreign], where)
+    if table.keys() >= _BRIDGE:
+        return _of_bridge(table, where)
     inner, variables = table.get("MODEL_ARGS", table), table.get("ENV_VARS")
     read = from_values(
         dict(_members(inner)) if isinstance(inner, Mapping) else {},
@@ -208,6 +211,40 @@ def _of_map(text: str, where: str) -> Arguments:
         rule = "has no arguments of Megatron-LM, such as --num-layers or hidden_size"
         raise InvalidInput([Problem("", None, rule)], where)
     return Arguments(found, _count(found.pop("world-size", None)), read.environment)
+
+
+def _of_bridge(table: Mapping[Any, Any], where: str) -> Arguments:
+    """The arguments in the run_config.yaml that Megatron-Bridge keeps with a checkpoint.
+
+    Its fields have the names of Megatron-LM's arguments but for those of ``[bridge]`` in flags.toml, and it has all of
+    them, so that none is a default.
+    """
+    bridge = tables()["bridge"]
+    given: dict[str, Any] = {}
+    silent = re.compile("|".join(bridge["silent"]))
+    for section, fields in table.items():
+        if fields is not None and section in bridge["refused"]:
+            raise InvalidInput([Problem(str(section), None, bridge["refused"][section])], where)
+        for key, value in fields.items() if isinstance(fields, Mapping) else ():
+            path = f"{section}.{key}"
+            if isinstance(value, Mapping):  # a function, a format or a choice, by its name in Python
+                last = str(value.get("_target_", "")).rpartition(".")[2]
+                value = bridge["targets"].get(f"{last}{value.get('_args_', '')}", bridge["targets"].get(last))
+            if path in bridge["names"] or not silent.fullmatch(path):
+                given[bridge["names"].get(path, str(key))] = value
+    for name, value in bridge["switches"].items():  # off, where a field says what is otherwise an argument
+        if given.pop(name, None) is False:
+            given[value] = True
+    gated, activation = given.pop("gated", False), given.pop("activation", None)
+    given["swiglu" if activation == "silu" else "quick_geglu" if gated else str(activation)] = True
+    for absent in (name for name, field in (("moe_", "num-experts"), ("fp8-", "fp8-format")) if not given.get(field)):
+        given = {key: value for key, value in given.items() if not key.startswith(absent)}
+    heads, groups = given.get("num_attention_heads"), given.get("num_query_groups")
+    given["group_query_attention"] = groups is not None and groups != heads
+    if "num_layers" not in given:
+        rule = "is missing: overrides of a recipe are no run; the run_config.yaml beside a checkpoint has all fields"
+        raise InvalidInput([Problem("model.num_layers", None, rule)], where)
+    return replace(from_values(given, {}, program="Megatron-Bridge"), complete=True)
 
 
 def _members(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
