@@ -20,7 +20,7 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from trainledger.web.message import replied
 for message in sys.stdin:
-    print(replied(message, print))
+    print(replied(message, lambda *how_far: None))
 assert not {"numpy", "torch", "rich", "fastapi", "plotly"} & set(sys.modules)
 """
 
@@ -88,7 +88,10 @@ def test_the_page_asks_a_worker_and_may_load_nothing_from_elsewhere(tmp_path: Pa
     site = export(tmp_path / "site", pyodide)
     folder = tmp_path / "site"
     assert json.loads((folder / "config.json").read_text())["worker"] is True
-    assert json.loads((folder / "calculators.json").read_text()) == json.loads(json.dumps(answers.listing()))
+    config, listed = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "calculators"))
+    assert config["without"] == ["Layouts needs numpy, which this page does not have: ask trainledger layouts."]
+    every = json.loads(json.dumps(answers.listing()))
+    assert listed == [each for each in every if each["name"] != "layouts"]
     page = (folder / "index.html").read_text()
     assert page.index("Content-Security-Policy") < page.index("<script")
     assert json.loads((folder / "pyodide" / "pyodide-lock.json").read_text())["packages"] == {}
@@ -150,6 +153,9 @@ def test_an_old_pyodide_and_a_wheel_of_another_machine_are_refused(tmp_path: Pat
         archive.writestr("numpy/__init__.py", "")
     with pytest.raises(InvalidInput, match="must be a wheel of Pyodide"):
         export(tmp_path / "site", pyodide, [wheel])
+    of_pyodide = wheel.rename(tmp_path / "numpy-2.4.6-cp314-cp314-pyodide_2026_0_wasm32.whl")
+    export(tmp_path / "with numpy", pyodide, [of_pyodide])
+    assert '"layouts"' in (tmp_path / "with numpy" / "calculators.json").read_text()
     lock = pyodide / "pyodide-lock.json"
     lock.write_text(json.dumps({"info": {"python": "3.10.2"}}))
     with pytest.raises(InvalidInput, match=r"is of Python 3\.10\.2, and trainledger needs 3\.11"):

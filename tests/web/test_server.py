@@ -1,6 +1,7 @@
 """The server over real sockets: who may ask, what is refused and how, and that its description holds."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import subprocess
@@ -114,6 +115,17 @@ def test_the_answer_over_http_is_that_of_python(port: int) -> None:
     assert ask(port, "/calculators.json").data == json.loads(json.dumps(answers.listing()))
 
 
+def test_files_are_sent_once_and_answers_zipped(port: int) -> None:
+    found = ask(port, "/page.js", Accept_Encoding="gzip")
+    assert found.headers["content-encoding"] == "gzip"
+    assert found.headers["cache-control"] == "private, no-cache"
+    again = ask(port, "/page.js", If_None_Match=found.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    zipped = ask(port, "/view/time", Accept_Encoding="gzip")
+    assert json.loads(gzip.decompress(zipped.body)) == ask(port, "/view/time").data
+    assert zipped.headers["cache-control"] == "no-store"
+
+
 def test_a_guess_is_checked_and_an_exercise_given(port: int) -> None:
     assert ask(port, "/exercise/time?seed=3").data == answers.exercise("time", 3)
     assert ask(port, "/check/time?seed=3&guess=1e20&misses=0").data == answers.check("time", 3, "1e20", 0)
@@ -170,7 +182,7 @@ def test_every_answer_has_the_headers_that_bind_a_browser(port: int, path: str) 
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
-    assert headers["cache-control"] == "no-store"
+    assert headers["cache-control"] == ("private, no-cache" if path == "/" else "no-store")
     assert not any(name.startswith("access-control") for name in headers)
     assert "server" not in headers
 

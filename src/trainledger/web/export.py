@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -10,8 +11,9 @@ import subprocess
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from trainledger.report.document import Document, Section, Table, Text
 from trainledger.spec.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.web import answers
+from trainledger.web.calculator import Calculator
+from trainledger.web.calculators import CALCULATORS
 
 PYODIDE = "pyodide@314"
 POLICY = (
@@ -75,20 +79,24 @@ def export(folder: Path, pyodide: Path | None = None, wheels: Sequence[Path] = (
     _clear(folder)
     sources = _sources()
     compiled = _compiled(sources, core)
+    packages = {each.name.partition("-")[0] for each in wheels}
+    shown = {name: each for name, each in CALCULATORS.items() if packages.issuperset(each.needs)}
     parts = {
-        "page": dict(_page([each.name for each in wheels])),
+        "page": dict(_page([each.name for each in wheels], shown)),
+        "examples": {f"presets/{name}.json": _examples(name) for name in shown},
         "calculators": {"python.zip": compiled or sources},
         "Pyodide": {f"pyodide/{name}": (core / name).read_bytes() for name in _CORE}
         | {f"pyodide/{_LOCK}": _lock(core)},
         "wheels": {f"pyodide/{each.name}": each.read_bytes() for each in wheels},
     }
+    everything = {name: content for part in parts.values() for name, content in part.items()}
+    parts["page"]["service.js"] = _service(everything) + parts["page"]["service.js"]
     for part in parts.values():
         for name, content in part.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    names = [name for part in parts.values() for name in part]
-    (folder / _MANIFEST).write_text(json.dumps({"trainledger": __version__, "files": names}, indent=1))
+    (folder / _MANIFEST).write_text(json.dumps({"trainledger": __version__, "files": list(everything)}, indent=1))
     sizes = tuple(_sizes(name, list(part.values())) for name, part in parts.items() if part)
     return Site(folder, sizes, compiled is not None)
 
@@ -98,7 +106,25 @@ def _sizes(name: str, contents: list[bytes]) -> tuple[str, int, int, int]:
     return name, len(contents), sum(map(len, contents)), sent
 
 
-def _page(wheels: list[str]) -> Iterator[tuple[str, bytes]]:
+def _service(files: Mapping[str, bytes]) -> bytes:
+    """What the worker that keeps files for offline reloads must know: their names, and a digest of what they hold."""
+    digest = hashlib.sha256(b"".join(files.values())).hexdigest()[:16]
+    names = ["./", *(name for name in files if name != "service.js")]
+    return f"const DIGEST = {json.dumps(digest)}, FILES = {json.dumps(names)};\n".encode()
+
+
+@cache
+def _examples(name: str) -> bytes:
+    """The views of a calculator's examples, which the page shows until its Python is awake."""
+    calculator = CALCULATORS[name]
+    defaults = {each.name: each.default for each in calculator.fields}
+    queries = [{}] if calculator.patient else [{}, *map(dict, calculator.presets.values())]
+    given = [sorted([key, text] for key, text in each.items() if text != defaults.get(key, "")) for each in queries]
+    keys = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in given]
+    return json.dumps({key: answers.view(name, dict(each)) for key, each in zip(keys, given, strict=True)}).encode()
+
+
+def _page(wheels: list[str], shown: Mapping[str, Calculator]) -> Iterator[tuple[str, bytes]]:
     for each in sorted(Path(__file__).with_name("page").iterdir()):
         if each.name == "index.html":
             text = each.read_text(encoding="utf-8")
@@ -106,8 +132,14 @@ def _page(wheels: list[str]) -> Iterator[tuple[str, bytes]]:
             yield each.name, text.replace(_CHARSET, f"{_CHARSET}\n{policy}").encode()
         elif each.is_file():
             yield each.name, each.read_bytes()
-    yield "config.json", json.dumps({"worker": True, "version": __version__, "wheels": wheels}).encode()
-    yield "calculators.json", json.dumps(answers.listing()).encode()
+    without = [
+        f"{each.title} needs {', '.join(each.needs)}, which this page does not have: ask trainledger {name}."
+        for name, each in CALCULATORS.items()
+        if name not in shown
+    ]
+    config = {"worker": True, "version": __version__, "wheels": wheels, "without": without}
+    yield "config.json", json.dumps(config).encode()
+    yield "calculators.json", json.dumps(answers.listing(shown)).encode()
 
 
 def _sources() -> bytes:
@@ -205,5 +237,6 @@ def _clear(folder: Path) -> None:
         raise InvalidInput([Problem("--export", os.fspath(folder), rule, os.fspath(folder / "site"))])
     for each in earlier:
         each.unlink(missing_ok=True)
-    with suppress(OSError):
-        (folder / "pyodide").rmdir()  # where something else is in it, that stays
+    for each in ("pyodide", "presets"):
+        with suppress(OSError):
+            (folder / each).rmdir()  # where something else is in it, that stays

@@ -137,11 +137,12 @@ def _query(scope: Scope) -> dict[str, str]:
 
 def _with_headers(send: Send) -> Send:
     """What an application sends, with the headers of every answer."""
-    more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *more]
+            own = [(name, value) for name, value in message.get("headers", ())]
+            more = {name.encode(): value.encode() for name, value in _HEADERS.items()}
+            message["headers"] = [*own, *(each for each in more.items() if each[0] not in dict(own))]
         await send(message)
 
     return sent

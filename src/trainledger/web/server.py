@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 
 from trainledger import __version__
 from trainledger.spec.frozen import frozen
@@ -64,17 +66,22 @@ def make_app(calculators: Calculators = CALCULATORS, *, with_token: bool = False
     app.state.jobs = desk.jobs
     listing = encoded(answers.listing(calculators))
     page = page_files() | {"config.json": encoded({"worker": False, "version": __version__})}
+    tags = {name: f'W/"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in page.items()}
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)
 
     async def calculators_json() -> Response:
         return Response(listing, media_type=_JSON)
 
-    async def index() -> Response:  # with no parameter: the address of the page may have a `name`
-        return await static("index.html")
+    async def index(request: Request) -> Response:  # without `name`, which the address of the page may have
+        return await static("index.html", request)
 
-    async def static(name: str) -> Response:
+    async def static(name: str, request: Request) -> Response:
         if name not in page:
             raise HTTPException(404)
-        return Response(page[name], media_type=KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
+        headers = {"etag": tags[name], "cache-control": "private, no-cache"}  # asked again each time, sent once
+        if request.headers.get("if-none-match") == tags[name]:
+            return Response(status_code=304, headers=headers)
+        return Response(page[name], 200, headers, KINDS.get(name.rpartition(".")[2], "application/octet-stream"))
 
     async def wrong(request: Request, error: Exception) -> Response:
         return _missing(request, calculators) if getattr(error, "status_code", 0) == 404 else _failed(error)

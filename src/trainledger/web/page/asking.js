@@ -34,12 +34,13 @@ export class Asking {
       flying.late = this.told = true;
       this.working(what);
     };
-    const timer = setTimeout(() => slow({ what: "", done: 0, of: 0 }), LATE);
+    let latest = { what: "", done: 0, of: 0 };
+    const timer = setTimeout(() => slow(latest), LATE);
     let outcome;
     try {
       const answer = await this.ask(question, {
         signal: flying.stop.signal,
-        working: (what) => flying.late && slow(what),
+        working: (what) => ((latest = what), flying.late && slow(what)),
       });
       outcome = () => this.shown(question, answer);
     } catch (error) {

@@ -146,7 +146,8 @@ function shown({ state, at }, view) {
     form.show(page.state.given, view, page.hidden);
   }
   showAnswer(parts, view, pin);
-  remedies.show(view.remedies, transport.looksAhead && !state.calculator.patient && !page.hidden);
+  const offered = view.remedies?.filter((each) => !each.calculator || listing.some(({ name }) => name === each.calculator));
+  remedies.show(offered, transport.looksAhead && !state.calculator.patient && !page.hidden);
   later.answered(view.again_seconds);
   exerciseButton.hidden = Boolean(state.exercise) || !state.calculator.exercises;
   const verdict = page.hidden ? `exercise ${state.exercise}` : view.verdict;
@@ -274,6 +275,8 @@ drawCalculators(byId("calculators"), listing, (calculator) => {
   become({ calculator, given: {}, exercise: null });
 });
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
+for (const said of config.without ?? []) document.querySelector("footer").append(element("p", { text: said }));
+if (config.worker) navigator.serviceWorker?.register("service.js").catch(() => {}); // then it is online only
 byId("cancel").addEventListener("click", cancelled);
 addEventListener("popstate", (event) => (trail.went(event), arrive()));
 addEventListener("pagehide", () => trail.write());

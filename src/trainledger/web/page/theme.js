@@ -23,6 +23,10 @@
   follow();
 
   addEventListener("DOMContentLoaded", () => {
+    if (location.protocol === "file:") {
+      const how = "run python -m http.server in its folder, and open http://localhost:8000";
+      document.getElementById("loading").textContent = `This page needs a web server, however small: ${how}.`;
+    }
     const button = document.getElementById("theme");
     const name = () => {
       button.textContent = now() === "dark" ? "Light" : "Dark";

@@ -63,12 +63,16 @@ const problemsOf = (found, otherwise) =>
 
 /** A worker in which Python answers. One that is stopped while it works is replaced, as Python cannot be interrupted. */
 function inBrowser() {
-  let worker, ready, number = 0;
+  let worker, ready, awake = false, starting = null, number = 0;
+  const examples = new Set(); // that were shown before Python was awake
   const open = new Map(); // what is asked and has no answer yet, by number
 
   const heard = ({ data }) => {
     const asked = open.get(data.id);
-    if (data.starting) open.forEach((each) => each.working?.({ what: data.starting, done: 0, of: 0 }));
+    if (data.starting) {
+      starting = { what: data.starting, done: 0, of: 0 };
+      open.forEach((each) => each.working?.(starting));
+    }
     else if (data.working) asked?.working?.(data.working);
     else if (asked && open.delete(data.id)) {
       if (data.error) asked.failed(new Refused(problemsOf(data, "Python gave no answer")));
@@ -80,7 +84,7 @@ function inBrowser() {
     ready = new Promise((done, failed) => {
       const stopped = (why) => failed(new Refused([{ field: "", sentence: `Python does not start: ${why}` }]));
       own.onmessage = (event) => {
-        if (event.data.ready) done();
+        if (event.data.ready) done((awake = true));
         else if (event.data.failed) stopped(event.data.failed);
         else heard(event);
       };
@@ -103,6 +107,7 @@ function inBrowser() {
     new Promise((done, failed) => {
       const id = ++number;
       open.set(id, { message, done, failed, working, sent: false });
+      if (!awake && starting) working?.(starting);
       signal?.addEventListener("abort", () => {
         const asked = open.get(id);
         if (!asked) return;
@@ -115,12 +120,20 @@ function inBrowser() {
       });
       send(id);
     });
+  /** The answer of an example that lies beside the page, while Python starts; it is asked again once that is awake. */
+  const example = async (name, query) => {
+    const own = JSON.stringify(Object.entries(query).sort()), key = `${name} ${own}`;
+    if (awake || examples.has(key)) return undefined;
+    examples.add(key);
+    const found = await fetch(`presets/${name}.json`).then((reply) => reply.json()).catch(() => ({}));
+    return found[own] && { ...found[own], again_seconds: 0.1 };
+  };
   start();
   return {
     looksAhead: false, // there is one Python: it should be free for what is asked next
     listing: async () => (await fetch("calculators.json")).json(),
     answer: (name, query, how) => call({ call: "answer", name, query }, how),
-    view: (name, query, frame, how) => call({ call: "view", name, query, ...frame }, how),
+    view: async (name, query, frame, how) => (await example(name, query)) ?? call({ call: "view", name, query, ...frame }, how),
     check: (name, seed, guess, misses) => call({ call: "check", name, seed, guess, misses }),
     exercise: (name, seed) => call({ call: "exercise", name, seed }),
   };
