@@ -155,10 +155,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (45, 7285, 416),
     "tensors": (10, 1937, 108),
     "trace": (50, 9128, 760),
-    "web": (26, 3761, 461),
+    "web": (26, 3776, 463),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95414, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95439, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_147
+MOST_TEST_LINES = 69_151
 
 
 def test_tests_keep_below_their_ceiling() -> None:

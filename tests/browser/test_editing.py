@@ -129,12 +129,16 @@ def test_a_list_is_found_by_any_part_of_a_name(fresh) -> None:
     device.fill("b200")
     options = page.page.locator("#field-device-list li")
     assert options.count() > 1
-    assert all("b200" in each for each in options.all_inner_texts())
+    assert all("B200" in each for each in options.all_inner_texts())
+    assert options.filter(has_text="180 GB, 2.25 PFLOP/s").count() == 1
     device.press("ArrowDown")
     device.press("Enter")
     page.settled()
     assert "device=b200" in page.query
     assert page.verdict == page.api()["verdict"]
+    models = fresh("?calculator=memory").page
+    models.locator("#field-run").fill("llama 3.1 70")
+    assert models.locator("#field-run-list li").all_inner_texts() == ["llama-3.1-70b"]
 
 
 def test_any_other_setting_of_a_run_is_set_and_left_out(fresh) -> None:

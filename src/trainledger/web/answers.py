@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from trainledger import catalog
 from trainledger.report.document import Document, Section, Text
 from trainledger.report.draw.chart import svg
 from trainledger.report.draw.scale import Held
@@ -23,6 +24,7 @@ from trainledger.report.lesson import Exercise, after_miss, number
 from trainledger.spec.frozen import frozen
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.units import format_flops_per_second, format_nbytes
 from trainledger.web.calculator import Calculator, Headline, Progress, Remedy, Reply
 from trainledger.web.calculators import CALCULATORS, LESSON
 from trainledger.web.field import Field, Query, paths_of_run, place, read_query
@@ -56,10 +58,31 @@ def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
 def _field_data(field: Field) -> dict[str, Any]:
     return {
         "name": field.name, "title": field.title, "default": field.default, "about": field.about,
-        "stops": list(field.stops), "choices": [list(each) for each in field.choices], "long": field.long,
+        "stops": list(field.stops), "choices": _choices(field), "long": field.long,
         "longest": field.longest, "group": field.group, "strict": field.strict,
         "offered": field.offered,
     }  # fmt: skip
+
+
+def _choices(field: Field) -> list[list[str]]:
+    """The values of a list, each with what the list shows."""
+    of_devices = field.name.rpartition(".")[2] == "device"
+    return [[value, _device_title(value) if of_devices and value else title] for value, title in field.choices]
+
+
+@cache
+def _device_title(name: str) -> str:
+    """A device with its memory and its dense rate.
+
+    >>> _device_title("h100-sxm")
+    'H100 SXM, 80 GB, 989.5 TFLOP/s'
+    """
+    device = catalog.device(name)
+    title = re.sub(r"^(NVIDIA|AMD|Google) | \d+GB\b", "", device.title)
+    rates = device.peak_flops_per_second
+    peak = rates.get("bf16") or rates.get("fp16")
+    memory = format_nbytes(device.memory_nbytes) if device.memory_nbytes else ""
+    return ", ".join(filter(None, (title, memory, format_flops_per_second(peak) if peak else "")))
 
 
 def answer(

@@ -201,7 +201,7 @@ def _of_flops(made: Plan) -> Headline:
     flops, rule = training_flops(params, tokens), RULES["training_flops"]
     numbers = f"6 x {short(params)} x {short(tokens)} = {short(flops)} FLOP"
     return Headline(
-        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", basis="exact",
+        name="flops", title=_SHOWN["flops"][0], value=flops, unit="flops", basis="assumed",
         formula=f"{rule.formula} = {numbers}", source=rule.source,
     )  # fmt: skip
 
@@ -232,7 +232,7 @@ def _of_napkin(answer: Napkin) -> list[Headline]:
         found.append(
             Headline(
                 name=each.name, title=title, value=value, unit=unit, formula=f"{each.formula} = {each.numbers}",
-                basis="assumed" if each.name not in ("flops", "tokens_per_parameter") else "exact",
+                basis="exact" if each.name == "tokens_per_parameter" else "assumed",
                 source=each.source,
             )
         )  # fmt: skip
@@ -291,6 +291,8 @@ TIME = Calculator(
         },
         "Llama 3.1 405B": {"params": "405B", "tokens": "15.6T", "count": "16384", "mfu": "40%"},
         "GPT-2 XL on 8 A100": {"params": "1.5B", "tokens": "30B", "device": "a100-sxm-80gb", "count": "8"},
+        "70B on 15T tokens, 1,024 H100": {"params": "70B", "tokens": "15T", "count": "1024", "mfu": "50%"},
+        "What can 8 devices train in 2 weeks?": {"solve": "params", "tokens": "20x", "count": "8", "days": "14"},
         "What can 32 devices train in 2 weeks?": {"solve": "params", "tokens": "20x", "count": "32", "days": "14"},
     },
     any_of_run=True,

@@ -15,8 +15,8 @@ export function combobox({ id, choices: known, chosen, describedby }) {
   let at = -1;
 
   const open = (all) => {
-    const sought = all ? "" : input.value.trim().toLowerCase();
-    const found = choices.filter((each) => each.join(" ").toLowerCase().includes(sought));
+    const sought = all ? [] : input.value.trim().toLowerCase().split(/\s+/); // "llama 3.1 70" finds llama-3.1-70b
+    const found = choices.filter((each) => sought.every((word) => each.join(" ").toLowerCase().includes(word)));
     list.replaceChildren(...found.map(option));
     list.hidden = !found.length;
     input.setAttribute("aria-expanded", String(!list.hidden));
