@@ -7,6 +7,7 @@ from math import ceil
 
 from trainledger.forecast.plan.changes import memory_savings, value_of
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.run import Run
 from trainledger.spec.run_text import as_override
 from trainledger.spec.units import format_nbytes
@@ -40,7 +41,9 @@ def that_fit(run: Run, forecast: Forecast, query: Query) -> tuple[Remedy, ...]:
     """What needs less memory in a layout whose axes are given: each change alone, all together, and another layout."""
     if not too_large(forecast) and likely(forecast):
         return ()
-    ranks = _enough(forecast, run.layout.shard)
+    # Of frozen weights that are a small part of the memory, FSDP2's buffers take more than sharing them saves.
+    few = run.recipe.lora is not None and 8 * parameters(run.model).total < (forecast.usable_nbytes or 0)
+    ranks = 0 if few else _enough(forecast, run.layout.shard)
     spread = {} if not ranks else {f"Shard over {ranks:,} ranks (FSDP)": {"layout.shard": str(ranks)}}
     found = [*_together(dict(_savings(run)) | spread)]
     if run.layout.alone and run.recipe.lora is None:
