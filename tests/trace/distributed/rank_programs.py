@@ -25,6 +25,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from trainledger.engine.nn.lora import AdaptedLinear
+from trainledger.spec.savings import Lora
+
 BACKEND = os.environ.get("PROGRAM_BACKEND", "nccl")
 DEVICE = os.environ.get("PROGRAM_DEVICE", "cuda")
 STEPS = 4
@@ -139,6 +142,22 @@ def fsdp_bf16() -> None:
         fully_shard(each, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     train(model, accumulate=2, clip=False)
+
+
+def fsdp_adapters() -> None:
+    """Frozen weights in 4 bits beside adapters: blocks are gathered as bytes, and only adapters are reduced."""
+    mesh = init_device_mesh(DEVICE, (begin(),))
+    model = Model().requires_grad_(False)
+    for each in model.blocks:
+        for name in ("gate", "up", "down"):
+            layer = AdaptedLinear(getattr(each.mlp, name), Lora(rank=2, base_format="nf4"), adapted=True)
+            setattr(each.mlp, name, layer)
+            nn.init.normal_(layer.lora_a)
+    model.to(DEVICE)
+    for each in model.blocks:
+        fully_shard(each, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, accumulate=2)
 
 
 def fsdp_from_meta() -> None:

@@ -28,7 +28,16 @@ TWO = (
     "experts_functional",
     "experts_routed",
 )
-TWO_MORE = ("fsdp_bf16", "fsdp_from_meta", "tensor_sequence", "ddp", "ddp_unused", "pipeline_gpipe", "experts")
+TWO_MORE = (
+    "fsdp_bf16",
+    "fsdp_adapters",
+    "fsdp_from_meta",
+    "tensor_sequence",
+    "ddp",
+    "ddp_unused",
+    "pipeline_gpipe",
+    "experts",
+)
 FOUR = ("fsdp", "hybrid", "fsdp_tensor", "tensor", "ddp", "pipeline_gpipe", "pipeline_1f1b", "experts")
 
 

@@ -79,7 +79,8 @@ def dequantize(stored: list[Tensor], base_format: str, d_out: int, d_in: int, dt
     else:
         scales_C = (_blocks(stored[1].float(), SCALES_TOGETHER) * stored[2][:, None]).flatten()[: len(stored[1])]
         both = torch.stack((codes // 16, codes % 16), dim=1).flatten()[:elements]
-        values_CE = _blocks(torch.tensor(NF4)[both.long()], BLOCK["nf4"]) * scales_C[:, None]
+        levels = torch.tensor(NF4, device=codes.device)
+        values_CE = _blocks(levels[both.long()], BLOCK["nf4"]) * scales_C[:, None]
     return values_CE.flatten()[:elements].view(d_out, d_in).to(dtype)
 
 
