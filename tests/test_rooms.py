@@ -155,10 +155,10 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "spec": (45, 7285, 416),
     "tensors": (10, 1937, 108),
     "trace": (50, 9128, 760),
-    "web": (26, 3778, 464),
+    "web": (26, 3780, 464),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95443, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95445, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_179
+MOST_TEST_LINES = 69_202
 
 
 def test_tests_keep_below_their_ceiling() -> None:

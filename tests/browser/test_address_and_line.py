@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from seen import Page
 
-from browsing import SMALL, training
+from browsing import SMALL, files_served, training
 from trainledger.web.calculators import CALCULATORS
 
 pytestmark = pytest.mark.process
@@ -67,6 +67,29 @@ def test_names_that_nothing_has_are_left_out_and_said(fresh) -> None:
     page = fresh("?calculator=tiem")
     assert "There is no calculator tiem" in page.page.locator("#said").inner_text()
     assert page.query == "?calculator=time"
+
+
+def test_a_figure_with_chosen_sliders_stands_in_a_page_of_others(base: str, browser, tmp_path: Path) -> None:
+    query = "calculator=memory&embed=recipe.seq_len&recipe.seq_len=2048"
+    (tmp_path / "index.html").write_text(f'<iframe width="700" height="800" src="{base}?{query}"></iframe>')
+    with files_served(tmp_path) as address:
+        context = browser.new_context(viewport={"width": 900, "height": 900})
+        page = context.new_page()
+        page.goto(address)
+        frame = page.frame_locator("iframe")
+        frame.locator("#answer[aria-busy=false]").wait_for()
+        assert frame.locator(".picture svg").first.is_visible()
+        assert frame.locator(".field:visible").count() == 1
+        assert not frame.locator("nav").is_visible()
+        before = frame.locator("#verdict").inner_text()
+        frame.locator(".field input[type=range]:visible").press("ArrowRight")
+        frame.locator("#answer[aria-busy=false]").wait_for()
+        assert frame.locator("#verdict").inner_text() != before
+        with page.expect_popup() as opened:
+            frame.get_by_text("Open in trainledger").click()
+        opened.value.wait_for_url("**seq_len=3072")
+        assert "embed" not in opened.value.url
+        context.close()
 
 
 def served_at(port: int) -> subprocess.Popen[str]:

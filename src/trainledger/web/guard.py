@@ -78,7 +78,8 @@ class Guard:
             rule = "is needed: open the link that trainledger serve printed, or send it as a Bearer token"
             await _refuse(send, headers, 401, Problem("token", None, rule), {"www-authenticate": "Bearer"})
         else:
-            await self.app(scope, receive, _with_headers(send))
+            framed = scope["path"] == "/" and "embed" in _query(scope)
+            await self.app(scope, receive, _with_headers(send, framed=framed))
 
     def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, Problem, Mapping[str, str]] | None:
         """The status, problem and headers of a request that is refused whoever asks; None where it may go on."""
@@ -135,13 +136,14 @@ def _query(scope: Scope) -> dict[str, str]:
     return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
-def _with_headers(send: Send) -> Send:
-    """What an application sends, with the headers of every answer."""
+def _with_headers(send: Send, *, framed: bool) -> Send:
+    """What an application sends, with the headers of every answer; a page that is ``framed`` may stand in any other."""
+    headers = _HEADERS | ({"content-security-policy": POLICY.replace("; frame-ancestors 'none'", "")} if framed else {})
 
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             own = [(name, value) for name, value in message.get("headers", ())]
-            more = {name.encode(): value.encode() for name, value in _HEADERS.items()}
+            more = {name.encode(): value.encode() for name, value in headers.items()}
             message["headers"] = [*own, *(each for each in more.items() if each[0] not in dict(own))]
         await send(message)
 

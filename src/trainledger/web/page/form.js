@@ -2,6 +2,7 @@
 import { combobox } from "./combobox.js";
 import { control, told } from "./field.js";
 import { element } from "./element.js";
+import { embed } from "./state.js";
 
 const OPEN = 8; // fields of a narrow screen that are seen before the answer
 const narrow = matchMedia("(max-width: 860px)");
@@ -52,6 +53,7 @@ export class Form {
     });
     this.root.replaceChildren(this.general, ...sets, this.others);
     this.lock(this.locked);
+    for (const name of embed?.split(",") ?? []) this.controls.get(name)?.box.setAttribute("data-chosen", "");
   }
 
   /** Where `locked`, fields are seen and scrolled to, and not changed. */

@@ -12,7 +12,7 @@ import { axesOf } from "./moving.js";
 import { drawCalculators, drawPresets, markCalculator } from "./navigation.js";
 import { Pin } from "./pin.js";
 import { Remedies } from "./remedies.js";
-import { addressOf, different, same, stateOf, Trail, withFields } from "./state.js";
+import { addressOf, different, embed, same, stateOf, Trail, withFields } from "./state.js";
 import { connect, Unreachable } from "./transport.js";
 
 const root = byId("answer");
@@ -275,6 +275,11 @@ drawCalculators(byId("calculators"), listing, (calculator) => {
   become({ calculator, given: {}, exercise: null });
 });
 if (config.version) byId("version").textContent = `trainledger ${config.version}`;
+if (embed) {
+  const whole = (event) => (event.target.href = location.search.replace(/&embed=[^&]*/, ""));
+  document.documentElement.dataset.embed = embed;
+  byId("form").after(element("a", { class: "whole-page", href: "./", target: "_blank", text: "Open in trainledger", onclick: whole }));
+}
 for (const said of config.without ?? []) document.querySelector("footer").append(element("p", { text: said }));
 if (config.worker) navigator.serviceWorker?.register("service.js").catch(() => {}); // then it is online only
 byId("cancel").addEventListener("click", cancelled);

@@ -1,6 +1,8 @@
 // What the page asks, as it stands in the address: only what differs from the defaults.
 
-const OWN = ["calculator", "exercise", "set", "pin"];
+const OWN = ["calculator", "exercise", "set", "pin", "embed"];
+/** In a page of others: the names of the fields that are shown there, with commas between them; null elsewhere. */
+export const embed = new URLSearchParams(location.search).get("embed");
 
 /** The state that an address says: a calculator of the listing, what is given, what is pinned, the number of an exercise and its set.
 
@@ -28,7 +30,7 @@ export function stateOf(search, listing) {
 
 /** The address of a state, relative to the page. */
 export function addressOf({ calculator, given, exercise, set, pin }) {
-  const said = new URLSearchParams({ calculator: calculator.name });
+  const said = new URLSearchParams({ calculator: calculator.name, ...(embed && { embed }) });
   if (exercise && set) said.set("set", `${set.first}-${set.last}`);
   if (exercise) said.set("exercise", exercise);
   else for (const [name, text] of Object.entries(given)) said.set(name, text);
