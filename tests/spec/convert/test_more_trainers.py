@@ -408,6 +408,8 @@ def test_a_script_of_ms_swift(tmp_path: Path) -> None:
     run = resolve(written(tmp_path, SWIFT.replace("TYPE", "full"), "train.sh"))
     fields = ("model.name", "cluster.count", "layout.zero", "recipe.global_batch", "recipe.precision.master_weights")
     assert told(run, *fields) == ("qwen2.5-7b", 2, 3, 16, True)
+    alone = resolve("swift sft --model Qwen/Qwen2.5-7B")  # a batch of about 16
+    assert told(alone, "recipe.global_batch", "recipe.micro_batch") == (16, 1)
     adapters = resolve(written(tmp_path, SWIFT.replace("TYPE", "lora").replace("--deepspeed zero3", ""), "lora.sh"))
     assert told(adapters, "recipe.lora.rank", "recipe.lora.alpha", "layout.replicate") == (8, 32.0, 2)
     assert not any("not understood" in note for note in (*run.origin.notes, *adapters.origin.notes))
@@ -464,6 +466,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
             "has experts",
         ),
         (TITAN | {"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload", "host memory"),
+        (DEEPSPEED | {"autotuning": {"enabled": True}}, "autotuning.enabled", "by trials"),
         (ACCELERATE | {"distributed_type": "MEGATRON_LM"}, "distributed_type", "is not accounted for"),
     ],
 )

@@ -37,7 +37,7 @@ _MARKS = {
     "Accelerate": "compute_environment distributed_type mixed_precision num_machines num_processes machine_rank "
     "main_training_function rdzv_backend same_network fsdp_config deepspeed_config use_cpu",
     "DeepSpeed": "zero_optimization train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
-    "wall_clock_breakdown",
+    "wall_clock_breakdown optimizer.type fp16.enabled bf16.enabled autotuning.enabled",
     "torchtitan's Trainer": "model_spec.name model_spec.flavor training.max_context_length",
     "torchtitan": "job training parallelism activation_checkpoint lr_scheduler model.flavor training.seq_len",
     "Hugging Face's Trainer": "per_device_train_batch_size output_dir num_train_epochs gradient_accumulation_steps "
