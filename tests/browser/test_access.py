@@ -68,7 +68,9 @@ def test_remedies_cancelled_and_refused_questions_pass_too(fresh, axe: str) -> N
     cancelled.button("Cancel").click()
     cancelled.button("Ask again").wait_for()
     other = fresh("?calculator=memory&run=gpt2-xl&recipe.seq_len=1024&recipe.dropout=0.1")
-    for page in (remedies, refused, cancelled, other):
+    pinned = fresh("?calculator=time&params=12B&pin=", width=390)
+    pinned.page.locator(".outline.pinned").wait_for(state="attached")
+    for page in (remedies, refused, cancelled, other, pinned):
         page.page.evaluate(axe)
         for theme in ("light", "dark"):
             page.page.emulate_media(color_scheme=theme)

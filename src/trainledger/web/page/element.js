@@ -28,7 +28,7 @@ export function keep(parent, items, key, make, update) {
   items.forEach((item, at) => {
     const name = key(item, at);
     const child = before.get(name) ?? make(item, at);
-    child.dataset.key = name;
+    if (child.dataset.key !== name) child.dataset.key = name;
     before.delete(name);
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
     update(child, item, at);
