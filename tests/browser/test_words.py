@@ -60,8 +60,25 @@ def test_no_word_of_a_run_is_broken_on_a_telephone(fresh, folder: Path) -> None:
 def test_a_word_that_is_broken_is_found(fresh) -> None:
     page = fresh("?calculator=time", width=390)
     narrow = "each => Object.assign(each.style, {width: '2em', overflowWrap: 'anywhere'})"
-    page.page.locator("footer p").evaluate(narrow)
+    page.page.locator("footer p").first.evaluate(narrow)
     assert any(each.startswith("trainledger") for each in page.page.evaluate(BROKEN))
+
+
+def test_words_of_the_field_have_definitions_under_the_pointer(fresh) -> None:
+    page = fresh("?calculator=memory&layout.shard=8")
+    defined = page.page.locator("abbr[title]")
+    words = set(defined.all_inner_texts())
+    assert {"peak rank", "headroom", "tensor ranks", "replicas", "MFU", "saved activations"} <= words
+    assert "needs most memory" in page.page.locator("abbr", has_text="peak rank").first.get_attribute("title")
+    page.fill("layout.shard", "16")
+    assert set(defined.all_inner_texts()) == words
+
+
+def test_print_has_the_answer_before_the_form(fresh) -> None:
+    page = fresh("?calculator=memory").page
+    page.emulate_media(media="print")
+    tops = [page.locator(each).first.bounding_box()["y"] for each in ("#verdict", ".picture", "#form")]
+    assert tops == sorted(tops)
 
 
 def test_a_flag_of_the_command_line_is_on_one_line(fresh) -> None:

@@ -55,8 +55,24 @@ const name = (text) =>
     ? [element("span", { class: "whole", text })]
     : text.split(/(?<=[-_/:,])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
 
-/** Puts a text whose names stay whole, where it is another one. */
-export const say = (node, text) => put(node, text) && whole(node);
+let terms = {}, TERM;
+/** Takes the words of the field, each with its definition. */
+export function learn(known) {
+  terms = known;
+  TERM = new RegExp(`\\b(${Object.keys(known).sort((a, b) => b.length - a.length).join("|")})\\b`);
+}
+
+/** Gives the first word of the field in each text its definition, under the pointer. */
+export function explain(root) {
+  for (const node of TERM ? [root, ...root.querySelectorAll("*")].flatMap((each) => [...each.childNodes]) : []) {
+    if (node.nodeType !== Node.TEXT_NODE || node.parentElement.closest("abbr, code, pre, svg")) continue;
+    const [before, word, ...after] = node.data.split(TERM);
+    if (word) node.replaceWith(before, element("abbr", { title: terms[word], text: word }), after.join(""));
+  }
+}
+
+/** Puts a text whose names stay whole and whose words of the field are explained, where it is another one. */
+export const say = (node, text) => put(node, text) && (whole(node), explain(node));
 
 /** The element of the page with this id. */
 export const byId = (id) => document.getElementById(id);

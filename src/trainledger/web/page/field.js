@@ -1,6 +1,6 @@
 // One field: its label and help, a slider and a text, a list, or room for a pasted file, and what is wrong with it.
 import { combobox } from "./combobox.js";
-import { byId, element } from "./element.js";
+import { byId, element, explain } from "./element.js";
 
 /** The control of a field; `changed(text, settled)` hears of each step, settled where the reader let go. */
 export function control(field, changed) {
@@ -16,6 +16,7 @@ export function control(field, changed) {
   };
 
   const label = element("label", { for: id, text: field.title });
+  explain(label);
   const about = element("p", { class: "about", id: `${id}-about`, text: field.about, hidden: true });
   const help = element("button", {
     type: "button", class: "help", "aria-expanded": "false", "aria-controls": about.id, text: "?",

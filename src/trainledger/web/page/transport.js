@@ -1,5 +1,7 @@
 // Where answers come from: a server, or the same Python in a worker of this browser.
 
+import { learn } from "./element.js";
+
 const AGAIN = 250; // milliseconds until a slow answer is asked for again
 
 /** The question cannot be answered as it is: `problems` say which field, why, and what works. */
@@ -19,7 +21,8 @@ export class Unreachable extends Error {
 
 /** The transport that `config.json` names, and what it says of the page. */
 export async function connect() {
-  const config = await (await fetch("config.json")).json();
+  const [config, terms] = await Promise.all(["config", "terms"].map(async (name) => (await fetch(`${name}.json`)).json()));
+  learn(terms);
   return { config, transport: config.worker ? inBrowser() : overHttp() };
 }
 
