@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.cli import main
+from trainledger.answers.plan import plan
+from trainledger.cli import main, measure
 from trainledger.observe import logs
 from trainledger.observe.logs import read_log
 from trainledger.spec.problem import InvalidInput
@@ -202,22 +203,32 @@ FIELDS = {
     "recipe.micro_batch": 12,
     "cluster.device": "a100-sxm-40gb",
 }
-BESIDE = ("--run", "gpt2", *(word for name, value in FIELDS.items() for word in ("--set", f"{name}={value}")))
 
 
-def test_the_forecast_stands_beside_a_log_and_its_mfu_is_explained(tmp_path, capsys):
+def test_the_forecast_stands_beside_a_log_and_its_mfu_is_explained(tmp_path, monkeypatch, capsys):
+    planned = plan("gpt2", FIELDS)
+    monkeypatch.setattr(measure, "plan_of", lambda run, overrides: planned)
     header = "tokens per iteration will be: 491,520"
     path = Path(written(tmp_path, NANO, range(200), header=header, seconds=lambda step: 3.2))
     path.write_text(path.read_text().replace("mfu 12.30%", "mfu 42.10%"))
-    assert main(["reconcile", "--log", str(path), *BESIDE, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = {row["quantity"]: row for row in found["quantities"]}
+
+    def asked():
+        assert main(["reconcile", "--log", str(path), "--run", "gpt2", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found, {row["quantity"]: row for row in found["quantities"]}
+
+    found, rows = asked()
     step = rows["step_seconds"]
     assert step["measured"] == pytest.approx(3.2)
     assert step["within"]["low"] < step["predicted"] < step["within"]["high"]
     assert rows["our_mfu"]["measured"] == pytest.approx(0.42, rel=0.02)
     assert "6nd+attention" in found["claims"][0]
-    assert found["next"][0].startswith("trainledger advise gpt2") or step["place"] != "within"
+    path.write_text(path.read_text().replace("491,520", "245,760"))
+    found, rows = asked()
+    assert rows["step_seconds"]["predicted"] is None
+    assert rows["our_mfu"]["measured"] == pytest.approx(0.21, rel=0.02)
+    assert "by no convention" in found["claims"][0]
+    assert any("their times do not compare" in doubt for doubt in found["doubts"])
 
 
 def test_the_page_fits_a_screen(tmp_path, capsys):

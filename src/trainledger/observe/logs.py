@@ -131,7 +131,7 @@ def _read(file: io.BufferedReader, facts: Facts) -> tuple[str | None, list[Line]
         rank = _RANK.match(text)
         number = rank[rank.lastindex or 0] if rank else None
         name, own, seen = program, own if name else number, seen + (number == own)
-        if number == own and seen % stride:
+        if number == own and seen % stride != 1 % stride:
             continue
         line = _line(name, text, bar, seen)
         again = lines and (line.step, line.values.get("micro")) == (lines[-1].step, lines[-1].values.get("micro"))

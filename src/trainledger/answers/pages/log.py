@@ -37,8 +37,7 @@ class Row:
         """Where the measurement lies: below, within or above the interval; empty where that is not known."""
         if self.within is None:
             return ""
-        above = "above" if self.measured > self.within.high else "within"
-        return "below" if self.measured < self.within.low else above
+        return "below" if self.measured < self.within.low else "above" if self.measured > self.within.high else "within"
 
 
 def page(log: Log, plan: Plan | None = None, run: str = "") -> Document:
@@ -86,12 +85,14 @@ def _rows(log: Log, plan: Plan | None) -> Iterator[Row]:
     predicted, scales = dict[str, float | None](), dict[str, tuple[float, float]]()
     if plan is not None:
         forecast, memory, rate = plan.forecast, plan.device_memory, _rate(log, plan)
-        flops = (forecast.model_flops or 0) / plan.run.recipe.tokens_per_step
-        measured["our_mfu"] = rate * flops / (forecast.peak_flops_per_second or math.inf)
+        tokens = plan.run.recipe.tokens_per_step
+        same = abs(log.figures.get("tokens_per_step", tokens) / tokens - 1) <= _SAME
+        measured["our_mfu"] = rate * (forecast.model_flops or 0) / tokens / (forecast.peak_flops_per_second or math.inf)
         measured["tokens_per_second"] = rate * _devices(log, plan)
         of_step, of_device = (forecast.intervals.get(name) for name in ("step_seconds", "device_nbytes"))
         if (step := forecast.step_seconds) and not forecast.impossible:
-            predicted = {"step_seconds": step, "tokens_per_second": forecast.tokens_per_second, "our_mfu": forecast.mfu}
+            predicted = {"tokens_per_second": forecast.tokens_per_second, "our_mfu": forecast.mfu}
+            predicted["step_seconds"] = step if same else None
             if of_step is not None:
                 scales = dict.fromkeys(predicted, (step / of_step.high, step / of_step.low))
                 scales["step_seconds"] = of_step.low / step, of_step.high / step
@@ -167,8 +168,8 @@ def _verdict(log: Log, step: Row | None) -> str:
 
 def _facts(log: Log) -> Iterator[tuple[str, str]]:
     steps = f", steps {min(log.steps):,} to {max(log.steps):,} in {counted(len(log.steps), 'line')}"
-    of_run = {"devices": "devices", "tokens_per_step": "tokens a step"}
-    more = (f", {log.figures[name]:,.0f} {what}" for name, what in of_run.items() if name in log.figures)
+    of_run = (("devices", "devices"), ("tokens_per_step", "tokens a step"))
+    more = (f", {log.figures[name]:,.0f} {what}" for name, what in of_run if name in log.figures)
     yield "log", "".join([log.program, steps, *more])
     if (times := log.step_seconds) is not None and times.count > 1:
         quartiles = f"{format_seconds(times.low)} to {format_seconds(times.high)}"
