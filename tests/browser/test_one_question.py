@@ -76,7 +76,7 @@ def test_another_width_and_a_copy_wait_for_no_second_search(fresh) -> None:
     page.settled()
     page.button("Copy as").click()
     page.page.get_by_role("menuitem", name="JSON").click()
-    page.page.wait_for_function("document.querySelector('#said').textContent === 'JSON copied'")
+    page.page.wait_for_function("() => document.querySelector('#said').textContent === 'JSON copied'")
     assert len(statuses) >= 2
     assert {status for _, status in statuses} == {200}
 
