@@ -60,6 +60,28 @@ def test_a_rate_that_is_not_known_is_said_once_and_memory_is_counted_all_the_sam
     assert answer.memory.fits
 
 
+@pytest.mark.parametrize(
+    ("device", "name", "dtype", "runs_in"),
+    [
+        ("a100-sxm-80gb", "convolution", "fp32", "tf32"),
+        ("h100-sxm", "convolution_backward", "fp32", "tf32"),
+        ("l4", "convolution", "fp32", "tf32"),
+        ("a100-sxm-80gb", "convolution", "bf16", "bf16"),
+        ("a100-sxm-80gb", "addmm", "fp32", "fp32"),
+        ("v100-sxm-32gb", "convolution", "fp32", "fp32"),
+        ("mi300x", "convolution", "fp32", "fp32"),
+    ],
+)
+def test_fp32_convolutions_run_in_tf32_where_cudnn_has_it(device: str, name: str, dtype: str, runs_in: str) -> None:
+    entry = Entry(name, "stem", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype=dtype)
+    on = catalog.device(device)
+    answer = on_device(Ledger((entry,)), on)
+    assert answer.dtype == runs_in
+    assert answer.peak_flops_per_second == on.peak_flops_per_second[runs_in]
+    assert answer.step.causes["ideal"] == pytest.approx(entry.flops / on.peak_flops_per_second[runs_in])
+    assert any("torch.backends.cudnn.allow_tf32" in each for each in answer.notes) == (runs_in == "tf32")
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

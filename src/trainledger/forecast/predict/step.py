@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from trainledger.forecast.predict.device_memory import DeviceMemory, device_memory
 from trainledger.forecast.predict.forecast import IDEAL, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
@@ -247,8 +247,15 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
         tensors=sum(each.times for each in ledger),
         groups=[ranks for _, ranks in groups],
     )
+    of_convolution = [each.dtype == "fp32" and "convolution" in each.name for each in ledger]
+    in_tf32 = any(of_convolution) and device.compute_capability is not None and "tf32" in device.peak_flops_per_second
+    if in_tf32:
+        kinds = zip(ledger, of_convolution, strict=True)
+        ledger = replace(ledger, entries=tuple(replace(each, dtype="tf32") if has else each for each, has in kinds))
     step, dtype = step_time(ledger, device), matmul_dtype(ledger)
     notes = [each for each in step.notes if "not timed" not in each]
+    if in_tf32:
+        notes.append("fp32 convolutions run in TF32, as cuDNN's do unless torch.backends.cudnn.allow_tf32 is False")
     if len(sent):
         calls, nbytes = sum(each.times for each in sent), sent.total("payload")
         untimed = f"{calls:,} collectives ({format_nbytes(nbytes)} in all) are not timed"
