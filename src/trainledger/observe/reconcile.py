@@ -114,7 +114,8 @@ def reconcile(predicted: Forecast | Ledger, measured: Measured | Ledger) -> Reco
     """Each predicted quantity of a run against its measurement; a ledger stands for the quantities it holds."""
     before = predicted if isinstance(predicted, Forecast) else Forecast(**summary(predicted))
     after = measured if isinstance(measured, Measured) else Measured(**summary(measured))
-    return Reconciliation(tuple(_rows(before, after)), after.device or before.device, before.notes + after.notes)
+    notes = *(each.replace("no step time", "no predicted step time") for each in before.notes), *after.notes
+    return Reconciliation(tuple(_rows(before, after)), after.device or before.device, notes)
 
 
 def _rows(before: Forecast, after: Measured) -> Iterator[Row]:

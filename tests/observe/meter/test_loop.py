@@ -13,6 +13,7 @@ from trainledger.answers.pages import reconciliation
 from trainledger.answers.pages.record import read_run
 from trainledger.answers.pages.runs import page
 from trainledger.forecast.predict.forecast import Forecast
+from trainledger.report.terminal import text
 
 pytestmark = pytest.mark.torch
 
@@ -180,6 +181,21 @@ def test_a_forecast_is_kept_and_compared(tmp_path):
         train(meter, model, optimizer, 30)
     assert any("times the forecast" in each for each in said)
     assert read_run(tmp_path / "run").reconciliation["step_seconds"].ratio > 100
+
+
+@pytest.mark.parametrize("deep", [None, 3])
+@pytest.mark.parametrize("forecast", [None, Forecast(notes=("no step time and no MFU: nobody knows",))])
+def test_nothing_is_proposed_or_denied_that_a_run_has(tmp_path, deep, forecast):
+    model, optimizer = model_and_optimizer()
+    with tl.meter_loop(
+        model, optimizer, tmp_path / "run", deep=deep, forecast=forecast, say=lambda said: None
+    ) as meter:
+        train(meter, model, optimizer, 9)
+    shown = " ".join(text(reconciliation.page(read_run(tmp_path / "run", ledgers=False)), full=True).split())
+    assert ("deep=" in shown) == (deep is None)
+    assert ("forecast=" in shown) == (forecast is None)
+    assert "o step time" not in shown.replace("No predicted step time", "")
+    assert ("No predicted step time" in shown) == (forecast is not None)
 
 
 def test_a_directory_with_another_run_is_left_as_it_is(tmp_path):

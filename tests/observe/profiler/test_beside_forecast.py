@@ -68,7 +68,7 @@ def test_what_does_not_match_is_listed(tmp_path):
     assert len(rows) == 6
     assert all("80" in name or "88" in name for name in rows)
     assert found.mfu is None
-    assert any(each.startswith("No step time") for each in found.notes)
+    assert any(each.startswith("No predicted step time") for each in found.notes)
     assert all(each.predicted_ns is None for each in found.bars)
 
 

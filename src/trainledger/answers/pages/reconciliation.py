@@ -116,8 +116,9 @@ def page(found: Reconciliation | RunRecord) -> Document:
     spread = rows["step_seconds"].spread
     lines = [] if spread is None else [spread_sentence(spread)]
     lines += [sentence(each) for each in rows.notes]
-    if record and "loop" in record.state and None in (record.measured_ledger, record.forecast):
-        lines.append(_HOW_TO_KNOW)
+    if record and "loop" in record.state:
+        lines += [_RECORD_A_STEP] * (rows["peak_nbytes"].measured is None)
+        lines += [_GIVE_A_FORECAST] * (record.forecast is None)
     unknown = rows["mfu"].measured is None and rows["step_seconds"].measured is not None
     if unknown and not any("measure machine" in each for each in rows.notes):
         lines.append(_NEEDS_A_PEAK)
@@ -135,10 +136,8 @@ def page(found: Reconciliation | RunRecord) -> Document:
     )
 
 
-_HOW_TO_KNOW = (
-    "What is unknown here a recorded step tells: tl.meter_loop(..., deep=20); a forecast of your own is "
-    "forecast=tl.predict(run)."
-)
+_RECORD_A_STEP = "What is not measured here a recorded step tells: tl.meter_loop(..., deep=20)."
+_GIVE_A_FORECAST = "A forecast to compare with: tl.meter_loop(..., forecast=tl.predict(run))."
 
 
 _NEEDS_A_PEAK = (

@@ -198,7 +198,8 @@ def beside(found: Profile | Ranks, plan: Plan, advice: Advice | None = None) -> 
         pipeline=plan.run.layout.pipeline > 1,
         waiting_for_others_ns={} if ranks is None else ranks.ranks[0].waited_in_median_ns,
     )
-    notes += [f"{note[0].upper()}{note[1:]}." for note in plan.forecast.notes if note.startswith("no step time")]
+    unknown = [note for note in plan.forecast.notes if note.startswith("no step time")]
+    notes += [f"{note.replace('no step time', 'No predicted step time', 1)}." for note in unknown]
     rows = operations(ledger, profile.matmuls, profile.collectives)
     computed = [row for row in rows if row.unit == "FLOPs" and row.measured_count]
     if computed and not any(row.equal for row in computed):
