@@ -144,13 +144,13 @@ def test_tensors_are_described_without_torch() -> None:
 # The most files, lines of code and lines of imports of each room (`python tools/house.py` counts them). A commit that
 # raises a number says why in its message, and lowers another.
 CEILINGS: dict[str, tuple[int, int, int]] = {
-    "answers": (77, 10226, 1215),
+    "answers": (77, 10225, 1215),
     "catalog": (3, 251, 22),
     "cli": (13, 1853, 306),
     "engine": (63, 9503, 1009),
-    "forecast": (53, 9415, 818),
+    "forecast": (53, 9422, 818),
     "ledger": (45, 6872, 513),
-    "observe": (40, 5810, 625),
+    "observe": (40, 5812, 625),
     "report": (13, 1704, 143),
     "spec": (45, 7285, 416),
     "tensors": (10, 1937, 108),
@@ -158,7 +158,7 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "web": (26, 3780, 464),
 }
 # Of the whole: files, lines, ``fmt: skip``, short files with a single importer in their folder.
-MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95446, 151, 2
+MOST_FILES, MOST_LINES, MOST_SKIPS, MOST_LONE = 440, 95454, 151, 2
 
 
 @pytest.mark.parametrize("room", CEILINGS)
@@ -219,7 +219,7 @@ def lines_of(paths: Iterable[Path]) -> int:
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
 
 
-MOST_TEST_LINES = 69_235
+MOST_TEST_LINES = 69_283
 
 
 def test_tests_keep_below_their_ceiling() -> None:
